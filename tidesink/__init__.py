@@ -1,0 +1,1 @@
+"""Sink workers and codecs for TiCDC and Debezium change topics."""

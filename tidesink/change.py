@@ -1,0 +1,184 @@
+"""What a decoder yields and an encoder takes: frozen values, no I/O.
+
+Values in ``key``, ``before`` and ``after`` are Python's nearest exact type for the column:
+
+=====================================  ==========================================================
+integers, YEAR, BIT                    ``int`` (unsigned 64-bit too, never negative)
+FLOAT, DOUBLE                          ``float`` (FLOAT: the exact value of the 32-bit number)
+DECIMAL                                ``decimal.Decimal`` with the column's scale kept
+text, JSON, VECTOR                     ``str``
+ENUM, SET                              ``str`` labels, or ``int`` where the wire has no labels
+DATE, TIME, DATETIME, TIMESTAMP        ``str``, MySQL's text, since 0000-00-00 and 838:59:59 are
+                                       values; ``typemap.parse`` turns them into dates and times
+binary                                 ``bytes``
+=====================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+Value = int | float | Decimal | str | bytes | None
+Row = Mapping[str, Value]
+
+
+class Op(str, Enum):
+    """What happened to a row. ``UPSERT``: the wire cannot tell an insert from an update."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    UPSERT = "upsert"
+    TRUNCATE = "truncate"
+
+
+class TableId(NamedTuple):
+    """A table's name at the source; ``schema`` is TiDB's database."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+
+class Position(NamedTuple):
+    """Where one event stands: in Kafka, and at its source where the event says so.
+
+    ``index`` counts the events of one message. ``source`` is compared number by number
+    (TiCDC: ``(commit_ts,)``; a binlog: ``(file number, pos, row)``), never as text.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    index: int = 0  # type: ignore[assignment]  # the field hides tuple.index, which nobody wants here
+    source: tuple[int, ...] | None = None
+
+
+class SchemaIds(NamedTuple):
+    """Registry ids a message was written with; None where it carries none."""
+
+    key: int | None
+    value: int | None
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """One column's type; ``name`` is a logical type of ``typemap.table``.
+
+    ``sql`` is the full MySQL text where it is known (``decimal(10,2) unsigned``). Precision, scale
+    and fsp are None where the wire does not say.
+    """
+
+    name: str
+    precision: int | None = None
+    scale: int | None = None
+    length: int | None = None
+    fsp: int | None = None
+    members: tuple[str, ...] | None = None
+    sql: str | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table at the source.
+
+    ``default`` is the default's text as TiDB holds it (None: no default, or NULL).
+    ``handle`` marks the handle key (primary key, or the not-null unique key TiCDC chose).
+    """
+
+    name: str
+    type: ColumnType
+    nullable: bool = True
+    default: str | None = None
+    handle: bool = False
+    primary_key: bool = False
+    column_id: int | None = None
+    virtual: bool = False
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The columns of one table in table order."""
+
+    table: TableId
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Column]:
+        """Columns by name."""
+        return {column.name: column for column in self.columns}
+
+    @property
+    def handle_columns(self) -> tuple[Column, ...]:
+        """The handle key, in column order."""
+        return tuple(column for column in self.columns if column.handle)
+
+    @property
+    def primary_key(self) -> tuple[Column, ...]:
+        """The primary key, in column order; empty where there is none."""
+        return tuple(column for column in self.columns if column.primary_key)
+
+
+class ChangeEvent(NamedTuple):
+    """One row change.
+
+    ``schema`` holds the columns the writer knew, as far as the wire tells. ``extension`` holds the
+    wire's own extras (``_tidb_…`` fields and envelope members) that are no columns.
+    """
+
+    op: Op
+    table: TableId
+    key: Row | None
+    before: Row | None
+    after: Row | None
+    commit_ts: int | None
+    position: Position
+    schema: TableSchema | None = None
+    schema_id: SchemaIds | None = None
+    extension: Mapping[str, object] | None = None
+
+
+class DdlEvent(NamedTuple):
+    """A schema change as the topic carries it. ``kind`` is the codec's own word for it."""
+
+    table: TableId
+    query: str
+    kind: str
+    commit_ts: int | None
+    position: Position
+    extension: Mapping[str, object] | None = None
+
+
+class WatermarkEvent(NamedTuple):
+    """All changes up to ``commit_ts`` were sent (TiCDC's resolved ts)."""
+
+    commit_ts: int
+    position: Position
+
+
+Event = ChangeEvent | DdlEvent | WatermarkEvent
+
+
+@dataclass(frozen=True)
+class Message:
+    """One Kafka record, as read or to be written. ``timestamp`` is in ms since 1970."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = field(default=())
+
+
+def physical_ms(commit_ts: int) -> int:
+    """The wall clock of a TiDB TSO, in ms since 1970 (physical ms << 18 | logical)."""
+    return commit_ts >> 18

@@ -1,0 +1,76 @@
+"""What every codec is: bytes to events and back.
+
+"Codec" is meant as in change data capture: it reads and writes an envelope of change events. It has
+nothing to do with compression or with Python's ``codecs`` module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from tidesink.change import Event, Message, TableId
+from tidesink.typemap.render import DecimalMode, UnsignedMode
+
+Producer = Literal["classic", "new"]
+TableOfTopic = Callable[[str], TableId | None]
+
+
+class EncodedRecord(NamedTuple):
+    """The key and value bytes of one Kafka record; None is a null."""
+
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class CodecOptions:
+    """TiCDC's own codec options, under TiCDC's names with ``_`` for ``-``.
+
+    They say how to encode. A decoder reads what the bytes say and needs none of them, except
+    ``time_zone`` and ``output_raw_change_event``, which the bytes do not tell.
+
+    ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture), for encoding only.
+    ``namespace``: changefeed namespace or keyspace, the first part of Avro record namespaces.
+    """
+
+    enable_tidb_extension: bool = False
+    avro_decimal_handling_mode: DecimalMode = "precise"
+    avro_bigint_unsigned_handling_mode: UnsignedMode = "long"
+    avro_enable_watermark: bool = False
+    avro_include_before_value: bool = False
+    content_compatible: bool = False
+    only_output_updated_columns: bool = False
+    delete_only_output_handle_key_columns: bool = False
+    output_row_key: bool = False
+    output_raw_change_event: bool = False
+    row_checksum: bool = False
+    max_message_bytes: int = 10_485_760
+    namespace: str = "default"
+    producer: Producer = "classic"
+    time_zone: str = "UTC"
+
+
+class Codec(Protocol):
+    """A decoder and encoder of one protocol."""
+
+    @property
+    def name(self) -> str:
+        """The protocol's name as in ``CODECS``."""
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """The events of one Kafka record, in order; empty for a record that carries none.
+
+        Raises:
+            DecodeError: this record cannot be decoded; context has topic, partition, offset.
+            RegistryError: the writer's schema cannot be had.
+        """
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The Kafka record of one event; None where the protocol sends nothing for it.
+
+        Raises:
+            EncodeError: the protocol cannot write this event.
+            RegistryError: the schema cannot be registered.
+        """

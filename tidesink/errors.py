@@ -1,0 +1,198 @@
+"""Every error tidesink raises on purpose.
+
+TidesinkError                        .context says where, .remedy says what happens next
+├── ConfigError               fix    a setting is wrong or unknown: key, value, what is allowed
+├── DecodeError               reject this record only: dead letter or pause, by policy
+│   ├── FramingError                 the bytes before the payload are not this codec's
+│   ├── SchemaMismatchError          the payload is not what its schema or shape says
+│   ├── ValueOutOfRangeError         a value its column's type cannot hold
+│   ├── UnnamedRowError              a change that names no row
+│   └── UnsupportedMessageError      a message this version does not read yet
+├── EncodeError               fix    an event the codec cannot write
+├── RegistryError             fix    the registry refused, for good
+│   ├── SchemaNotFoundError   fix    no such schema id, subject or version
+│   ├── IncompatibleSchemaError stop the registry refuses a schema: names the field
+│   └── RegistryUnavailableError retry  no answer, or 408/429/5xx
+├── SourceError               stop   Kafka no longer holds what progress points at
+│   └── SourceUnavailableError retry the broker does not answer
+├── TargetError               stop
+│   ├── TransientTargetError  retry
+│   ├── CommitUnknownError    re-read progress  the commit may or may not have happened
+│   └── SchemaRefusedError    stop   the target's schema cannot take the change
+├── ProgressError             stop
+│   ├── StaleProgressError    stop   another worker holds this table, or progress moved back
+│   └── MixedPartitionsError  stop   one key in two partitions: order is lost
+├── AccountingError           stop   read ≠ applied + superseded + filtered + dead-lettered
+├── StateStoreError           retry  the worker's own state store failed
+└── DevStackError             fix    the local broker or registry cannot start
+
+The meanings of ``remedy``: ``fix`` (a person changes something), ``retry`` (with backoff),
+``reject`` (this record only), ``stop`` (this table), ``re-read progress`` (ask ``committed()`` first).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+Remedy = Literal["fix", "retry", "reject", "stop", "re-read progress"]
+ContextValue = str | int | None
+
+
+class TidesinkError(Exception):
+    """An error that says what, where, and what to do next.
+
+    ``context`` holds any of: topic, partition, offset, table, column, schema_id, subject, url, key.
+    It never holds a secret.
+    """
+
+    remedy: ClassVar[Remedy] = "stop"
+
+    def __init__(self, message: str, **context: ContextValue) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context: dict[str, ContextValue] = {k: v for k, v in context.items() if v is not None}
+
+    def __str__(self) -> str:
+        where = self.where()
+        return f"{where}: {self.message}" if where else self.message
+
+    def where(self) -> str:
+        """The place as ``topic[partition]@offset``, then any other context, or an empty string."""
+        rest = dict(self.context)
+        topic, partition, offset = (rest.pop(name, None) for name in ("topic", "partition", "offset"))
+        place = "" if topic is None else str(topic)
+        if partition is not None:
+            place += f"[{partition}]@{offset}"
+        return " ".join([place, *(f"{k}={v}" for k, v in rest.items())]).strip()
+
+    def with_context(self, **context: ContextValue) -> TidesinkError:
+        """The same error with places added; those already said win."""
+        self.context = {**{k: v for k, v in context.items() if v is not None}, **self.context}
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.message, self.context)
+
+
+def _restore(cls: type[TidesinkError], message: str, context: dict[str, ContextValue]) -> TidesinkError:
+    return cls(message, **context)
+
+
+class ConfigError(TidesinkError):
+    """A setting is wrong or unknown."""
+
+    remedy: ClassVar[Remedy] = "fix"
+
+
+class DecodeError(TidesinkError):
+    """One record cannot be decoded."""
+
+    remedy: ClassVar[Remedy] = "reject"
+
+
+class FramingError(DecodeError):
+    """The bytes before the payload are not this codec's."""
+
+
+class SchemaMismatchError(DecodeError):
+    """The payload is not what its schema or shape says."""
+
+
+class ValueOutOfRangeError(DecodeError):
+    """A value which its column's type cannot hold."""
+
+
+class UnnamedRowError(DecodeError):
+    """A row change that names no row; the message says which producer option mends it."""
+
+
+class UnsupportedMessageError(DecodeError):
+    """A message which carries a row change in a form this version does not read yet."""
+
+
+class EncodeError(TidesinkError):
+    """An event the codec cannot write."""
+
+    remedy: ClassVar[Remedy] = "fix"
+
+
+class RegistryError(TidesinkError):
+    """The schema registry refused, and would refuse again."""
+
+    remedy: ClassVar[Remedy] = "fix"
+
+
+class SchemaNotFoundError(RegistryError):
+    """No such schema id, subject or version."""
+
+
+class IncompatibleSchemaError(RegistryError):
+    """The registry refuses a schema under its compatibility level."""
+
+    remedy: ClassVar[Remedy] = "stop"
+
+
+class RegistryUnavailableError(RegistryError):
+    """No answer, or an answer that asks to come back later."""
+
+    remedy: ClassVar[Remedy] = "retry"
+
+
+class SourceError(TidesinkError):
+    """Kafka no longer holds what progress points at."""
+
+    remedy: ClassVar[Remedy] = "stop"
+
+
+class SourceUnavailableError(SourceError):
+    """The broker does not answer."""
+
+    remedy: ClassVar[Remedy] = "retry"
+
+
+class TargetError(TidesinkError):
+    """The target refused."""
+
+
+class TransientTargetError(TargetError):
+    """The target may take the same batch a little later."""
+
+    remedy: ClassVar[Remedy] = "retry"
+
+
+class CommitUnknownError(TargetError):
+    """The commit may or may not have happened: ask ``committed()`` before anything else."""
+
+    remedy: ClassVar[Remedy] = "re-read progress"
+
+
+class SchemaRefusedError(TargetError):
+    """The target's schema cannot take the change."""
+
+
+class ProgressError(TidesinkError):
+    """Progress cannot be trusted."""
+
+
+class StaleProgressError(ProgressError):
+    """Another worker holds this table, or the target moved back behind its own progress."""
+
+
+class MixedPartitionsError(ProgressError):
+    """One key arrived in two partitions, so Kafka's order says nothing about it."""
+
+
+class AccountingError(TidesinkError):
+    """Rows read are not the rows accounted for."""
+
+
+class StateStoreError(TidesinkError):
+    """The worker's own state store failed."""
+
+    remedy: ClassVar[Remedy] = "retry"
+
+
+class DevStackError(TidesinkError):
+    """The local broker or registry cannot start."""
+
+    remedy: ClassVar[Remedy] = "fix"

@@ -1,0 +1,120 @@
+"""A column's type on each side of the wire, by look-up in the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tidesink.change import ColumnType
+from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
+
+DecimalMode = Literal["precise", "string"]
+UnsignedMode = Literal["long", "string"]
+ZeroDate = Literal["null", "error", "text"]
+
+_CALENDAR_READERS = frozenset({"date", "datetime", "timestamp"})
+
+
+@dataclass(frozen=True)
+class SparkType:
+    """A Spark (and Delta) type as DDL text, and why it is not the nearest one, where it is not."""
+
+    ddl: str
+    reason: str | None = None
+
+
+def spark_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> SparkType:
+    """The Spark and Delta type that holds every value of a column exactly."""
+    row = row_of(column_type)
+    if row.reader == "decimal":
+        return _spark_decimal(column_type)
+    if row.reader == "bit" and column_type.length is None:
+        return SparkType("decimal(20,0)", "the topic carries no length for this bit column")
+    if row.reader == "bit" and (column_type.length or 0) > 63:
+        return SparkType("decimal(20,0)")
+    if row.reader in _CALENDAR_READERS and zero_date == "text":
+        return SparkType("string", "zero-date: text keeps dates no calendar has")
+    return SparkType(row.spark)
+
+
+def _spark_decimal(column_type: ColumnType) -> SparkType:
+    precision, scale = column_type.precision, column_type.scale
+    if precision is None or scale is None:
+        return SparkType(
+            "string",
+            "the topic carries no precision for this decimal: kept exactly as text; "
+            "give a table definition to have a decimal",
+        )
+    if precision > SPARK_MAX_PRECISION:
+        return SparkType(
+            "string",
+            f"decimal({precision},{scale}) has more than {SPARK_MAX_PRECISION} digits: kept exactly as text",
+        )
+    return SparkType(f"decimal({precision},{scale})")
+
+
+def avro_type(
+    column_type: ColumnType, *, decimal_mode: DecimalMode = "precise", unsigned_mode: UnsignedMode = "long"
+) -> dict[str, object]:
+    """The Avro type object TiCDC writes for a column, ``connect.parameters`` included.
+
+    Key order is the producer's (tiflow c7b2588: type, connect.parameters, logicalType, precision, scale).
+    """
+    row = row_of(column_type)
+    parameters: dict[str, str] = {"tidb_type": row.tidb_type}
+    if row.parameter == "length":
+        parameters["length"] = str(column_type.length or 1)
+    if row.parameter == "allowed":
+        parameters["allowed"] = escape_allowed(column_type.members or ())
+    avro = row.avro
+    string_mode = decimal_mode if row.reader == "decimal" else unsigned_mode
+    if row.avro_string_mode and string_mode == "string":
+        avro = row.avro_string_mode
+    if avro != "decimal":
+        return {"type": avro, "connect.parameters": parameters}
+    return {
+        "type": "bytes",
+        "connect.parameters": parameters,
+        "logicalType": "decimal",
+        "precision": column_type.precision if column_type.precision is not None else 10,
+        "scale": column_type.scale or 0,
+    }
+
+
+def escape_allowed(members: tuple[str, ...]) -> str:
+    """ENUM or SET members as ``connect.parameters.allowed`` holds them: ``,`` as ``\\,``, joined by ``,``."""
+    return ",".join(member.replace(",", "\\,").replace("\\'", "'").replace("''", "'") for member in members)
+
+
+def split_allowed(allowed: str) -> tuple[str, ...]:
+    """The members in ``allowed``. A member that ends in a backslash is ambiguous at the producer."""
+    members, current, index = [], "", 0
+    while index < len(allowed):
+        if allowed.startswith("\\,", index):
+            current, index = current + ",", index + 2
+            continue
+        if allowed[index] == ",":
+            members.append(current)
+            current = ""
+        else:
+            current += allowed[index]
+        index += 1
+    return (*members, current)
+
+
+def mysql_type_word(column_type: ColumnType) -> str:
+    """canal-json's short ``mysqlType``: the name without precision, length or fsp."""
+    word = row_of(column_type).name
+    attributes = (column_type.sql or "").lower().rpartition(")")[2].split()
+    for attribute in ("unsigned", "zerofill"):
+        if attribute in attributes and attribute not in word.split():
+            word += f" {attribute}"
+    return word
+
+
+def sql_type_code(column_type: ColumnType, value: object) -> int:
+    """canal-json's ``sqlType`` for a value: unsigned integers are promoted above their signed range."""
+    row = row_of(column_type)
+    if row.sql_type_above and isinstance(value, int) and value > row.sql_type_above[0]:
+        return row.sql_type_above[1]
+    return row.sql_type

@@ -1,0 +1,252 @@
+"""THE table of types: the only place in tidesink where a type is spelt.
+
+Sources: TiCDC classic (tiflow c7b2588) and TiCDC new architecture (ticdc b813e76), checked against
+bytes from their encoders. The Avro side is told apart by ``connect.parameters.tidb_type`` first and
+by the Avro type second; canal-json by the ``mysqlType`` word.
+
+``docs/types.md`` is generated from this table (``scripts/generate_docs.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tidesink.change import ColumnType
+from tidesink.errors import ConfigError
+
+Reader = Literal[
+    "integer",
+    "unsigned64",
+    "float32",
+    "float64",
+    "decimal",
+    "text",
+    "binary",
+    "bit",
+    "enum",
+    "set",
+    "date",
+    "datetime",
+    "timestamp",
+    "time",
+]
+
+# The largest precision Spark, Delta, Iceberg and Arrow's decimal128 hold.
+SPARK_MAX_PRECISION = 38
+
+
+@dataclass(frozen=True)
+class TypeRow:
+    """One SQL type on every side of the wire.
+
+    ``avro`` is the Avro type in the default modes (decimals ``precise``, unsigned bigint ``long``),
+    ``avro_string_mode`` the one with the mode of this type set to ``string``. ``sql_type`` is
+    canal-json's ``java.sql.Types`` code, and ``sql_type_above`` the code for values above a limit.
+    ``spark`` is Spark's and Delta's type; ``{p}`` and ``{s}`` stand for precision and scale.
+    ``display_width`` is the width TiDB shows where the DDL gives none. ``parameter`` is what
+    ``connect.parameters`` holds besides ``tidb_type``. ``from_avro`` marks the row that an Avro field
+    of this ``tidb_type`` is read as, where several share it.
+    """
+
+    name: str
+    tidb_type: str
+    avro: str
+    sql_type: int
+    reader: Reader
+    python: str
+    spark: str
+    spellings: tuple[str, ...] = ()
+    avro_string_mode: str | None = None
+    sql_type_above: tuple[int, int] | None = None
+    display_width: int | None = None
+    minimum: int | None = None
+    maximum: int | None = None
+    from_avro: bool = False
+    parameter: Literal["length", "allowed"] | None = None
+    lost: str = ""
+
+    @property
+    def unsigned(self) -> bool:
+        """True for an unsigned integer."""
+        return self.name.endswith(" unsigned")
+
+
+def _integer(
+    name: str, bits: int, avro: str, sql_type: int, spark: str, width: int, **extra: object
+) -> TypeRow:
+    unsigned = name.endswith(" unsigned")
+    big = name.startswith("bigint")
+    return TypeRow(
+        name=name,
+        tidb_type=("BIGINT" if big else "INT") + (" UNSIGNED" if unsigned else ""),
+        avro=avro,
+        sql_type=sql_type,
+        reader="unsigned64" if big and unsigned else "integer",
+        python="int",
+        spark=spark,
+        display_width=width,
+        minimum=0 if unsigned else -(2 ** (bits - 1)),
+        maximum=2**bits - 1 if unsigned else 2 ** (bits - 1) - 1,
+        **extra,  # type: ignore[arg-type]
+    )
+
+
+def _text(name: str, sql_type: int, **extra: object) -> TypeRow:
+    return TypeRow(name, "TEXT", "string", sql_type, "text", "str", "string", **extra)  # type: ignore[arg-type]
+
+
+def _binary(name: str, **extra: object) -> TypeRow:
+    return TypeRow(name, "BLOB", "bytes", 2004, "binary", "bytes", "binary", **extra)  # type: ignore[arg-type]
+
+
+def _temporal(name: str, sql_type: int, reader: Reader, spark: str, lost: str) -> TypeRow:
+    return TypeRow(name, name.upper(), "string", sql_type, reader, "str", spark, from_avro=True, lost=lost)
+
+
+_NO_WIDTH = "Avro calls TINYINT to INT all INT: the column arrives as int"
+_CALENDAR = "a date no calendar has follows zero-date"
+_UNNAMED = "canal-json has the number alone: labels need the table definition or its DDL"
+
+TYPES: tuple[TypeRow, ...] = (
+    _integer("tinyint", 8, "int", -6, "int", 4, spellings=("int1",), lost=_NO_WIDTH),
+    _integer("tinyint unsigned", 8, "int", -6, "int", 3, sql_type_above=(127, 5), lost=_NO_WIDTH),
+    _integer("smallint", 16, "int", 5, "int", 6, spellings=("int2",), lost=_NO_WIDTH),
+    _integer("smallint unsigned", 16, "int", 5, "int", 5, sql_type_above=(32767, 4), lost=_NO_WIDTH),
+    _integer("mediumint", 24, "int", 4, "int", 9, spellings=("int3", "middleint"), lost=_NO_WIDTH),
+    _integer("mediumint unsigned", 24, "int", 4, "int", 8, from_avro=True, lost=_NO_WIDTH),
+    _integer("int", 32, "int", 4, "int", 11, spellings=("integer", "int4"), from_avro=True),
+    _integer("int unsigned", 32, "long", 4, "bigint", 10, sql_type_above=(2**31 - 1, -5), from_avro=True),
+    _integer("bigint", 64, "long", -5, "bigint", 20, spellings=("int8",), from_avro=True),
+    _integer(
+        "bigint unsigned",
+        64,
+        "long",
+        -5,
+        "decimal(20,0)",
+        20,
+        avro_string_mode="string",
+        sql_type_above=(2**63 - 1, 3),
+        from_avro=True,
+        lost="wire long above 2^63-1 is negative and is repaired on read",
+    ),
+    TypeRow("float", "FLOAT", "float", 7, "float32", "float", "float", from_avro=True),
+    TypeRow(
+        "double",
+        "DOUBLE",
+        "double",
+        8,
+        "float64",
+        "float",
+        "double",
+        spellings=("real", "double precision"),
+        from_avro=True,
+    ),
+    TypeRow(
+        "decimal",
+        "DECIMAL",
+        "decimal",
+        3,
+        "decimal",
+        "Decimal",
+        "decimal({p},{s})",
+        spellings=("numeric", "dec", "fixed"),
+        avro_string_mode="string",
+        from_avro=True,
+        lost="more than 38 digits, or a precision the wire does not say, is kept exactly as text",
+    ),
+    _text("char", 1, spellings=("character", "nchar")),
+    _text("varchar", 12, spellings=("character varying", "nvarchar")),
+    _text("tinytext", 2005),
+    _text("text", 2005, from_avro=True),
+    _text("mediumtext", 2005),
+    _text("longtext", 2005),
+    _binary("binary"),
+    _binary("varbinary"),
+    _binary("tinyblob"),
+    _binary("blob", from_avro=True),
+    _binary("mediumblob"),
+    _binary("longblob"),
+    TypeRow(
+        "bit",
+        "BIT",
+        "bytes",
+        -7,
+        "bit",
+        "int",
+        "bigint",
+        display_width=1,
+        from_avro=True,
+        parameter="length",
+        lost="BIT(64) is decimal(20,0)",
+    ),
+    TypeRow(
+        "enum",
+        "ENUM",
+        "string",
+        4,
+        "enum",
+        "str",
+        "string",
+        from_avro=True,
+        parameter="allowed",
+        lost=_UNNAMED,
+    ),
+    TypeRow(
+        "set", "SET", "string", -7, "set", "str", "string", from_avro=True, parameter="allowed", lost=_UNNAMED
+    ),
+    TypeRow("json", "JSON", "string", 12, "text", "str", "string", from_avro=True),
+    _temporal("date", 91, "date", "date", _CALENDAR),
+    _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
+    _temporal("timestamp", 93, "timestamp", "timestamp", _CALENDAR + "; read in the configured time zone"),
+    _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: kept as text"),
+    TypeRow("year", "YEAR", "int", 12, "integer", "int", "int", display_width=4, from_avro=True),
+    TypeRow("vector", "TiDBVECTORFloat32", "string", 12, "text", "str", "string", from_avro=True),
+)
+
+
+def _index(pairs: Iterator[tuple[object, TypeRow]]) -> dict[object, TypeRow]:
+    found: dict[object, TypeRow] = {}
+    for key, row in pairs:
+        assert found.setdefault(key, row) is row, f"{key!r} names two types"  # noqa: S101
+    return found
+
+
+def _avro_keys() -> Iterator[tuple[object, TypeRow]]:
+    for row in TYPES:
+        if row.from_avro:
+            yield (row.tidb_type, "bytes" if row.avro == "decimal" else row.avro), row
+            if row.avro_string_mode:
+                yield (row.tidb_type, row.avro_string_mode), row
+
+
+_BY_NAME = _index((spelling, row) for row in TYPES for spelling in (row.name, *row.spellings))
+_BY_AVRO = _index(_avro_keys())
+
+
+def row_of(column_type: ColumnType) -> TypeRow:
+    """The row of a column's type."""
+    return row_named(column_type.name)
+
+
+def row_named(name: str) -> TypeRow:
+    """The row with this SQL name, lower case.
+
+    Raises:
+        ConfigError: no such type.
+    """
+    row = _BY_NAME.get(name)
+    if row is None:
+        raise ConfigError(f"unknown SQL type {name!r}: tidesink knows {', '.join(r.name for r in TYPES)}")
+    return row
+
+
+def find_row(name: str) -> TypeRow | None:
+    """The row with this SQL name, or None."""
+    return _BY_NAME.get(name)
+
+
+def row_of_avro(tidb_type: str, avro: str) -> TypeRow | None:
+    """The row of a ``tidb_type`` carried in an Avro primitive type; the widest where several share it."""
+    return _BY_AVRO.get((tidb_type, avro))
