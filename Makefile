@@ -1,0 +1,56 @@
+# Two commands matter: `make demo` runs the main job, `make test` runs the tests.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+N ?= 500
+
+.PHONY: help setup setup-dev demo test test-unit lint types docs bench soak chaos down clean
+
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Use
+setup: ## Make .venv with .venv/bin/tidesink
+	@scripts/make_venv.sh $(VENV)
+	@scripts/install.sh $(VENV) demo
+
+demo: setup ## Kafka to Delta on this machine, from nothing, and the proof that every value is right
+	@$(BIN)/tidesink dev demo
+
+down: ## Stop the local broker and registry
+	@$(BIN)/tidesink dev down
+
+##@ Develop
+setup-dev: setup
+	@scripts/install.sh $(VENV) dev
+
+test: setup-dev ## The whole test suite, on a real broker and registry
+	@$(BIN)/python -m pytest
+
+test-unit: setup-dev ## The fast tests: no Java, under a minute
+	@$(BIN)/python -m pytest -m "not spark and not servers and not soak" -p no:cacheprovider
+
+lint: setup-dev ## ruff
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup-dev ## mypy, strict
+	@$(BIN)/mypy
+
+docs: setup-dev ## Generate the reference pages
+	@$(BIN)/python scripts/generate_docs.py
+	@$(BIN)/python scripts/generate_reference.py
+
+bench: setup-dev ## One table of rates, all measured in one run
+	@scripts/install.sh $(VENV) bench
+	@$(BIN)/python -m benchmarks
+
+soak: setup-dev ## Every workload capture in batches of every size
+	@TIDESINK_SOAK=1 $(BIN)/python -m pytest -m soak
+
+chaos: setup-dev ## N random kills (make chaos N=500)
+	@TIDESINK_CHAOS=$(N) $(BIN)/python -m pytest -m soak -k chaos
+
+clean: ## Remove what the demo and the tests made (not .venv)
+	@[ ! -x $(BIN)/tidesink ] || $(BIN)/tidesink dev down >/dev/null 2>&1 || true
+	@rm -rf .tidesink .pytest_cache .mypy_cache .ruff_cache spark-warehouse

@@ -1,0 +1,178 @@
+"""Encodes the shop's changes and sends them as TiCDC does, restarts included."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tidesink.change import ChangeEvent, DdlEvent
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.dev.workload import shop
+from tidesink.dev.workload.changes import Change
+from tidesink.errors import SourceUnavailableError
+from tidesink.schema_registry import SchemaRegistry
+from tidesink.schema_registry.naming import TopicRule
+
+_TIMEOUT_S = 60
+
+
+class OutgoingRecord(NamedTuple):
+    """One encoded Kafka record and where it goes."""
+
+    topic: str
+    partition: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass
+class Sent:
+    """Counts of what was sent: ``events`` are row events, ``resent`` records of repeated suffixes."""
+
+    events: int = 0
+    ddl: int = 0
+    resent: int = 0
+    by_topic: dict[str, int] = field(default_factory=dict)
+
+
+class RecordEncoder:
+    """Changes to Kafka records: topic by rule, one partition a key (dispatcher ``index-value``)."""
+
+    def __init__(self, codec: Codec, rule: TopicRule, partitions: int) -> None:
+        self._codec = codec
+        self._rule = rule
+        self._partitions = partitions
+
+    def encode(self, change: Change) -> OutgoingRecord | None:
+        """The record of one change, or None where the protocol sends none."""
+        topic = self._rule.topic_for(change.table)
+        record = self._codec.encode(change, topic=topic)
+        if record is None:
+            return None
+        return OutgoingRecord(topic, self._partition(change), record.key, record.value)
+
+    def _partition(self, change: Change) -> int:
+        if isinstance(change, DdlEvent):
+            return 0
+        key = repr(tuple((change.key or {}).values())).encode()
+        return zlib.crc32(key) % self._partitions
+
+
+def resend_suffixes(
+    records: Iterable[OutgoingRecord], random: Random, every: int
+) -> Iterator[tuple[OutgoingRecord, bool]]:
+    """The records, and after about ``every`` of them a suffix once more (True), as after a restart.
+
+    A restarted changefeed begins at its checkpoint and sends all since again, in the same order.
+    """
+    recent: deque[OutgoingRecord] = deque(maxlen=max(1, every // 4))
+    until_restart = random.randint(1, 2 * every)
+    for record in records:
+        yield record, False
+        recent.append(record)
+        until_restart -= 1
+        if until_restart <= 0:
+            suffix = list(recent)[-random.randint(1, len(recent)) :]
+            yield from ((again, True) for again in suffix)
+            until_restart = random.randint(1, 2 * every)
+
+
+def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
+    """Create the topics that are not there yet.
+
+    Raises:
+        SourceUnavailableError: the broker does not answer.
+    """
+    admin = AdminClient({"bootstrap.servers": brokers, "socket.timeout.ms": 10_000})
+    new = [NewTopic(topic, num_partitions=partitions, replication_factor=1) for topic in topics]
+    for topic, future in admin.create_topics(new, request_timeout=_TIMEOUT_S).items():
+        try:
+            future.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise SourceUnavailableError(
+                    f"cannot create the topic: {error.args[0].str()}", topic=topic
+                ) from error
+
+
+def shop_topics(rule: TopicRule) -> list[str]:
+    """The topics of the shop's tables."""
+    return [rule.topic_for(table) for table in shop.CREATE]
+
+
+def open_encoder(
+    protocol: str, options: CodecOptions, registry: SchemaRegistry | None, *, rule: TopicRule, partitions: int
+) -> RecordEncoder:
+    """An encoder of the shop's changes."""
+    return RecordEncoder(open_codec(protocol, options=options, registry=registry), rule, partitions)
+
+
+class RecordSender:
+    """Sends records to Kafka in order, idempotently, at a chosen rate."""
+
+    def __init__(self, brokers: str, *, rate: float | None, sent: Sent) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": brokers,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "compression.type": "lz4",
+            }
+        )
+        self._rate = rate
+        self._sent = sent
+        self._started = time.monotonic()
+        self._failed: list[str] = []
+
+    def send(self, record: OutgoingRecord) -> None:
+        """Queue one record; waits where the rate or the queue asks for it."""
+        self._pace()
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic, record.value, record.key, record.partition, on_delivery=self._delivered
+                )
+                break
+            except BufferError:
+                self._producer.poll(0.2)
+        self._producer.poll(0)
+        self._sent.by_topic[record.topic] = self._sent.by_topic.get(record.topic, 0) + 1
+
+    def close(self) -> None:
+        """Wait until the broker has everything.
+
+        Raises:
+            SourceUnavailableError: some record did not arrive.
+        """
+        left = self._producer.flush(_TIMEOUT_S)
+        if left or self._failed:
+            raise SourceUnavailableError(
+                f"{left + len(self._failed)} records did not reach the broker: {self._failed[:1]}"
+            )
+
+    def _delivered(self, error: KafkaError | None, _message: object) -> None:
+        if error is not None:
+            self._failed.append(error.str())
+
+    def _pace(self) -> None:
+        if self._rate:
+            ahead = sum(self._sent.by_topic.values()) / self._rate - (time.monotonic() - self._started)
+            if ahead > 0:
+                time.sleep(ahead)
+
+
+def count(change: Change, sent: Sent) -> None:
+    """Count one change as sent."""
+    if isinstance(change, ChangeEvent):
+        sent.events += 1
+    else:
+        sent.ddl += 1
