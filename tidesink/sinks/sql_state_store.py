@@ -1,0 +1,217 @@
+"""The state store on SQLAlchemy: SQLite unless told otherwise.
+
+Five methods, four tables, one version row. Each call is one short transaction on a connection of its
+own, so that threads of a worker share the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError, StateStoreError
+from tidesink.sinks.progress import Progress, from_json, to_json
+from tidesink.sinks.state_store import TableStatus
+
+STORE_VERSION: Final = 1
+# History of a table beyond this many batches is dropped: Delta keeps its own log for 30 days.
+KEPT_BATCHES: Final = 1000
+_LOCK_SECONDS: Final = 30
+
+_metadata = sa.MetaData()
+_version = sa.Table("store_version", _metadata, sa.Column("version", sa.Integer, primary_key=True))
+_history = sa.Table(
+    "progress_history",
+    _metadata,
+    sa.Column("pipeline", sa.String(255), primary_key=True),
+    sa.Column("table_name", sa.String(600), primary_key=True),
+    sa.Column("txn_version", sa.BigInteger, primary_key=True),
+    sa.Column("progress", sa.Text, nullable=False),
+    sa.Column("written", sa.DateTime(timezone=True), nullable=False),
+)
+_status = sa.Table(
+    "table_status",
+    _metadata,
+    sa.Column("pipeline", sa.String(255), primary_key=True),
+    sa.Column("table_name", sa.String(600), primary_key=True),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("updated", sa.DateTime(timezone=True), nullable=False),
+)
+_documents = sa.Table(
+    "documents",
+    _metadata,
+    sa.Column("kind", sa.String(100), primary_key=True),
+    sa.Column("name", sa.String(600), primary_key=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+
+
+class SqlStateStore:
+    """A state store in any database SQLAlchemy knows."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = _engine(url)
+        with self._transaction() as connection:
+            _metadata.create_all(connection)
+            _check_version(connection)
+
+    def record_progress(self, progress: Progress) -> None:
+        """Remember what a batch will have applied, before its commit."""
+        name, now = _table_key(progress.table), datetime.now(timezone.utc)
+        key = {"pipeline": progress.pipeline, "table_name": name, "txn_version": progress.txn_version}
+        with self._transaction() as connection:
+            _replace(connection, _history, key, {"progress": to_json(progress), "written": now})
+            if progress.batch % KEPT_BATCHES == 0:
+                _prune(connection, progress.pipeline, name)
+
+    def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
+        """The progress of one batch by its transaction version; None where it is not known."""
+        wanted = sa.select(_history.c.progress).where(
+            _history.c.pipeline == pipeline,
+            _history.c.table_name == _table_key(table),
+            _history.c.txn_version == txn_version,
+        )
+        with self._transaction() as connection:
+            text = connection.execute(wanted).scalar_one_or_none()
+        return None if text is None else from_json(text)
+
+    def save_status(self, status: TableStatus) -> None:
+        """Replace a table's status."""
+        key = {"pipeline": status.pipeline, "table_name": _table_key(status.table)}
+        row = {"status": _status_text(status), "updated": datetime.now(timezone.utc)}
+        with self._transaction() as connection:
+            _replace(connection, _status, key, row)
+
+    def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
+        """The status of every table of a pipeline, by table name."""
+        wanted = sa.select(_status).where(_status.c.pipeline == pipeline).order_by(_status.c.table_name)
+        with self._transaction() as connection:
+            rows = connection.execute(wanted).all()
+        return tuple(_read_status(pipeline, row.status, row.updated) for row in rows)
+
+    def save_document(self, kind: str, name: str, document: Any) -> None:
+        """Keep a JSON-able document under kind and name."""
+        with self._transaction() as connection:
+            _replace(connection, _documents, {"kind": kind, "name": name}, {"document": json.dumps(document)})
+
+    def load_document(self, kind: str, name: str) -> Any | None:
+        """The document kept under kind and name; None where there is none."""
+        wanted = sa.select(_documents.c.document).where(_documents.c.kind == kind, _documents.c.name == name)
+        with self._transaction() as connection:
+            text = connection.execute(wanted).scalar_one_or_none()
+        return None if text is None else json.loads(text)
+
+    def close(self) -> None:
+        """Give back connections."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as exc:
+            # The text of some drivers' errors holds the connection string; hide_parameters and the
+            # URL below keep passwords out.
+            raise StateStoreError(
+                f"the state store does not answer ({type(exc).__name__}); is it full, read-only or locked?",
+                url=self._engine.url.render_as_string(hide_password=True),
+            ) from exc
+
+
+def _engine(url: str) -> sa.Engine:
+    if "://" not in url:
+        url = f"sqlite:///{Path(url).expanduser()}"
+    try:
+        parsed = sa.make_url(url)
+        engine = sa.create_engine(parsed, hide_parameters=True, pool_pre_ping=True, **_options(parsed))
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as exc:
+        raise ConfigError("state is no path and no SQLAlchemy URL, such as sqlite:////var/lib/t.db") from exc
+    if engine.dialect.name == "sqlite":
+        _prepare_sqlite(engine)
+    return engine
+
+
+def _options(url: sa.URL) -> dict[str, Any]:
+    return {"connect_args": {"timeout": _LOCK_SECONDS}} if url.get_backend_name() == "sqlite" else {}
+
+
+def _prepare_sqlite(engine: sa.Engine) -> None:
+    database = engine.url.database
+    if database and database != ":memory:":
+        try:
+            Path(database).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StateStoreError(f"the folder of the state store cannot be made: {exc}") from exc
+
+    @sa.event.listens_for(engine, "connect")
+    def _set_pragmas(connection: Any, _record: Any) -> None:
+        # WAL lets `tidesink status` read while a worker writes.
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.close()
+
+
+def _check_version(connection: sa.Connection) -> None:
+    found = connection.execute(sa.select(_version.c.version)).scalar_one_or_none()
+    if found is None:
+        connection.execute(sa.insert(_version).values(version=STORE_VERSION))
+    elif found != STORE_VERSION:
+        raise ConfigError(
+            f"the state store has version {found}, this tidesink writes {STORE_VERSION}; "
+            "use the tidesink version that made it, or point state at a new place"
+        )
+
+
+def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], row: dict[str, Any]) -> None:
+    """Update, else insert: one statement in most calls, and the same on every database."""
+    match = sa.and_(*(table.c[name] == value for name, value in key.items()))
+    if connection.execute(sa.update(table).where(match).values(**row)).rowcount == 0:
+        connection.execute(sa.insert(table).values(**key, **row))
+
+
+def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
+    mine = sa.and_(_history.c.pipeline == pipeline, _history.c.table_name == name)
+    newest = sa.select(_history.c.txn_version).where(mine).order_by(_history.c.txn_version.desc())
+    floor = connection.execute(newest.offset(KEPT_BATCHES).limit(1)).scalar_one_or_none()
+    if floor is not None:
+        connection.execute(sa.delete(_history).where(mine, _history.c.txn_version <= floor))
+
+
+def _table_key(table: TableId) -> str:
+    """JSON, since both parts may hold a dot."""
+    return json.dumps(list(table), ensure_ascii=False)
+
+
+def _status_text(status: TableStatus) -> str:
+    return json.dumps(
+        {
+            "table": list(status.table),
+            "state": status.state,
+            "error": status.error,
+            "counters": dict(status.counters),
+            "zero_dates": dict(status.zero_dates),
+            "warnings": list(status.warnings),
+            "batch": status.batch,
+            "commit_ts": status.commit_ts,
+            "details": dict(status.details),
+        },
+        default=str,
+    )
+
+
+def _read_status(pipeline: str, text: str, updated: datetime) -> TableStatus:
+    document = json.loads(text)
+    document["table"] = TableId(*document["table"])
+    document["warnings"] = tuple(document["warnings"])
+    # SQLite gives times back without their zone.
+    zoned = updated if updated.tzinfo else updated.replace(tzinfo=timezone.utc)
+    return TableStatus(pipeline=pipeline, updated=zoned, **document)

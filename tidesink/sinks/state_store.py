@@ -1,0 +1,78 @@
+"""The worker's own memory beside the target: history, status, documents.
+
+It is never more right than the target. History (batch -> progress) is written before the target's
+commit and serves when the target's own record of old commits was cleaned away. Losing the store
+loses status and history, not data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from tidesink.change import TableId
+from tidesink.sinks.progress import Progress
+
+if TYPE_CHECKING:
+    from tidesink.sinks.sql_state_store import SqlStateStore
+
+TableState = Literal["RUNNING", "IDLE", "PAUSED", "FAILING"]
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """What ``tidesink status`` shows of one table.
+
+    ``counters``: row events by kind, summed over all batches. ``zero_dates``: per column, how many dates
+    no calendar has were turned to NULL. ``error``: class name and message of the last error.
+    ``updated``: set by the store, UTC.
+    """
+
+    pipeline: str
+    table: TableId
+    state: TableState
+    error: str | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    zero_dates: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    batch: int = 0
+    commit_ts: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    updated: datetime | None = None
+
+
+class StateStore(Protocol):
+    """Where a worker remembers; every method raises StateStoreError when the store does not answer."""
+
+    def record_progress(self, progress: Progress) -> None:
+        """Remember what a batch will have applied, before its commit."""
+
+    def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
+        """The progress of one batch by its transaction version; None where it is not known."""
+
+    def save_status(self, status: TableStatus) -> None:
+        """Replace a table's status."""
+
+    def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
+        """The status of every table of a pipeline, by table name."""
+
+    def save_document(self, kind: str, name: str, document: Any) -> None:
+        """Keep a JSON-able document, such as a stream's table definitions, under kind and name."""
+
+    def load_document(self, kind: str, name: str) -> Any | None:
+        """The document kept under kind and name; None where there is none."""
+
+
+def open_state_store(url: str | Path) -> SqlStateStore:
+    """The state store at a SQLAlchemy URL, or in a SQLite file at a path; made when missing.
+
+    Raises:
+        ConfigError: SQLAlchemy is not installed, or the URL names no database it knows.
+        StateStoreError: the store does not answer, or was written by a newer tidesink.
+    """
+    from tidesink.sinks.sql_state_store import SqlStateStore
+
+    return SqlStateStore(str(url))

@@ -1,0 +1,191 @@
+"""What every target promises.
+
+1. ``open_table`` creates the table where it is missing and looks at it where it is there.
+2. ``claim`` takes the table's epoch by a commit of its own: from then on every older holder's
+   ``apply`` is refused with StaleProgressError. It answers with the progress the target holds.
+3. ``evolve`` makes the target's columns fit a shape, additively.
+4. ``apply`` writes a batch and its progress in one commit, and reads the winning commit back.
+5. ``committed`` reads the progress back at any time; after CommitUnknownError before anything else.
+
+The contract tests run over ``TARGETS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from tidesink.sinks.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidesink.sinks.shape import TableShape
+
+DeleteMode = Literal["hard", "soft"]
+ReducedOp = Literal["upsert", "delete"]
+
+# The column that marks a row as deleted under ``deletes: soft``.
+SOFT_DELETE_COLUMN = "_tidesink_deleted"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a target can do; the contract tests assert the stated refusal of what it cannot.
+
+    ``exactly_once``: progress and data become visible in one commit. ``evolves``: columns can be added.
+    ``widens``: an integer or decimal column can grow. ``soft_deletes``: rows can be marked deleted.
+    ``durable``: the table outlives the process.
+    """
+
+    name: str
+    exactly_once: bool
+    evolves: bool
+    widens: bool
+    soft_deletes: bool
+    durable: bool
+
+
+class ReducedRow(NamedTuple):
+    """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
+
+    Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text.
+    """
+
+    op: ReducedOp
+    key: Mapping[str, Any]
+    after: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ReducedBatch:
+    """At most one row a key, ready to be merged.
+
+    ``frame`` has the columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and
+    ``after`` (a struct of the shape's columns, null for a delete); other columns are not looked at. It
+    is read more than once: whoever makes it persists it. ``rows`` are the same for targets without
+    Spark; exactly one of the two is given.
+    ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
+    greatest value of key columns, None where they are not known (nothing is pruned then).
+    """
+
+    shape: TableShape
+    upserts: int
+    deletes: int
+    frame: DataFrame | None = None
+    rows: Sequence[ReducedRow] | None = None
+    key_range: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    delete_mode: DeleteMode = "hard"
+
+    @property
+    def empty(self) -> bool:
+        """True when there is progress to commit and no row."""
+        return self.upserts == 0 and self.deletes == 0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A worker's hold on a table, and what the target holds (None: nothing was ever applied)."""
+
+    epoch: int
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class ApplyResult:
+    """What one commit did, in rows, from the target's own numbers.
+
+    ``upserted`` were inserted or updated, ``deleted`` were there and are gone (or marked), ``absent``
+    are deletes whose row was not there. ``version`` is the target's own name of the commit.
+    """
+
+    inserted: int
+    updated: int
+    deleted: int
+    absent: int
+    version: str
+
+    @property
+    def upserted(self) -> int:
+        """Rows inserted or updated."""
+        return self.inserted + self.updated
+
+    @property
+    def applied(self) -> int:
+        """Keys whose last change is now in the target: the delete of an absent row is applied too."""
+        return self.upserted + self.deleted + self.absent
+
+
+@dataclass(frozen=True)
+class EvolveResult:
+    """What ``evolve`` changed: column names, and warnings for a person to read."""
+
+    created: bool = False
+    added: tuple[str, ...] = ()
+    widened: tuple[str, ...] = ()
+    backfilled: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """True when the target's schema is not what it was."""
+        return self.created or bool(self.added or self.widened or self.backfilled)
+
+
+class TargetTable(Protocol):
+    """One open table. Used by one thread at a time."""
+
+    def claim(self) -> Claim:
+        """Take the table's next epoch by a commit, then say what is applied.
+
+        Raises:
+            StaleProgressError: the table was restored or replaced behind its progress, or belongs to
+                another pipeline.
+            ProgressError: progress was there and can no longer be read with certainty.
+            TransientTargetError: others kept committing; try again.
+        """
+
+    def committed(self) -> Progress | None:
+        """The progress the target holds now; None where nothing was ever applied.
+
+        Raises: as ``claim``.
+        """
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Make the target's columns take ``shape``, additively; old rows get new columns' defaults.
+
+        Raises:
+            SchemaRefusedError: the change is not additive; names the column and both types.
+        """
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Merge a batch and commit ``progress`` with it. ``progress.epoch`` must be the claimed one.
+
+        Raises:
+            StaleProgressError: another worker holds the table now; nothing was written.
+            TransientTargetError: nothing was written; the same batch may be tried again.
+            CommitUnknownError: ask ``committed()`` before anything else.
+            TargetError: nothing was written, and the same batch would fail again.
+        """
+
+    def close(self) -> None:
+        """Give back what the table holds open. Never fails."""
+
+
+class Target(Protocol):
+    """A place that keeps tables."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+
+    def open_table(
+        self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
+    ) -> TargetTable:
+        """The table of ``shape``, created when missing.
+
+        Raises:
+            SchemaRefusedError: a table is there and cannot take the shape.
+            TransientTargetError: the target does not answer.
+        """
