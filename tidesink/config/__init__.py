@@ -1,0 +1,41 @@
+"""The one configuration file of a pipeline: its models, and how it is read."""
+
+from tidesink.config.load import check_config, load_config, parse_config
+from tidesink.config.models import (
+    BatchSettings,
+    Config,
+    DeadLetterSettings,
+    RegistryAuth,
+    RegistrySettings,
+    RegistryTls,
+    RetrySettings,
+    SourceSettings,
+    SparkSettings,
+    TableConfig,
+    TableDefaults,
+    TableOverride,
+    TargetSettings,
+)
+from tidesink.config.problems import Problem
+from tidesink.config.topics import TopicRule
+
+__all__ = [
+    "BatchSettings",
+    "Config",
+    "DeadLetterSettings",
+    "Problem",
+    "RegistryAuth",
+    "RegistrySettings",
+    "RegistryTls",
+    "RetrySettings",
+    "SourceSettings",
+    "SparkSettings",
+    "TableConfig",
+    "TableDefaults",
+    "TableOverride",
+    "TargetSettings",
+    "TopicRule",
+    "check_config",
+    "load_config",
+    "parse_config",
+]

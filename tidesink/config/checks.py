@@ -1,0 +1,223 @@
+"""What no single field can tell: settings that contradict each other or have no effect."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from tidesink.config.kafka import refusals
+from tidesink.config.models import Config, SourceSettings
+from tidesink.config.problems import Problem
+
+FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
+
+# Settings that one protocol's producer does not look at (TiCDC tiflow c7b2588 and ticdc b813e76).
+_ONLY_FLAT_AVRO = (
+    "schema-registry",
+    "avro-decimal-handling-mode",
+    "avro-bigint-unsigned-handling-mode",
+    "avro-enable-watermark",
+    "avro-include-before-value",
+)
+_ONLY_CANAL_JSON = (
+    "content-compatible",
+    "only-output-updated-columns",
+    "delete-only-output-handle-key-columns",
+    "output-row-key",
+)
+
+
+def cross_problems(config: Config) -> list[Problem]:
+    """Every contradiction in a config whose fields are right one by one."""
+    return [problem for check in _CHECKS for problem in check(config)]
+
+
+def _given(source: SourceSettings, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        if name.replace("-", "_") in source.model_fields_set:
+            yield name
+
+
+def _without_effect(config: Config) -> Iterator[Problem]:
+    source = config.source
+    foreign = _ONLY_CANAL_JSON if source.protocol == "flat-avro" else _ONLY_FLAT_AVRO
+    for name in _given(source, foreign):
+        yield Problem(f"source.{name}", f"has no effect with protocol {source.protocol}", "remove it")
+    if not source.enable_tidb_extension:
+        for name in _given(source, ("avro-enable-watermark", "output-row-key")):
+            if getattr(source, name.replace("-", "_")):
+                yield Problem(
+                    f"source.{name}",
+                    "has no effect without the TiDB extension: TiCDC ignores it",
+                    "set enable-tidb-extension: true as the changefeed has it, or remove it",
+                )
+
+
+def _registry(config: Config) -> Iterator[Problem]:
+    source = config.source
+    if source.protocol == "flat-avro" and source.schema_registry is None:
+        yield Problem(
+            "source.schema-registry",
+            "flat-avro needs the schema registry that TiCDC writes to",
+            "add it, such as schema-registry: http://127.0.0.1:8081",
+        )
+    auth = source.schema_registry.auth if source.schema_registry else None
+    if auth is None:
+        return
+    if auth.token is not None and (auth.username or auth.password):
+        yield Problem(
+            "source.schema-registry.auth", "token and username/password exclude each other", "keep one"
+        )
+    if auth.token is None and (auth.username is None or auth.password is None):
+        yield Problem("source.schema-registry.auth", "incomplete", "give username and password, or token")
+
+
+def _raw_change_event(config: Config) -> Iterator[Problem]:
+    source = config.source
+    if source.output_raw_change_event and source.protocol == "flat-avro":
+        if source.avro_include_before_value:
+            return
+        yield Problem(
+            "source.output-raw-change-event",
+            "flat-avro then writes a changed key without the old one, so the old row would stay for ever",
+            "set output-raw-change-event = false in the changefeed, or with new TiCDC "
+            "avro-include-before-value: true in both",
+        )
+
+
+def _rules(config: Config) -> Iterator[Problem]:
+    source = config.source
+    for index, rule in enumerate(source.rules):
+        field = "source.topics" if len(source.rules) == 1 else f"source.topics[{index}]"
+        if rule.problem:
+            yield Problem(field, rule.problem, "correct the rule")
+        elif source.protocol == "flat-avro" and not rule.fixed and not (rule.has_schema and rule.has_table):
+            yield Problem(field, FLAT_AVRO_RULE, f"use {{schema}}_{{table}} in place of {rule.text}")
+
+
+def _fixed_topics(config: Config) -> Iterator[Problem]:
+    """flat-avro: one fixed topic serves exactly one table, and a table must own it."""
+    if config.source.protocol != "flat-avro":
+        return
+    owners: dict[str, list[str]] = defaultdict(list)
+    for entry in config.tables:
+        if entry.topic and entry.name:
+            owners[entry.topic].append(entry.name)
+    for topic, names in owners.items():
+        if len(names) > 1:
+            yield Problem(
+                "tables",
+                f"topic {topic} is given to {' and '.join(names)}, but a fixed topic serves "
+                "exactly one table: its subject would carry two records",
+                "give each table its own topic, or use a rule with {schema} and {table}",
+            )
+    for rule in config.source.rules:
+        if rule.fixed and not rule.problem and rule.text not in owners:
+            yield Problem(
+                "source.topics",
+                f"{FLAT_AVRO_RULE}; {rule.text} is a fixed topic, and no table owns it",
+                "use such a rule, or name its one table under tables: "
+                f"{{name: schema.table, topic: {rule.text}}}",
+            )
+
+
+def _tables(config: Config) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, entry in enumerate(config.tables):
+        field = f"tables[{index}]"
+        if (entry.name is None) == (entry.match is None):
+            yield Problem(field, "needs either name or match", "give name: schema.table or match: schema.*")
+        if entry.topic and entry.name is None:
+            yield Problem(f"{field}.topic", "a topic belongs to one table", "give name in place of match")
+        if entry.definition and entry.name is None:
+            yield Problem(
+                f"{field}.definition", "a definition belongs to one table", "give name in place of match"
+            )
+        if entry.topic and config.source.protocol == "canal-json":
+            yield Problem(
+                f"{field}.topic",
+                "has no effect with canal-json: there a table is what the message says",
+                "remove it, and list the topic under source.topics",
+            )
+        if entry.name and entry.name.lower() in seen:
+            yield Problem(f"{field}.name", f"{entry.name} is named twice", "join the two entries")
+        seen.add((entry.name or "").lower())
+
+
+def _sequence(config: Config) -> Iterator[Problem]:
+    places = [("defaults", config.defaults.sequence_by)]
+    places += [
+        (f"tables[{index}]", entry.sequence_by or "kafka") for index, entry in enumerate(config.tables)
+    ]
+    for place, value in places:
+        if value == "source":
+            yield Problem(
+                f"{place}.sequence_by",
+                "order by the source's own position is not in this version",
+                "use sequence_by: kafka, which is right where a key stays in one partition "
+                "(TiCDC dispatchers table and index-value)",
+            )
+
+
+def _target(config: Config) -> Iterator[Problem]:
+    target = config.target
+    if target.type == "delta" and not target.path:
+        yield Problem("target.path", "a delta target needs the lake's root", "add it, such as path: ./lake")
+    if "{schema}" not in target.table or "{table}" not in target.table:
+        yield Problem(
+            "target.table",
+            "two tables could share one path",
+            "use both placeholders, as in {schema}/{table}",
+        )
+    policies = [config.defaults.bad_record, *(entry.bad_record for entry in config.tables)]
+    if config.dead_letters.path and "dead-letter" not in policies:
+        yield Problem(
+            "dead-letters.path",
+            "has no effect: no table has bad-record: dead-letter",
+            "set bad-record: dead-letter, or remove it",
+        )
+
+
+def _kafka_list(config: Config) -> Iterator[Problem]:
+    for name, reason, remedy in refusals(config.source.kafka):
+        yield Problem(f"source.kafka.{name}", reason, remedy)
+
+
+def _kafka_security(config: Config) -> Iterator[Problem]:
+    plain = {name: value.get_secret_value() for name, value in config.source.kafka.items()}
+    security = plain.get("security.protocol", "PLAINTEXT")
+    sasl = {name for name in plain if name.startswith("sasl.")}
+    tls = {name for name in plain if name.startswith("ssl.")}
+    if security.startswith("SASL_"):
+        for name in sorted({"sasl.mechanism", "sasl.username", "sasl.password"} - sasl):
+            yield Problem(f"source.kafka.{name}", f"required with security.protocol {security}", "add it")
+    elif sasl:
+        yield Problem(
+            "source.kafka",
+            f"{', '.join(sorted(sasl))}: no effect with security.protocol {security}",
+            "set security.protocol: SASL_SSL or SASL_PLAINTEXT, or remove them",
+        )
+    if tls and not security.endswith("SSL"):
+        yield Problem(
+            "source.kafka",
+            f"{', '.join(sorted(tls))}: no effect with security.protocol {security}",
+            "set security.protocol: SSL or SASL_SSL, or remove them",
+        )
+    if ("ssl.certificate.location" in tls) != ("ssl.key.location" in tls):
+        yield Problem(
+            "source.kafka", "ssl.certificate.location and ssl.key.location need each other", "give both"
+        )
+
+
+_CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+    _rules,
+    _fixed_topics,
+    _registry,
+    _without_effect,
+    _raw_change_event,
+    _tables,
+    _sequence,
+    _kafka_list,
+    _kafka_security,
+    _target,
+)

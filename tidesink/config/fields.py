@@ -1,0 +1,81 @@
+"""Field types of the config: durations, sizes, paths, secrets, and the base of its models."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"(\d+)\s*(B|KB|KiB|MB|MiB|GB|GiB)?", re.IGNORECASE)
+_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Model(BaseModel):
+    """A frozen section of the config; unknown keys are refused; names are in kebab case."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, hide_input_in_errors=True)
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = _DURATION.fullmatch(str(value).strip())
+    if found is None:
+        raise ValueError("give a number with a unit: 500ms, 10s, 5m, 1h")
+    return float(found.group(1)) * _SECONDS[found.group(2)]
+
+
+def _size(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = _SIZE.fullmatch(str(value).strip())
+    if found is None:
+        raise ValueError("give a number of bytes, or one with a unit: 64MiB, 1GB")
+    return int(found.group(1)) * _BYTES[(found.group(2) or "B").lower()]
+
+
+def _listed(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _beside_config(value: str, info: ValidationInfo) -> str:
+    """The path read from the config file's own folder; a URL stays as it is."""
+    base: Path | None = (info.context or {}).get("base")
+    if base is None or "://" in value:
+        return value
+    return str(base / Path(value).expanduser())
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_duration),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION.pattern}]}
+    ),
+]
+ByteSize = Annotated[
+    int,
+    BeforeValidator(_size),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _SIZE.pattern}]}
+    ),
+]
+LocalPath = Annotated[str, AfterValidator(_beside_config)]
+Listed = BeforeValidator(_listed)

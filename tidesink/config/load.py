@@ -1,0 +1,135 @@
+"""From a YAML file to a Config, with every problem found at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tidesink.config.checks import cross_problems
+from tidesink.config.interpolate import Interpolated
+from tidesink.config.models import Config
+from tidesink.config.problems import Problem, problems_of
+from tidesink.errors import ConfigError
+
+_SECRET_PLACES = ("source.kafka", "source.schema-registry", "spark.conf", "state")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe loader, but a key given twice is an error and not the last one's win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key} is given twice", problem_mark=key_node.start_mark)
+            if isinstance(key, str):
+                seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def load_config(path: str | Path) -> Config:
+    """The config in a file, references to secrets resolved.
+
+    Raises:
+        ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
+    """
+    config, problems = check_config(path)
+    if config is None or problems:
+        raise ConfigError(_listing(path, problems), file=str(path))
+    return config
+
+
+def check_config(path: str | Path) -> tuple[Config | None, list[Problem]]:
+    """The config in a file if it is right, and every problem if it is not.
+
+    Raises:
+        ConfigError: the file cannot be read or is no YAML.
+    """
+    file = Path(path)
+    return parse_config(_read(file), base=file.resolve().parent)
+
+
+def parse_config(
+    data: Any, *, base: Path, environment: Mapping[str, str] | None = None
+) -> tuple[Config | None, list[Problem]]:
+    """The config in parsed YAML. Relative paths are read from ``base``."""
+    if not isinstance(data, dict):
+        return None, [Problem("(file)", "is no mapping of settings", "run tidesink init to see one")]
+    found = Interpolated(data, base=base, environment=environment)
+    config, problems = _validated(found, base)
+    problems = [*found.problems, *problems]
+    return (None if problems else config), problems
+
+
+def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Problem]]:
+    def hidden(field: str) -> bool:
+        return field in found.places or field.startswith(_SECRET_PLACES)
+
+    data, problems = found.data, []
+    # A wrong field is reported and taken out, so that what follows from the right ones is checked too.
+    for _ in range(2):
+        try:
+            config = Config.model_validate(data, context={"base": base})
+        except ValidationError as error:
+            problems += [p for p in problems_of(error, Config, hidden=hidden) if p not in problems]
+            data = _with_placeholders(_without(data, [detail["loc"] for detail in error.errors()]))
+        else:
+            return config, problems + cross_problems(config)
+    return None, problems
+
+
+def _without(data: Any, places: list[tuple[int | str, ...]]) -> Any:
+    gone = {place[: _depth(data, place)] for place in places}
+
+    def copy(part: Any, place: tuple[int | str, ...]) -> Any:
+        if isinstance(part, dict):
+            kept = ((name, value) for name, value in part.items() if (*place, name) not in gone)
+            return {name: copy(value, (*place, name)) for name, value in kept}
+        if isinstance(part, list):
+            kept_items = ((i, value) for i, value in enumerate(part) if (*place, i) not in gone)
+            return [copy(value, (*place, i)) for i, value in kept_items]
+        return part
+
+    return copy(data, ())
+
+
+def _with_placeholders(data: dict[str, Any]) -> dict[str, Any]:
+    source = data.get("source")
+    if isinstance(source, dict):
+        data = {**data, "source": {"brokers": "127.0.0.1:9092", **source}}
+    return {"pipeline": "pipeline", **data}
+
+
+def _depth(data: Any, place: tuple[int | str, ...]) -> int:
+    """How far a place goes into the data; a missing setting's place ends one before."""
+    for depth, part in enumerate(place):
+        known = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
+        if not known:
+            return depth
+        data = data[part]
+    return len(place)
+
+
+def _read(file: Path) -> Any:
+    try:
+        return yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}; tidesink init writes one", file=str(file)
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("is not UTF-8 text", file=str(file)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"is no YAML{place}: {error.problem}", file=str(file)) from error
+
+
+def _listing(path: str | Path, problems: list[Problem]) -> str:
+    count = "1 setting is wrong" if len(problems) == 1 else f"{len(problems)} settings are wrong"
+    return "\n".join([f"{count} in {Path(path).name}", *(f"  {problem}" for problem in problems)])

@@ -1,0 +1,324 @@
+"""The models of the config file. Names are TiCDC's for the codec, Databricks' for merge semantics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from tidesink.change import TableId
+from tidesink.codecs.base import CodecOptions
+from tidesink.config.definition import Definition, read_definition
+from tidesink.config.fields import ByteSize, Duration, Listed, LocalPath, Model
+from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
+from tidesink.config.paths import table_path
+from tidesink.config.topics import TopicRule
+from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
+
+Protocol = Literal["flat-avro", "canal-json"]
+Deletes = Literal["hard", "soft"]
+BadRecord = Literal["pause", "dead-letter"]
+SequenceBy = Literal["kafka", "source"]
+
+PROTOCOL_ALIASES = {"avro": "flat-avro", "flat-avro": "flat-avro", "canal-json": "canal-json"}
+
+
+def _protocol(value: Any) -> Any:
+    # TiCDC takes its protocol names in any case; avro is its older name of flat-avro.
+    return PROTOCOL_ALIASES.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _time_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(
+            "give a name of the IANA time zone database, such as UTC or Europe/Berlin"
+        ) from error
+    return name
+
+
+def _broker(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("give host:port, several separated by commas")
+    return address
+
+
+def _registry_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("give a URL such as http://127.0.0.1:8081")
+    if parts.username or parts.password:
+        raise ValueError("put user name and password under schema-registry.auth, not into the URL")
+    return url.rstrip("/")
+
+
+def _registry(value: Any) -> Any:
+    """A plain URL stands for ``{urls: [it]}``, and ``url`` for ``urls``."""
+    if isinstance(value, str | list):
+        return {"urls": value}
+    if isinstance(value, dict) and "url" in value and "urls" not in value:
+        return {"urls" if name == "url" else name: part for name, part in value.items()}
+    return value
+
+
+class RegistryAuth(Model):
+    """Who we are to the registry: ``username`` and ``password``, or a bearer ``token``."""
+
+    username: str | None = None
+    password: SecretStr | None = None
+    token: SecretStr | None = None
+
+
+class RegistryTls(Model):
+    """TLS files in PEM form. ``verify: false`` accepts any certificate, for trying things out only."""
+
+    ca: LocalPath | None = None
+    certificate: LocalPath | None = None
+    key: LocalPath | None = None
+    verify: bool = True
+
+
+class RegistrySettings(Model):
+    """The schema registry that TiCDC writes to. Several URLs are tried in turn."""
+
+    urls: Annotated[tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1)]
+    auth: RegistryAuth | None = None
+    tls: RegistryTls | None = None
+    timeout: Duration = Field(default=10.0, gt=0)
+
+
+class SourceSettings(Model):
+    """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
+
+    brokers: Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
+    protocol: Annotated[Protocol, BeforeValidator(_protocol)]
+    topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
+    schema_registry: Annotated[RegistrySettings | None, BeforeValidator(_registry)] = None
+    enable_tidb_extension: bool = False
+    avro_decimal_handling_mode: DecimalMode = "precise"
+    avro_bigint_unsigned_handling_mode: UnsignedMode = "long"
+    avro_enable_watermark: bool = False
+    avro_include_before_value: bool = False
+    content_compatible: bool = False
+    only_output_updated_columns: bool = False
+    delete_only_output_handle_key_columns: bool = False
+    output_row_key: bool = False
+    output_raw_change_event: bool = False
+    time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+    kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
+
+    @cached_property
+    def rules(self) -> tuple[TopicRule, ...]:
+        """The topic rules and fixed topics, in the config's order."""
+        return tuple(TopicRule(text) for text in self.topics)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The brokers as Kafka clients take them."""
+        return ",".join(self.brokers)
+
+    def codec_options(self) -> CodecOptions:
+        """The producer's options for ``open_codec``."""
+        return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
+
+    def confluent_properties(self) -> dict[str, str]:
+        """Client properties for confluent-kafka, secrets in plain text: never log them."""
+        return confluent_properties(self.bootstrap_servers, self.kafka)
+
+    def spark_properties(self) -> dict[str, str]:
+        """Options for Spark's Kafka reader (``kafka.…``), secrets in plain text: never log them."""
+        return spark_properties(self.bootstrap_servers, self.kafka)
+
+
+_CODEC_OPTIONS = tuple(
+    name
+    for name in SourceSettings.model_fields
+    if name not in ("brokers", "protocol", "topics", "schema_registry", "kafka")
+)
+
+
+class TableDefaults(Model):
+    """What holds for every table that does not say otherwise."""
+
+    sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
+    deletes: Deletes = "hard"
+    zero_date: ZeroDate = "null"
+    bad_record: BadRecord = "pause"
+
+
+def _table_name(name: str) -> str:
+    schema, dot, table = name.partition(".")
+    if not (schema and dot and table):
+        raise ValueError("give the table as schema.table")
+    return name
+
+
+class TableOverride(Model):
+    """Settings of one table (``name``) or of all that a pattern fits (``match``, as ``shop.*``)."""
+
+    name: Annotated[str, AfterValidator(_table_name)] | None = None
+    match: Annotated[str, AfterValidator(_table_name)] | None = None
+    topic: str | None = None
+    keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
+    definition: Annotated[Definition, BeforeValidator(read_definition)] | None = None
+    sequence_by: SequenceBy | None = Field(default=None, alias="sequence_by")
+    deletes: Deletes | None = None
+    zero_date: ZeroDate | None = None
+    bad_record: BadRecord | None = None
+
+    @property
+    def table(self) -> TableId | None:
+        """The table, where it is one."""
+        return TableId(*self.name.split(".", 1)) if self.name else None
+
+    def covers(self, table: TableId) -> bool:
+        """Whether these settings are for a table; names match in any case, as TiCDC's rules do."""
+        pattern = self.name or self.match or ""
+        if self.name:
+            return pattern.lower() == str(table).lower()
+        return fnmatchcase(str(table).lower(), pattern.lower())
+
+
+class TargetSettings(Model):
+    """Where the tables go. ``path`` is the lake's root, ``table`` a table's place under it."""
+
+    type: Literal["delta", "memory"] = "delta"
+    path: LocalPath | None = None
+    table: str = "{schema}/{table}"
+
+
+class DeadLetterSettings(Model):
+    """Where records go that cannot be decoded, under ``bad-record: dead-letter``."""
+
+    path: LocalPath | None = None
+
+
+class BatchSettings(Model):
+    """Bounds of one batch of one table, and how many tables are worked on at once."""
+
+    max_records: int = Field(default=500_000, ge=1)
+    max_bytes: ByteSize = Field(default=256 * 2**20, ge=1)
+    max_tables: int = Field(default=2, ge=1)
+    poll_interval: Duration = Field(default=1.0, gt=0)
+
+
+class RetrySettings(Model):
+    """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
+
+    for_: Duration = Field(default=300.0, alias="for", ge=0)
+
+
+class SparkSettings(Model):
+    """The Spark session of the worker. Values of ``conf`` are kept secret."""
+
+    master: str = "local[*]"
+    conf: dict[str, SecretStr] = Field(default_factory=dict)
+
+    def conf_values(self) -> dict[str, str]:
+        """``conf`` in plain text: never log it."""
+        return {name: value.get_secret_value() for name, value in self.conf.items()}
+
+
+class TableConfig(Model):
+    """All settings of one table, defaults and overrides merged."""
+
+    table: TableId
+    keys: tuple[str, ...] | None
+    definition: str | None
+    sequence_by: SequenceBy
+    deletes: Deletes
+    zero_date: ZeroDate
+    bad_record: BadRecord
+    time_zone: str
+
+
+class Config(Model):
+    """One pipeline: from Kafka topics to tables of one target."""
+
+    pipeline: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    source: SourceSettings
+    defaults: TableDefaults = TableDefaults()
+    tables: tuple[TableOverride, ...] = ()
+    target: TargetSettings
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
+    batch: BatchSettings = BatchSettings()
+    retry: RetrySettings = RetrySettings()
+    state: LocalPath = Field(default="./.tidesink/state.db", validate_default=True)
+    spark: SparkSettings = SparkSettings()
+
+    def table_config(self, table: TableId) -> TableConfig:
+        """The settings of one table: its own by name first, then patterns in order, then the defaults."""
+        overrides = [entry for entry in self.tables if entry.covers(table)]
+        overrides.sort(key=lambda entry: entry.name is None)
+        definition = _first(overrides, "definition")
+        merged = {name: _first(overrides, name) or getattr(self.defaults, name) for name in _POLICIES}
+        return TableConfig.model_construct(
+            table=table,
+            keys=_first(overrides, "keys"),
+            definition=definition.sql if definition else None,
+            time_zone=self.source.time_zone,
+            **merged,
+        )
+
+    def table_of_topic(self, topic: str) -> TableId | None:
+        """The table whose changes a topic holds; None where only the messages say (canal-json)."""
+        if self.source.protocol == "canal-json":
+            return None
+        return self._bound_topics.get(topic) or self._table_by_rule(topic)
+
+    def _table_by_rule(self, topic: str) -> TableId | None:
+        tables = (rule.table(topic) for rule in self.source.rules if not rule.fixed)
+        return next((table for table in tables if table), None)
+
+    def reads_topic(self, topic: str) -> bool:
+        """Whether this pipeline reads a topic."""
+        return topic in self._bound_topics or any(rule.matches(topic) for rule in self.source.rules)
+
+    def topics_among(self, available: Iterable[str]) -> tuple[str, ...]:
+        """The topics of the pipeline among those that a broker has, sorted."""
+        return tuple(sorted(topic for topic in available if self.reads_topic(topic)))
+
+    @property
+    def fixed_topics(self) -> tuple[str, ...]:
+        """Topics named one by one: they must exist."""
+        named = [rule.text for rule in self.source.rules if rule.fixed]
+        return tuple(dict.fromkeys([*named, *(entry.topic for entry in self.tables if entry.topic)]))
+
+    @cached_property
+    def _bound_topics(self) -> Mapping[str, TableId]:
+        """Topics of the tables that the config names."""
+        bound: dict[str, TableId] = {}
+        for entry in self.tables:
+            if entry.table is None:
+                continue
+            named = [entry.topic] if entry.topic else [rule.topic(entry.table) for rule in self._splitting]
+            bound.update((topic, entry.table) for topic in named)
+        return bound
+
+    @property
+    def _splitting(self) -> list[TopicRule]:
+        return [rule for rule in self.source.rules if rule.has_schema and rule.has_table]
+
+    def target_path(self, table: TableId) -> str:
+        """The path of a table in the target; names are escaped so that no two tables share one."""
+        return table_path(self.target.path or "", self.target.table, table)
+
+    @property
+    def dead_letter_path(self) -> str:
+        """The path of the dead-letter table."""
+        return self.dead_letters.path or f"{(self.target.path or '').rstrip('/')}/_dead_letters"
+
+
+_POLICIES = tuple(TableDefaults.model_fields)
+
+
+def _first(overrides: list[TableOverride], name: str) -> Any:
+    found = (getattr(entry, name) for entry in overrides)
+    return next((value for value in found if value is not None), None)

@@ -1,0 +1,134 @@
+"""What is wrong with a config, field by field, in words that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+
+class Problem(NamedTuple):
+    """One wrong setting: where it stands, what is wrong, what to do."""
+
+    field: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.reason}; {self.remedy}"
+
+
+Known = Callable[[Iterable[Any]], list[str]]
+Words = Callable[[ErrorDetails, str, Known], tuple[str, str]]
+
+
+def dotted(place: Iterable[str | int]) -> str:
+    """A place in the config as ``tables[0].name``."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean x?)``, or an empty text where nothing is near."""
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def _unknown(error: ErrorDetails, _shown: str, known: Known) -> tuple[str, str]:
+    names = known(error["loc"][:-1])
+    hint = nearest(str(error["loc"][-1]), names)
+    return f"unknown setting{hint}", f"use one of {', '.join(sorted(names))}" if names else "remove it"
+
+
+def _missing(_error: ErrorDetails, _shown: str, _known: Known) -> tuple[str, str]:
+    return "required, and not there", "add it"
+
+
+def _choice(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
+    allowed = error["ctx"]["expected"]
+    return f"{shown} is not allowed", f"use {allowed}"
+
+
+def _number(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
+    return f"{shown} is no number this setting takes", error["msg"][0].lower() + error["msg"][1:]
+
+
+def _boolean(_error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
+    return f"{shown} is neither true nor false", "use true or false"
+
+
+def _own(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
+    return f"{shown} is not allowed", str(error["ctx"]["error"])
+
+
+def _any(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
+    return f"{shown} has the wrong form", error["msg"][0].lower() + error["msg"][1:]
+
+
+_WORDS: dict[str, Words] = {
+    "extra_forbidden": _unknown,
+    "missing": _missing,
+    "literal_error": _choice,
+    "enum": _choice,
+    "greater_than": _number,
+    "greater_than_equal": _number,
+    "int_parsing": _number,
+    "int_type": _number,
+    "float_parsing": _number,
+    "bool_parsing": _boolean,
+    "bool_type": _boolean,
+    "value_error": _own,
+}
+
+
+def problems_of(
+    error: ValidationError, model: type[BaseModel], *, hidden: Callable[[str], bool]
+) -> list[Problem]:
+    """Pydantic's findings as Problems. Values of the fields that are ``hidden`` are never shown."""
+
+    def known(place: Iterable[Any]) -> list[str]:
+        return _settings_at(model, list(place))
+
+    found = []
+    for detail in error.errors(include_url=False):
+        field = dotted(detail["loc"])
+        value = detail.get("input")
+        shown = "the value" if hidden(field) or isinstance(value, dict | list) else repr(value)[:80]
+        words: Words = _WORDS.get(detail["type"], _any)
+        reason, remedy = words(detail, shown, known)
+        found.append(Problem(field, reason, remedy))
+    return found
+
+
+def _settings_at(model: type[BaseModel], place: list[Any]) -> list[str]:
+    current: Any = model
+    for part in place:
+        if isinstance(part, int):
+            continue
+        current = _model_in(_annotation(current, part))
+        if current is None:
+            return []
+    return [info.alias or name for name, info in current.model_fields.items()]
+
+
+def _annotation(model: type[BaseModel], alias: str) -> Any:
+    for name, info in model.model_fields.items():
+        if alias in (info.alias, name):
+            return info.annotation
+    return None
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in an annotation such as ``tuple[Table, ...]`` or ``Registry | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for part in getattr(annotation, "__args__", ()):
+        found = _model_in(part)
+        if found is not None:
+            return found
+    return None
