@@ -1,0 +1,202 @@
+"""Reads a Delta table with pyarrow alone, to check what the workers wrote by another way.
+
+It imports nothing of ``tidesink.sinks`` and needs no Java. Source of the format: the Delta transaction
+log protocol (actions, checkpoints, column mapping by name, deletion vectors as 64-bit Roaring bitmap
+arrays in the portable layout). It reads classic checkpoints, not V2 ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_ROARING_ARRAY_MAGIC = 1_681_511_377
+_COOKIE_WITHOUT_RUNS = 12_346
+_COOKIE_WITH_RUNS = 12_347
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
+# Spark's Z85 alphabet differs from base64.b85's; the digits mean the same.
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85_TO_B85 = str.maketrans(_Z85, _B85)
+
+
+@dataclass
+class LakeTable:
+    """One version of a Delta table: column types as Delta spells them, and the live files."""
+
+    path: Path
+    version: int = -1
+    columns: dict[str, str] = field(default_factory=dict)
+    physical_names: dict[str, str] = field(default_factory=dict)
+    files: dict[tuple[str, str | None], dict[str, Any]] = field(default_factory=dict)
+
+    def read(self) -> pa.Table:
+        """All live rows, columns under their names."""
+        parts = [self._file(add) for add in self.files.values()]
+        if not parts:
+            return pa.table({name: pa.array([]) for name in self.columns})
+        return pa.concat_tables(parts, promote_options="permissive")
+
+    def row_count(self) -> int:
+        """The number of live rows."""
+        return int(self.read().num_rows)
+
+    def _file(self, add: dict[str, Any]) -> pa.Table:
+        table = pq.read_table(
+            self.path / unquote(add["path"]), coerce_int96_timestamp_unit="us", partitioning=None
+        )
+        # A column added after the file was written is not in it: all NULL.
+        columns = {
+            name: table[physical] if physical in table.column_names else pa.nulls(table.num_rows)
+            for name, physical in self.physical_names.items()
+        }
+        logical = pa.table(columns)
+        deleted = deleted_rows(self.path, add.get("deletionVector"))
+        if not deleted:
+            return logical
+        return logical.filter(pa.array([row not in deleted for row in range(logical.num_rows)]))
+
+
+def open_lake_table(path: Path) -> LakeTable:
+    """The newest version of the Delta table at ``path``.
+
+    Raises:
+        FileNotFoundError: there is no Delta log.
+    """
+    log = path / "_delta_log"
+    names = sorted(entry.name for entry in log.iterdir())
+    table = LakeTable(path)
+    checkpoints = [found for name in names if (found := _CHECKPOINT.fullmatch(name))]
+    if checkpoints:
+        table.version = max(int(found.group(1)) for found in checkpoints)
+        for found in checkpoints:
+            if int(found.group(1)) == table.version:
+                _replay(table, _checkpoint_actions(log / found.group(0)))
+    for name in names:
+        commit = _COMMIT.fullmatch(name)
+        if commit and int(commit.group(1)) > table.version:
+            _replay(table, _commit_actions(log / name))
+            table.version = int(commit.group(1))
+    return table
+
+
+def _checkpoint_actions(path: Path) -> Iterator[dict[str, Any]]:
+    columns = [name for name in ("metaData", "add") if name in pq.read_schema(path).names]
+    yield from pq.read_table(path, columns=columns).to_pylist()
+
+
+def _commit_actions(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        yield from (json.loads(line) for line in lines if line.strip())
+
+
+def _replay(table: LakeTable, actions: Iterator[dict[str, Any]]) -> None:
+    added: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for action in actions:
+        if action.get("metaData"):
+            _take_schema(table, json.loads(action["metaData"]["schemaString"]))
+        if action.get("add"):
+            added[_file_key(action["add"])] = action["add"]
+        if action.get("remove"):
+            table.files.pop(_file_key(action["remove"]), None)
+    # Removes and adds of one commit are a set: the order of the lines says nothing.
+    table.files.update(added)
+
+
+def _file_key(action: dict[str, Any]) -> tuple[str, str | None]:
+    vector = action.get("deletionVector")
+    return action["path"], None if not vector else f"{vector['pathOrInlineDv']}@{vector.get('offset')}"
+
+
+def _take_schema(table: LakeTable, schema: dict[str, Any]) -> None:
+    table.columns = {column["name"]: json.dumps(column["type"]).strip('"') for column in schema["fields"]}
+    table.physical_names = {
+        column["name"]: column.get("metadata", {}).get("delta.columnMapping.physicalName", column["name"])
+        for column in schema["fields"]
+    }
+
+
+def deleted_rows(table: Path, vector: dict[str, Any] | None) -> set[int]:
+    """The row numbers a deletion vector marks, within its data file."""
+    if not vector:
+        return set()
+    stored = vector["pathOrInlineDv"]
+    if vector["storageType"] == "i":
+        return set(_roaring_array(_z85(stored)[: vector["sizeInBytes"]]))
+    path = Path(stored) if vector["storageType"] == "p" else table / _vector_file(stored)
+    with path.open("rb") as file:
+        file.seek(vector["offset"])
+        (size,) = struct.unpack(">i", file.read(4))
+        return set(_roaring_array(file.read(size)))
+
+
+def _z85(text: str) -> bytes:
+    return base64.b85decode(text.translate(_Z85_TO_B85))
+
+
+def _vector_file(stored: str) -> str:
+    prefix, encoded = stored[:-20], stored[-20:]
+    uuid = _z85(encoded).hex()
+    name = "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))
+    return f"{prefix}/deletion_vector_{name}.bin" if prefix else f"deletion_vector_{name}.bin"
+
+
+def _roaring_array(data: bytes) -> Iterator[int]:
+    magic, bitmaps = struct.unpack_from("<iq", data)
+    if magic != _ROARING_ARRAY_MAGIC:
+        raise ValueError(f"a deletion vector in an unknown layout: {magic}")
+    at = 12
+    for _ in range(bitmaps):
+        (high,) = struct.unpack_from("<i", data, at)
+        lows, at = _roaring32(data, at + 4)
+        yield from (high << 32 | low for low in lows)
+
+
+def _roaring32(data: bytes, start: int) -> tuple[list[int], int]:
+    (cookie,) = struct.unpack_from("<I", data, start)
+    with_runs = cookie & 0xFFFF == _COOKIE_WITH_RUNS
+    if with_runs:
+        count, at = (cookie >> 16) + 1, start + 4
+        runs, at = data[at : at + (count + 7) // 8], at + (count + 7) // 8
+    elif cookie == _COOKIE_WITHOUT_RUNS:
+        (count,) = struct.unpack_from("<I", data, start + 4)
+        runs, at = bytes((count + 7) // 8), start + 8
+    else:
+        raise ValueError(f"a Roaring bitmap with an unknown cookie: {cookie}")
+    headers = [struct.unpack_from("<HH", data, at + 4 * i) for i in range(count)]
+    at += 4 * count
+    if not with_runs or count >= 4:  # the offsets are there, but containers follow each other anyway
+        at += 4 * count
+    values: list[int] = []
+    for number, (key, cardinality) in enumerate(headers):
+        is_run = runs[number // 8] >> number % 8 & 1
+        lows, at = _container(data, at, cardinality + 1, bool(is_run))
+        values.extend(key << 16 | low for low in lows)
+    return values, at
+
+
+def _container(data: bytes, at: int, cardinality: int, is_run: bool) -> tuple[list[int], int]:
+    if is_run:
+        (count,) = struct.unpack_from("<H", data, at)
+        pairs = struct.unpack_from(f"<{2 * count}H", data, at + 2)
+        spans = zip(pairs[::2], pairs[1::2], strict=True)
+        return [
+            value for first, more in spans for value in range(first, first + more + 1)
+        ], at + 2 + 4 * count
+    if cardinality <= 4096:
+        return list(struct.unpack_from(f"<{cardinality}H", data, at)), at + 2 * cardinality
+    words = struct.unpack_from("<1024Q", data, at)
+    return [
+        64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1
+    ], at + 8192
