@@ -11,7 +11,8 @@ from random import Random
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from tidesink.change import ChangeEvent, DdlEvent
 from tidesink.codecs import open_codec
