@@ -92,19 +92,24 @@ def _differences(
 
 
 def _reader(delta_type: str, zone: ZoneInfo, zero_date: str) -> Callable[[str | None], object]:
+    read = _reader_of_type(delta_type, zone)
+    nulls_zero_dates = delta_type in ("date", "timestamp", "timestamp_ntz") and zero_date == "null"
+
+    def value(text: str | None) -> object:
+        if text is None or (nulls_zero_dates and not _in_calendar(text)):
+            return None
+        return read(text)
+
+    return value
+
+
+def _reader_of_type(delta_type: str, zone: ZoneInfo) -> Callable[[str], object]:
     if delta_type.startswith("decimal"):
-        scale = int(delta_type.rstrip(")").rpartition(",")[2])
-        read: Callable[[str], object] = lambda text: Decimal(text).quantize(
-            Decimal(1).scaleb(-scale), context=DECIMAL_CONTEXT
-        )  # noqa: E731
-    elif delta_type == "timestamp":
-        read = lambda text: _instant(text, zone)  # noqa: E731
-    else:
-        read = _READERS[delta_type]
-    if delta_type in ("date", "timestamp", "timestamp_ntz") and zero_date == "null":
-        calendar = read
-        read = lambda text: calendar(text) if _in_calendar(text) else None  # noqa: E731
-    return lambda text: None if text is None else read(text)
+        unit = Decimal(1).scaleb(-int(delta_type.rstrip(")").rpartition(",")[2]))
+        return lambda text: Decimal(text).quantize(unit, context=DECIMAL_CONTEXT)
+    if delta_type == "timestamp":
+        return lambda text: _instant(text, zone)
+    return _READERS[delta_type]
 
 
 def _in_calendar(text: str) -> bool:
