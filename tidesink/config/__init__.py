@@ -17,7 +17,6 @@ from tidesink.config.models import (
     TargetSettings,
 )
 from tidesink.config.problems import Problem
-from tidesink.config.topics import TopicRule
 
 __all__ = [
     "BatchSettings",
@@ -34,7 +33,6 @@ __all__ = [
     "TableDefaults",
     "TableOverride",
     "TargetSettings",
-    "TopicRule",
     "check_config",
     "load_config",
     "parse_config",

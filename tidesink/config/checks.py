@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from tidesink.config.kafka import refusals
 from tidesink.config.models import Config, SourceSettings
 from tidesink.config.problems import Problem
+from tidesink.errors import ConfigError
+from tidesink.schema_registry.naming import TopicRule
 
 FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
 
@@ -86,13 +88,20 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
 
 
 def _rules(config: Config) -> Iterator[Problem]:
-    source = config.source
-    for index, rule in enumerate(source.rules):
-        field = "source.topics" if len(source.rules) == 1 else f"source.topics[{index}]"
-        if rule.problem:
-            yield Problem(field, rule.problem, "correct the rule")
-        elif source.protocol == "flat-avro" and not rule.fixed and not (rule.has_schema and rule.has_table):
+    for index, text in enumerate(config.source.topics):
+        field = "source.topics" if len(config.source.topics) == 1 else f"source.topics[{index}]"
+        rule = _parsed(text)
+        if isinstance(rule, ConfigError):
+            yield Problem(field, rule.message, "correct the rule")
+        elif config.source.protocol == "flat-avro" and not (rule.is_fixed or rule.names_tables):
             yield Problem(field, FLAT_AVRO_RULE, f"use {{schema}}_{{table}} in place of {rule.text}")
+
+
+def _parsed(text: str) -> TopicRule | ConfigError:
+    try:
+        return TopicRule.parse(text)
+    except ConfigError as error:
+        return error
 
 
 def _fixed_topics(config: Config) -> Iterator[Problem]:
@@ -111,13 +120,13 @@ def _fixed_topics(config: Config) -> Iterator[Problem]:
                 "exactly one table: its subject would carry two records",
                 "give each table its own topic, or use a rule with {schema} and {table}",
             )
-    for rule in config.source.rules:
-        if rule.fixed and not rule.problem and rule.text not in owners:
+    for text in config.source.topics:
+        rule = _parsed(text)
+        if isinstance(rule, TopicRule) and rule.is_fixed and text not in owners:
             yield Problem(
                 "source.topics",
-                f"{FLAT_AVRO_RULE}; {rule.text} is a fixed topic, and no table owns it",
-                "use such a rule, or name its one table under tables: "
-                f"{{name: schema.table, topic: {rule.text}}}",
+                f"{FLAT_AVRO_RULE}; {text} is a fixed topic, and no table owns it",
+                f"use such a rule, or name its one table under tables: {{name: schema.table, topic: {text}}}",
             )
 
 

@@ -79,8 +79,13 @@ def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Pro
             problems += [p for p in problems_of(error, Config, hidden=hidden) if p not in problems]
             data = _with_placeholders(_without(data, [detail["loc"] for detail in error.errors()]))
         else:
-            return config, problems + cross_problems(config)
+            return config, problems + [p for p in cross_problems(config) if not _said(p, problems)]
     return None, problems
+
+
+def _said(problem: Problem, before: list[Problem]) -> bool:
+    """Whether a contradiction only follows from a wrong field that is reported already."""
+    return any(f"{earlier.field}.".startswith(f"{problem.field}.") for earlier in before)
 
 
 def _without(data: Any, places: list[tuple[int | str, ...]]) -> Any:

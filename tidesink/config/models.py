@@ -17,7 +17,7 @@ from tidesink.config.definition import Definition, read_definition
 from tidesink.config.fields import ByteSize, Duration, Listed, LocalPath, Model
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.config.paths import table_path
-from tidesink.config.topics import TopicRule
+from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
 
 Protocol = Literal["flat-avro", "canal-json"]
@@ -117,7 +117,7 @@ class SourceSettings(Model):
     @cached_property
     def rules(self) -> tuple[TopicRule, ...]:
         """The topic rules and fixed topics, in the config's order."""
-        return tuple(TopicRule(text) for text in self.topics)
+        return tuple(TopicRule.parse(text) for text in self.topics)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -267,19 +267,28 @@ class Config(Model):
             **merged,
         )
 
-    def table_of_topic(self, topic: str) -> TableId | None:
-        """The table whose changes a topic holds; None where only the messages say (canal-json)."""
+    def table_of_topic(self, topic: str, *, record: TableId | None = None) -> TableId | None:
+        """The table whose changes a topic holds: a named one, else the only one the rule can mean.
+
+        None where neither tells (``shop_order_items`` by ``{schema}_{table}``), and for canal-json,
+        where each message says its table. ``record``: the (sanitised) names in the topic's Avro record,
+        which pick one of several readings; ``tidesink.config.identity`` asks the registry for them.
+        """
         if self.source.protocol == "canal-json":
             return None
-        return self._bound_topics.get(topic) or self._table_by_rule(topic)
-
-    def _table_by_rule(self, topic: str) -> TableId | None:
-        tables = (rule.table(topic) for rule in self.source.rules if not rule.fixed)
-        return next((table for table in tables if table), None)
+        named = self._bound_topics.get(topic)
+        if named is not None:
+            return named
+        found = {table for rule in self.source.rules for table in rule.candidates(topic)}
+        if len(found) > 1 and record is not None:
+            found = {table for table in found if _record_names(table) == record}
+        return found.pop() if len(found) == 1 else None
 
     def reads_topic(self, topic: str) -> bool:
-        """Whether this pipeline reads a topic."""
-        return topic in self._bound_topics or any(rule.matches(topic) for rule in self.source.rules)
+        """Whether this pipeline reads a topic; Kafka's own topics (``__…``) match no rule."""
+        if topic in self._bound_topics or topic in self.source.topics:
+            return True
+        return not topic.startswith("__") and any(rule.matches(topic) for rule in self.source.rules)
 
     def topics_among(self, available: Iterable[str]) -> tuple[str, ...]:
         """The topics of the pipeline among those that a broker has, sorted."""
@@ -288,7 +297,7 @@ class Config(Model):
     @property
     def fixed_topics(self) -> tuple[str, ...]:
         """Topics named one by one: they must exist."""
-        named = [rule.text for rule in self.source.rules if rule.fixed]
+        named = [rule.text for rule in self.source.rules if rule.is_fixed]
         return tuple(dict.fromkeys([*named, *(entry.topic for entry in self.tables if entry.topic)]))
 
     @cached_property
@@ -298,13 +307,15 @@ class Config(Model):
         for entry in self.tables:
             if entry.table is None:
                 continue
-            named = [entry.topic] if entry.topic else [rule.topic(entry.table) for rule in self._splitting]
+            named = (
+                [entry.topic] if entry.topic else [rule.topic_for(entry.table) for rule in self._splitting]
+            )
             bound.update((topic, entry.table) for topic in named)
         return bound
 
     @property
     def _splitting(self) -> list[TopicRule]:
-        return [rule for rule in self.source.rules if rule.has_schema and rule.has_table]
+        return [rule for rule in self.source.rules if rule.names_tables]
 
     def target_path(self, table: TableId) -> str:
         """The path of a table in the target; names are escaped so that no two tables share one."""
@@ -314,6 +325,10 @@ class Config(Model):
     def dead_letter_path(self) -> str:
         """The path of the dead-letter table."""
         return self.dead_letters.path or f"{(self.target.path or '').rstrip('/')}/_dead_letters"
+
+
+def _record_names(table: TableId) -> TableId:
+    return TableId(sanitize_name(table.schema), sanitize_name(table.name))
 
 
 _POLICIES = tuple(TableDefaults.model_fields)
