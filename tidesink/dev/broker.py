@@ -1,0 +1,130 @@
+"""A one-node Apache Kafka (KRaft) on loopback."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidesink.dev.ivy import broker_jars
+from tidesink.dev.java import find_java
+from tidesink.dev.ports import LOOPBACK
+from tidesink.dev.processes import DaemonFiles, RunningDaemon, accepts, require_free_port, start_daemon
+from tidesink.errors import DevStackError
+from tidesink.sinks.ivy import Progress
+
+NAME: Final = "kafka"
+_FORMAT_SECONDS: Final = 120
+_JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+
+# Retention is off: a demo that is looked at again next week must not find its topics expired.
+# 16 MiB messages: TiCDC's users raise max-message-bytes, and oversize values are tried here.
+_PROPERTIES: Final = """process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller_port}
+controller.listener.names=CONTROLLER
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}
+auto.create.topics.enable=false
+delete.topic.enable=true
+log.retention.ms=-1
+message.max.bytes=16777216
+replica.fetch.max.bytes=16777216
+log.cleaner.dedupe.buffer.size=16777216
+num.network.threads=2
+num.io.threads=4
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """The broker of one stack directory: its data stands in ``kafka/``, its pid and log in ``run/``."""
+
+    directory: Path
+    port: int
+    controller_port: int
+
+    @property
+    def files(self) -> DaemonFiles:
+        return DaemonFiles(NAME, self.directory / "run")
+
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    def prepare(self, progress: Progress) -> None:
+        """Fetch the jars, check the ports, and format the data folder when it is new.
+
+        Raises DevStackError when one of these cannot be done.
+        """
+        jars = broker_jars(progress=progress)
+        require_free_port(self.port, name="broker", option="--kafka-port")
+        require_free_port(self.controller_port, name="broker's controller", option="--controller-port")
+        self._write_properties()
+        if not (self._data / "meta.properties").is_file():
+            progress("kafka: formatting its storage")
+            _format(jars, self._properties)
+
+    def start(self, progress: Progress) -> RunningDaemon:
+        """Start the process; it answers some seconds later."""
+        progress(f"kafka: starting on {self.address}")
+        return start_daemon(self.files, _java(broker_jars(), "kafka.Kafka", self._properties), port=self.port)
+
+    def answers(self) -> bool:
+        """True when the broker serves metadata, not only when its port is open."""
+        return accepts(self.port) and _serves_metadata(self.address)
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "kafka" / "data"
+
+    @property
+    def _properties(self) -> Path:
+        return self.directory / "kafka" / "server.properties"
+
+    def _write_properties(self) -> None:
+        self._data.mkdir(parents=True, exist_ok=True)
+        text = _PROPERTIES.format(
+            host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=self._data.resolve()
+        )
+        self._properties.write_text(text, encoding="utf-8")
+
+
+def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
+    return [str(find_java().path), "-Xmx512m", *_JVM, "-cp", f"{jars}/*", main, *map(str, arguments)]
+
+
+def _format(jars: Path, properties: Path) -> None:
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    command = _java(jars, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", properties)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_SECONDS, check=False)
+    if answer.returncode:
+        said = (answer.stderr + answer.stdout).strip()[-2000:]
+        raise DevStackError(f"Kafka cannot format its storage ({properties}):\n{said}")
+
+
+def _serves_metadata(address: str) -> bool:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    # Refused connections are what waiting looks like: no log lines for them.
+    client = AdminClient({"bootstrap.servers": address, "log_level": 0, "socket.timeout.ms": 3000})
+    try:
+        return bool(client.list_topics(timeout=3).brokers)
+    except KafkaException:
+        return False

@@ -1,0 +1,227 @@
+"""Daemons: a process in a session of its own, a pid file, a log file, and a port.
+
+A pid file names the process by pid and by when it started, so that a pid which the system has given
+to somebody else is never taken for ours and never killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from tidesink.dev.ports import LOOPBACK, port_owner
+from tidesink.errors import DevStackError
+
+READY_SECONDS: Final = 90.0
+STOP_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.1
+_LOG_LINES: Final = 15
+
+
+@dataclass(frozen=True)
+class RunningDaemon:
+    """A process as its pid file knows it. ``started`` is opaque: equal only for the same process."""
+
+    pid: int
+    started: str
+    port: int
+
+
+@dataclass(frozen=True)
+class DaemonFiles:
+    """Where a daemon keeps its pid and its log."""
+
+    name: str
+    directory: Path
+
+    @property
+    def pid_file(self) -> Path:
+        return self.directory / f"{self.name}.pid"
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / f"{self.name}.log"
+
+
+def start_daemon(
+    files: DaemonFiles, command: Sequence[str], *, port: int, environment: Mapping[str, str] | None = None
+) -> RunningDaemon:
+    """Start the command in its own session, its output in the log file, and write its pid file.
+
+    The log of the run before is kept beside it with ``.1``. Raises DevStackError when it cannot start.
+    """
+    files.directory.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        files.log_file.replace(files.log_file.with_suffix(".log.1"))
+    with files.log_file.open("wb") as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )
+        except OSError as exc:
+            raise DevStackError(f"{files.name} cannot start: {command[0]}: {exc.strerror}") from exc
+    # The daemon outlives this object by intent; without a code its collection would warn of that.
+    process.returncode = 0
+    try:
+        return _record(files, process.pid, port)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # without a pid file nobody could ever stop it
+        raise
+
+
+def find_running(files: DaemonFiles) -> RunningDaemon | None:
+    """The live process of the pid file, or None when there is none or it is somebody else's by now."""
+    daemon = read_pid_file(files)
+    if daemon is not None and start_of(daemon.pid) == daemon.started:
+        return daemon
+    return None
+
+
+def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
+    """What the pid file says, alive or not; None when it is missing or unreadable."""
+    try:
+        said = json.loads(files.pid_file.read_text(encoding="utf-8"))
+        return RunningDaemon(int(said["pid"]), str(said["started"]), int(said["port"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def stop_daemons(all_files: Sequence[DaemonFiles], *, grace: float = STOP_SECONDS) -> list[str]:
+    """End the processes together: SIGTERM, after ``grace`` seconds SIGKILL. The names of those that ran."""
+    running = {files.name: daemon for files in all_files if (daemon := find_running(files))}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace
+        for daemon in running.values():
+            _signal(daemon, number)
+        if all(_wait_gone(daemon, deadline) for daemon in running.values()):
+            break
+    for files in all_files:
+        files.pid_file.unlink(missing_ok=True)
+    return list(running)
+
+
+def wait_ready(
+    files: DaemonFiles,
+    daemon: RunningDaemon,
+    answers: Callable[[], bool],
+    *,
+    deadline: float,
+) -> None:
+    """Wait until ``answers()``; ``deadline`` is a ``time.monotonic()`` value.
+
+    Raises DevStackError with the end of the log when the process ends first or the time is up.
+    """
+    while True:
+        # First of all ours must live: another program on its port could answer in its place.
+        if start_of(daemon.pid) != daemon.started:
+            raise DevStackError(f"{files.name} ended while starting.{_log_tail(files)}")
+        if answers():
+            return
+        if time.monotonic() > deadline:
+            raise DevStackError(f"{files.name} does not answer on port {daemon.port}.{_log_tail(files)}")
+        time.sleep(_POLL_SECONDS)
+
+
+def require_free_port(port: int, *, name: str, option: str) -> None:
+    """Raise DevStackError when something listens on the loopback port, naming it where it can be read."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                raise DevStackError(
+                    f"{name} cannot use port {port}: {exc.strerror}; choose {option}"
+                ) from exc
+        else:
+            return
+    raise DevStackError(
+        f"port {port} for the {name} is in use{port_owner(port)}; stop that, or choose another with {option}"
+    )
+
+
+def accepts(port: int) -> bool:
+    """True when something accepts connections on the loopback port."""
+    with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1):
+        return True
+    return False
+
+
+def start_of(pid: int) -> str | None:
+    """When the process started, as text equal only for the same process; None when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else _start_by_ps(pid)
+    fields = stat.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
+    return None if fields[0] in "ZX" else f"{_boot()}/{fields[19]}"
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _start_by_ps(pid: int) -> str | None:
+    answer = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() or None
+
+
+def _record(files: DaemonFiles, pid: int, port: int) -> RunningDaemon:
+    started = start_of(pid)
+    if started is None:
+        raise DevStackError(f"{files.name} ended at once.{_log_tail(files)}")
+    daemon = RunningDaemon(pid, started, port)
+    part = files.pid_file.with_suffix(".pid.part")
+    part.write_text(json.dumps(asdict(daemon)), encoding="utf-8")
+    part.replace(files.pid_file)
+    return daemon
+
+
+def _signal(daemon: RunningDaemon, number: signal.Signals) -> None:
+    if start_of(daemon.pid) == daemon.started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(daemon.pid, number)
+
+
+def _wait_gone(daemon: RunningDaemon, deadline: float) -> bool:
+    while start_of(daemon.pid) == daemon.started:
+        if time.monotonic() > deadline:
+            return False
+        _reap(daemon.pid)
+        time.sleep(_POLL_SECONDS / 2)
+    _reap(daemon.pid)
+    return True
+
+
+def _reap(pid: int) -> None:
+    """Collect the process if it is our own child, so that no zombie stays while we live."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _log_tail(files: DaemonFiles) -> str:
+    try:
+        lines = files.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f" No log at {files.log_file}."
+    return "\n".join([f" The end of {files.log_file}:", *lines[-_LOG_LINES:]])

@@ -1,0 +1,1 @@
+"""Sink workers: Kafka topics into tables, exactly once."""
