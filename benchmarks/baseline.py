@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.avro.functions import from_avro
 
+COLUMNS = ("id", "amount", "total", "name", "note", "ratio", "price", "at", "digest", "flag")
 TABLE_PROPERTIES = (
     "'delta.enableDeletionVectors'='true','delta.columnMapping.mode'='name','delta.enableTypeWidening'='true'"
 )
@@ -34,8 +35,8 @@ class BaselineJob:
     def create(self, spark: SparkSession) -> None:
         """Make the empty target table."""
         spark.sql(
-            f"CREATE TABLE IF NOT EXISTS delta.`{self.table}` (id BIGINT, amount INT, total BIGINT, name STRING, "
-            "note STRING, ratio DOUBLE, price DECIMAL(20,4), at TIMESTAMP_NTZ, digest BINARY, flag INT) "
+            f"CREATE TABLE IF NOT EXISTS delta.`{self.table}` (id BIGINT, amount INT, total BIGINT, "
+            "name STRING, note STRING, ratio DOUBLE, price DECIMAL(20,4), at TIMESTAMP_NTZ, digest BINARY, flag INT) "
             f"USING delta TBLPROPERTIES ({TABLE_PROPERTIES})"
         )
 
@@ -74,11 +75,10 @@ class BaselineJob:
             .withColumn("at", F.expr("cast(at as timestamp_ntz)"))
         )
         rows.createOrReplaceTempView("changes")
-        columns = "id amount total name note ratio price at digest flag".split()
         spark.sql(
             f"MERGE INTO delta.`{self.table}` t USING changes s ON t.id = s.key_id "
             "WHEN MATCHED AND s.deleted THEN DELETE "
-            f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{c} = s.{c}' for c in columns)} "
-            f"WHEN NOT MATCHED AND NOT s.deleted THEN INSERT ({', '.join(columns)}) "
-            f"VALUES ({', '.join(f's.{c}' for c in columns)})"
+            f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{c} = s.{c}' for c in COLUMNS)} "
+            f"WHEN NOT MATCHED AND NOT s.deleted THEN INSERT ({', '.join(COLUMNS)}) "
+            f"VALUES ({', '.join(f's.{c}' for c in COLUMNS)})"
         )

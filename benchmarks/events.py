@@ -48,7 +48,8 @@ def _row(random: Random, key: int, number: int) -> dict[str, Value]:
         "note": f"event {number} of key {key}, with a little text to carry",
         "ratio": random.random(),
         "price": Decimal(random.randrange(10**12)).scaleb(-4),
-        "at": f"2026-01-01 {number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}.{number % 1000:03d}",
+        "at": f"2026-01-01 {number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}"
+        f".{number % 1000:03d}",
         "digest": random.randbytes(12),
         "flag": number % 2,
     }
