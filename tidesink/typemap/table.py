@@ -107,6 +107,17 @@ def _temporal(name: str, sql_type: int, reader: Reader, spark: str, lost: str) -
 
 _NO_WIDTH = "Avro calls TINYINT to INT all INT: the column arrives as int"
 _CALENDAR = "a date no calendar has follows zero-date"
+_VARCHAR = (
+    "character varying",
+    "char varying",
+    "nvarchar",
+    "nchar varying",
+    "nchar varchar",
+    "national varchar",
+    "national character varying",
+    "national char varying",
+    "varcharacter",
+)
 _UNNAMED = "canal-json has the number alone: labels need the table definition or its DDL"
 
 TYPES: tuple[TypeRow, ...] = (
@@ -131,7 +142,7 @@ TYPES: tuple[TypeRow, ...] = (
         from_avro=True,
         lost="wire long above 2^63-1 is negative and is repaired on read",
     ),
-    TypeRow("float", "FLOAT", "float", 7, "float32", "float", "float", from_avro=True),
+    TypeRow("float", "FLOAT", "float", 7, "float32", "float", "float", spellings=("float4",), from_avro=True),
     TypeRow(
         "double",
         "DOUBLE",
@@ -140,7 +151,7 @@ TYPES: tuple[TypeRow, ...] = (
         "float64",
         "float",
         "double",
-        spellings=("real", "double precision"),
+        spellings=("real", "double precision", "float8"),
         from_avro=True,
     ),
     TypeRow(
@@ -156,17 +167,17 @@ TYPES: tuple[TypeRow, ...] = (
         from_avro=True,
         lost="more than 38 digits, or a precision the wire does not say, is kept exactly as text",
     ),
-    _text("char", 1, spellings=("character", "nchar")),
-    _text("varchar", 12, spellings=("character varying", "nvarchar")),
+    _text("char", 1, spellings=("character", "nchar", "national char", "national character")),
+    _text("varchar", 12, spellings=_VARCHAR),
     _text("tinytext", 2005),
     _text("text", 2005, from_avro=True),
-    _text("mediumtext", 2005),
+    _text("mediumtext", 2005, spellings=("long", "long varchar", "long char varying")),
     _text("longtext", 2005),
     _binary("binary"),
     _binary("varbinary"),
     _binary("tinyblob"),
     _binary("blob", from_avro=True),
-    _binary("mediumblob"),
+    _binary("mediumblob", spellings=("long varbinary",)),
     _binary("longblob"),
     TypeRow(
         "bit",

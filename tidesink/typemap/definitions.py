@@ -1,0 +1,276 @@
+"""The tables that configuration and DDL events have told of, kept up to date statement by statement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.errors import ConfigError
+from tidesink.typemap.ddl_alter import alter, drop_index
+from tidesink.typemap.ddl_create import (
+    Index,
+    TableDefinition,
+    add_unique,
+    read_create_table,
+    read_index_columns,
+    read_table_name,
+    skip_create_table,
+)
+from tidesink.typemap.sql_lexer import Token, tokens
+from tidesink.typemap.sql_reader import SqlReader, split_by_comma
+
+_VERSION = 1
+_Key = tuple[str, str]
+
+
+class TableDefinitions:
+    """Table definitions by name, which compares without case as in TiDB.
+
+    ``apply`` is what a topic's DDL does; ``to_json`` and ``from_json`` carry the state over a restart.
+    ``version`` grows with every change, so that a reader can tell whether what it built still holds.
+    """
+
+    def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
+        self._tables: dict[_Key, TableDefinition] = {}
+        self._schemas: dict[_Key, TableSchema] = {}
+        self.version = 0
+        for schema in schemas:
+            self.put(schema)
+
+    def get(self, table: TableId) -> TableSchema | None:
+        """The table's columns and keys, or None where nothing told of it."""
+        key = _key(table)
+        schema = self._schemas.get(key)
+        if schema is None and key in self._tables:
+            schema = self._schemas[key] = self._tables[key].schema()
+        return schema
+
+    def put(self, schema: TableSchema) -> None:
+        """Sets a table, whatever was known of it."""
+        self._set(_definition_of(schema))
+
+    def __iter__(self) -> Iterator[TableId]:
+        return iter([definition.table for definition in self._tables.values()])
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __contains__(self, table: object) -> bool:
+        return isinstance(table, TableId) and _key(table) in self._tables
+
+    def apply(self, query: str, default_schema: str = "") -> tuple[TableId, ...]:
+        """What DDL text does to the tables; the tables it changed, under their new names.
+
+        A statement about no columns or keys (views, databases, options), and an ALTER of a table
+        nobody told of, changes nothing and gives ``()``. A statement sent twice changes nothing the
+        second time. Several statements may stand in one text.
+
+        Raises:
+            ConfigError: a statement about a table that cannot be read; no table is changed by it.
+        """
+        changed: list[TableId] = []
+        for statement in _statements(query):
+            read = _STATEMENTS.get(statement[0].text.upper())
+            if read is not None:
+                changed += read(self, SqlReader(statement), default_schema)
+        return tuple(dict.fromkeys(changed))
+
+    def to_json(self) -> str:
+        """All definitions as JSON text."""
+        return json.dumps({"version": _VERSION, "tables": [asdict(d) for d in self._tables.values()]})
+
+    @classmethod
+    def from_json(cls, text: str) -> TableDefinitions:
+        """The definitions ``to_json`` wrote.
+
+        Raises:
+            ConfigError: text of another version.
+        """
+        found = json.loads(text)
+        if found.get("version") != _VERSION:
+            raise ConfigError(f"table definitions of version {found.get('version')!r}: expected {_VERSION}")
+        definitions = cls()
+        for table in found["tables"]:
+            definitions._set(_restored(table))
+        return definitions
+
+    def _set(self, definition: TableDefinition) -> None:
+        key = _key(definition.table)
+        self._tables[key] = definition
+        self._schemas.pop(key, None)
+        self.version += 1
+
+    def _remove(self, table: TableId) -> TableDefinition | None:
+        self._schemas.pop(_key(table), None)
+        self.version += 1
+        return self._tables.pop(_key(table), None)
+
+    def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        if not skip_create_table(sql):
+            return self._create_index(sql, default_schema)
+        source = _like(sql, default_schema)
+        if source is None:
+            created = read_create_table(sql, default_schema)
+        else:
+            old, new = source
+            if _key(old) not in self._tables:
+                return []
+            created = replace(self._tables[_key(old)], table=new)
+        self._set(created)
+        return [created.table]
+
+    def _create_index(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        if not (sql.skip("CREATE", "UNIQUE", "INDEX") or sql.skip("CREATE", "UNIQUE", "KEY")):
+            return []
+        sql.skip("IF", "NOT", "EXISTS")
+        name = sql.name()
+        while not sql.skip("ON"):
+            sql.take()
+        table = read_table_name(sql, default_schema)
+        columns = read_index_columns(sql.group())
+        return self._change(table, lambda definition: add_unique(definition, name, columns))
+
+    def _change(self, table: TableId, change: Callable[[TableDefinition], TableDefinition]) -> list[TableId]:
+        definition = self._tables.get(_key(table))
+        if definition is None:
+            return []
+        self._set(change(definition))
+        return [definition.table]
+
+    def _alter(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        if not sql.skip("ALTER", "TABLE"):
+            return []
+        definition = self._tables.get(_key(read_table_name(sql, default_schema)))
+        if definition is None:
+            return []
+        table = definition.table
+        for part in split_by_comma(_rest(sql)):
+            altered = alter(definition, SqlReader(part)) if part else None
+            if altered is not None:
+                definition = replace(altered.definition, table=altered.renamed_to or definition.table)
+        if definition.table != table:
+            self._remove(table)
+        self._set(definition)
+        return [definition.table]
+
+    def _drop(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        sql.take()
+        if sql.skip_any("DATABASE", "SCHEMA"):
+            sql.skip("IF", "EXISTS")
+            return self._drop_database(sql.name())
+        if sql.skip("INDEX"):
+            return self._drop_index(sql, default_schema)
+        sql.skip("TEMPORARY")
+        if not sql.skip("TABLE"):
+            return []
+        sql.skip("IF", "EXISTS")
+        parts = [SqlReader(part) for part in split_by_comma(_rest(sql)) if part]
+        tables = [read_table_name(part, default_schema) for part in parts]
+        return [table for table in tables if self._remove(table) is not None]
+
+    def _drop_database(self, name: str) -> list[TableId]:
+        tables = [table for table in self if table.schema.casefold() == name.casefold()]
+        return [table for table in tables if self._remove(table) is not None]
+
+    def _drop_index(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        sql.skip("IF", "EXISTS")
+        name = sql.name()
+        sql.need("ON")
+        return self._change(read_table_name(sql, default_schema), lambda d: drop_index(d, name))
+
+    def _rename(self, sql: SqlReader, default_schema: str) -> list[TableId]:
+        if not sql.skip("RENAME", "TABLE"):
+            return []
+        changed = []
+        for part in split_by_comma(_rest(sql)):
+            pair = SqlReader(part)
+            old = read_table_name(pair, default_schema)
+            pair.need("TO")
+            new = read_table_name(pair, default_schema)
+            moved = self._remove(old)
+            if moved is not None:
+                self._set(replace(moved, table=new))
+                changed.append(new)
+        return changed
+
+
+def _key(table: TableId) -> _Key:
+    return table.schema.casefold(), table.name.casefold()
+
+
+def _rest(sql: SqlReader) -> list[Token]:
+    rest = []
+    while not sql.done:
+        rest.append(sql.take())
+    return rest
+
+
+def _statements(query: str) -> Iterator[list[Token]]:
+    statement: list[Token] = []
+    for token in [*_producer_tokens(query), Token("sign", ";")]:
+        if not token.says(";"):
+            statement.append(token)
+        elif statement:
+            yield statement
+            statement = []
+
+
+def _producer_tokens(query: str) -> list[Token]:
+    # TiDB's restorer leaves backslashes as they are (tiflow c7b2588); what a person wrote escapes them.
+    try:
+        return tokens(query, backslash_escapes=False)
+    except ConfigError:
+        return tokens(query)
+
+
+def _like(sql: SqlReader, default_schema: str) -> tuple[TableId, TableId] | None:
+    """The two tables of CREATE TABLE a LIKE b, or CREATE TABLE a (LIKE b); nothing is taken otherwise."""
+    ahead = 3 if sql.peek(1).says(".") else 1
+    if not (sql.peek(ahead).says("LIKE") or (sql.peek(ahead).says("(") and sql.peek(ahead + 1).says("LIKE"))):
+        return None
+    new = read_table_name(sql, default_schema)
+    sql.skip("(")
+    sql.need("LIKE")
+    return read_table_name(sql, default_schema), new
+
+
+def _definition_of(schema: TableSchema) -> TableDefinition:
+    handle = tuple(column.name for column in schema.handle_columns)
+    primary = tuple(column.name for column in schema.primary_key)
+    # A handle that is no primary key can only be a unique key.
+    uniques = (Index(handle[0], handle),) if handle and not primary else ()
+    known = [column.column_id or 0 for column in schema.columns]
+    return TableDefinition(
+        schema.table,
+        schema.columns,
+        primary,
+        uniques,
+        next_column_id=max([*known, len(known)], default=0) + 1,
+    )
+
+
+def _restored(found: dict[str, object]) -> TableDefinition:
+    columns = [dict(column) for column in found["columns"]]  # type: ignore[attr-defined]
+    for column in columns:
+        members = column["type"]["members"]
+        column["type"] = ColumnType(
+            **{**column["type"], "members": members if members is None else tuple(members)}
+        )
+    return TableDefinition(
+        table=TableId(*found["table"]),  # type: ignore[misc]
+        columns=tuple(Column(**column) for column in columns),
+        primary_key=tuple(found["primary_key"]),  # type: ignore[arg-type]
+        uniques=tuple(Index(u["name"], tuple(u["columns"])) for u in found["uniques"]),  # type: ignore[attr-defined]
+        next_column_id=found["next_column_id"],  # type: ignore[arg-type]
+        charset=found["charset"],  # type: ignore[arg-type]
+    )
+
+
+_STATEMENTS: dict[str, Callable[[TableDefinitions, SqlReader, str], list[TableId]]] = {
+    "CREATE": TableDefinitions._create,
+    "ALTER": TableDefinitions._alter,
+    "DROP": TableDefinitions._drop,
+    "RENAME": TableDefinitions._rename,
+}
