@@ -1,0 +1,63 @@
+"""What every codec's column expressions are: a raw Kafka frame to a decoded one, inside the JVM.
+
+The raw frame is Spark's own Kafka batch: ``topic string, partition int, offset bigint,
+timestamp timestamp, key binary, value binary``.
+
+The decoded frame has one row an event:
+
+==================  ==========================  ====================================================
+column              type                        meaning
+==================  ==========================  ====================================================
+``_topic``          string
+``_partition``      int
+``_offset``         bigint
+``_index``          int                         which event of the message, from 0
+``_kind``           string                      one of ``KINDS``
+``_commit_ts``      bigint                      null where the wire does not say
+``_error``          string                      ``bad``: a class name of ``tidesink.errors``
+``_reason``         string                      ``bad``: what is wrong
+``_zero_dates``     array<string>               columns whose date no calendar has was made null
+``_schema_key_id``  int                         ``unplanned`` and ``bad``, flat-avro
+``_schema_value_id``  int                       ``unplanned`` and ``bad``, flat-avro
+``_fields``         array<string>               ``unplanned``, canal-json: columns the plan lacks
+``_key``            binary                      the record's key, for ``bad`` and ``ddl`` alone
+``_value``          binary                      the record's value, for ``bad`` and ``ddl`` alone
+``key``             struct of the key columns   rows only
+``old_key``         struct of the key columns   an update which changes the key, else null
+``after``           struct of all columns       upserts only
+==================  ==========================  ====================================================
+
+``unplanned`` is a message the plan was not made for (an unknown schema id, an unknown column): look it
+up, plan anew, decode the batch again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tidesink.typemap.shape import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+UPSERT: Final = "upsert"
+DELETE: Final = "delete"
+DDL: Final = "ddl"
+WATERMARK: Final = "watermark"
+BAD: Final = "bad"
+UNPLANNED: Final = "unplanned"
+
+KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED)
+ROW_KINDS: Final = (UPSERT, DELETE)
+FILTERED_KINDS: Final = (DDL, WATERMARK)
+
+
+class DecodeColumns(Protocol):
+    """A plan: the expressions that decode one table's batch into one shape."""
+
+    @property
+    def shape(self) -> TableShape:
+        """What ``after`` holds: the columns of every writer schema planned for, and the base shape's."""
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """The decoded frame of a raw one; lazy, in one pass."""

@@ -1,0 +1,119 @@
+"""The Spark session a worker runs in, with defaults that suit one machine.
+
+ANSI mode is on, the session's zone is UTC, and the connector jars come from Spark's own Ivy. What the
+user sets in ``conf`` wins, save the few settings that values depend on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tidesink.errors import ConfigError
+from tidesink.sinks.ivy import spark_connector_jars
+from tidesink.sinks.java import java_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A corrupt length in an Avro record must fail that record and not exhaust the heap: no TiDB value is
+# larger than 120 MiB (TiDB's txn-entry-size-limit).
+_AVRO_LIMIT: Final = 134_217_728
+_JAVA_OPTIONS: Final = (
+    f"-Dorg.apache.avro.limits.bytes.maxLength={_AVRO_LIMIT} "
+    f"-Dorg.apache.avro.limits.string.maxLength={_AVRO_LIMIT}"
+)
+
+# Values depend on these: a user's conf may repeat them and not change them.
+FIXED: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+}
+
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A worker lives for months: Spark keeps 1,000 finished jobs and queries otherwise.
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
+    "spark.sql.ui.retainedExecutions": "5",
+}
+_JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+
+
+def build_session(
+    *,
+    app_name: str = "tidesink",
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    jars: Sequence[Path] | None = None,
+    driver_memory: str = "2g",
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """A Spark session that reads Kafka, decodes Avro and writes Delta.
+
+    ``jars`` are the connector jars (default: those of the installed Spark, fetched when not yet here).
+    On a cluster ``master`` is its URL and jars are shipped by Spark.
+
+    Raises:
+        ConfigError: pyspark is missing, or ``conf`` changes a setting that values depend on.
+        DevStackError: no Java, or the jars cannot be fetched.
+    """
+    settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
+    # find_java passes over a JAVA_HOME that cannot run Spark, so what it found replaces it.
+    os.environ.update(java_environment())
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    found = list(jars) if jars is not None else spark_connector_jars()
+    if found:
+        settings["spark.jars"] = ",".join(str(jar) for jar in found)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel(log_level)
+    return session
+
+
+def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str = "2g") -> dict[str, str]:
+    """Every setting of a session but its jars: defaults, then ``conf``, then what values depend on.
+
+    Raises:
+        ConfigError: ``conf`` changes a setting that values depend on.
+    """
+    for name, value in FIXED.items():
+        if conf.get(name, value).lower() != value.lower():
+            raise ConfigError(
+                f"spark.conf: {name} must stay {value}, since values depend on it; remove it", key=name
+            )
+    settings = {**_DEFAULTS, "spark.driver.memory": driver_memory}
+    settings["spark.sql.shuffle.partitions"] = str(2 * local_cores(master))
+    settings.update(conf)
+    settings.update(FIXED)
+    for name in _JAVA_KEYS:
+        settings[name] = " ".join(part for part in (_JAVA_OPTIONS, conf.get(name, "")) if part)
+    return settings
+
+
+def local_cores(master: str) -> int:
+    """The cores of a ``local[...]`` master; for a cluster a start that adaptive execution corrects."""
+    inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
+    if inside.isdigit():
+        return int(inside)
+    if inside == "*":
+        return os.cpu_count() or 1
+    return 1 if master.startswith("local") else 100

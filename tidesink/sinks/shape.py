@@ -1,0 +1,17 @@
+"""A table's shape at the target, under the sinks' own name.
+
+The classes stand in ``typemap.shape``, since the codecs' column expressions cast into a shape and may
+not import the sinks.
+"""
+
+from tidesink.typemap.shape import (
+    ShapeColumn,
+    TableShape,
+    columns_ddl,
+    merge_shape,
+    quoted,
+    shape_of,
+    wider_ddl,
+)
+
+__all__ = ["ShapeColumn", "TableShape", "columns_ddl", "merge_shape", "quoted", "shape_of", "wider_ddl"]

@@ -1,0 +1,77 @@
+"""What one batch held: a few numbers on the driver, however many events there were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """One topic-partition."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True)
+class PlaceSummary:
+    """One topic-partition's share of a batch. Offsets are of events, the largest one met."""
+
+    messages: int
+    max_offset: int
+    max_commit_ts: int | None = None
+    watermark: int | None = None
+
+
+class BadRecord(NamedTuple):
+    """The first undecodable record of a topic-partition: where, and why."""
+
+    place: Place
+    offset: int
+    error: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BatchSummary:
+    """The counts of one reduced batch, in events unless said otherwise.
+
+    ``read = row_events + filtered + bad + unplanned`` and
+    ``row_events = upserts + deletes - split_halves + superseded``: a key change is one event with two
+    rows, so ``upserts`` and ``deletes`` count rows to apply, and ``split_halves`` those among them
+    which are the delete half of a key change whose event is counted with its other half.
+    ``messages`` counts Kafka records, to be held against what was read from Kafka.
+
+    ``zero_dates``: values made null, by column, among the rows to apply. ``key_range`` holds the
+    smallest and largest value of the first key column among the rows to apply.
+    """
+
+    messages: int = 0
+    read: int = 0
+    upserts: int = 0
+    deletes: int = 0
+    split_halves: int = 0
+    superseded: int = 0
+    filtered: int = 0
+    bad: int = 0
+    unplanned: int = 0
+    max_commit_ts: int | None = None
+    key_range: tuple[object, object] | None = None
+    places: Mapping[Place, PlaceSummary] = field(default_factory=dict)
+    zero_dates: Mapping[str, int] = field(default_factory=dict)
+    bad_records: tuple[BadRecord, ...] = ()
+    unplanned_key_ids: tuple[int, ...] = ()
+    unplanned_value_ids: tuple[int, ...] = ()
+    unplanned_columns: tuple[str, ...] = ()
+    mixed_keys: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows a merge has to apply: one a key."""
+        return self.upserts + self.deletes
+
+    @property
+    def applied(self) -> int:
+        """Row events that the rows to apply stand for."""
+        return self.rows - self.split_halves

@@ -1,0 +1,216 @@
+"""A table's shape at a target: which columns, of which Spark type, under which keys.
+
+A shape grows only by what loses nothing: columns are added, integers and decimals get wider. Whatever
+else differs between two writers of one table is a conflict, refused by name. Column names are told
+apart as MySQL tells them apart, without regard to case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.typemap.render import SparkType, ZeroDate, spark_type
+from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
+
+_DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
+# Digits before and after the point that hold every value of an integer type.
+_WHOLE_DIGITS = {"int": 10, "bigint": 20}
+_DECIMAL_DDL = "decimal({},{})"
+
+
+@dataclass(frozen=True)
+class ShapeColumn:
+    """One column at the target.
+
+    ``spark`` is the Spark and Delta type as DDL text and ``reason`` why it is not the nearest one.
+    ``default`` is the default's text as TiDB holds it: rows written before the column was added have
+    this value. A key column is never null.
+    """
+
+    name: str
+    type: ColumnType
+    spark: str
+    reason: str | None = None
+    default: str | None = None
+    key: bool = False
+
+    @property
+    def comment(self) -> str:
+        """What the column is at the source, for the target's catalog."""
+        source = self.type.sql or self.type.name
+        return f"{source}; {self.reason}" if self.reason else source
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """The columns of one table at the target, in order, and its keys in column order.
+
+    ``time_zone`` is the zone in which TIMESTAMP texts of this table are read.
+    """
+
+    table: TableId
+    columns: tuple[ShapeColumn, ...]
+    keys: tuple[str, ...]
+    zero_date: ZeroDate = "null"
+    time_zone: str = "UTC"
+
+    @cached_property
+    def by_name(self) -> Mapping[str, ShapeColumn]:
+        """Columns by lower-case name."""
+        return {column.name.lower(): column for column in self.columns}
+
+    @cached_property
+    def key_columns(self) -> tuple[ShapeColumn, ...]:
+        """The key's columns, in column order; empty for a table without a key."""
+        return tuple(column for column in self.columns if column.key)
+
+    @property
+    def ddl(self) -> str:
+        """All columns as Spark DDL text: ```id` bigint, `name` string``."""
+        return columns_ddl(self.columns)
+
+    @property
+    def key_ddl(self) -> str:
+        """The key's columns as Spark DDL text."""
+        return columns_ddl(self.key_columns)
+
+
+def columns_ddl(columns: tuple[ShapeColumn, ...]) -> str:
+    """Columns as Spark DDL text, names quoted."""
+    return ", ".join(f"{quoted(column.name)} {column.spark}" for column in columns)
+
+
+def quoted(name: str) -> str:
+    """A column name as Spark SQL quotes it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def shape_of(
+    schema: TableSchema,
+    *,
+    keys: tuple[str, ...] | None = None,
+    zero_date: ZeroDate = "null",
+    time_zone: str = "UTC",
+) -> TableShape:
+    """The shape of a source table. Virtual columns, which no codec gives a value, are left out.
+
+    ``keys`` overrides the key of the source. In a key column a date no calendar has is always an
+    error, since a null key would name no row.
+
+    Raises:
+        ConfigError: ``keys`` names a column the table does not have.
+    """
+    wanted = keys if keys is not None else tuple(column.name for column in schema.handle_columns)
+    folded = {name.lower() for name in wanted}
+    columns = tuple(
+        _shape_column(column, key=column.name.lower() in folded, zero_date=zero_date)
+        for column in schema.columns
+        if not column.virtual
+    )
+    missing = folded - {column.name.lower() for column in columns}
+    if missing:
+        raise ConfigError(
+            f"keys: {schema.table} has no column {', '.join(sorted(missing))}; "
+            f"its columns are {', '.join(column.name for column in columns)}",
+            table=str(schema.table),
+        )
+    return TableShape(
+        schema.table,
+        columns,
+        tuple(c.name for c in columns if c.key),
+        zero_date=zero_date,
+        time_zone=time_zone,
+    )
+
+
+def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeColumn:
+    spark: SparkType = spark_type(column.type, zero_date=zero_date)
+    return ShapeColumn(column.name, column.type, spark.ddl, spark.reason, column.default, key)
+
+
+def merge_shape(old: TableShape, new: TableShape) -> TableShape:
+    """``old`` with what ``new`` adds: columns at the end, wider types; nothing is ever taken away.
+
+    Where both have a column, ``old`` names it and ``new`` says its members and default.
+
+    Raises:
+        SchemaRefusedError: a column's types cannot be one, or the keys differ; the message says which.
+    """
+    _check_keys(old, new)
+    kept = tuple(_joined(old, column, new.by_name.get(column.name.lower())) for column in old.columns)
+    added = tuple(column for column in new.columns if column.name.lower() not in old.by_name)
+    return replace(old, columns=kept + added)
+
+
+def _check_keys(old: TableShape, new: TableShape) -> None:
+    if {key.lower() for key in old.keys} != {key.lower() for key in new.keys}:
+        raise SchemaRefusedError(
+            f"the key changed from ({', '.join(old.keys)}) to ({', '.join(new.keys)}): rows already "
+            "written cannot be found under the new key. Make the table again under another name, or "
+            "set keys to columns both have",
+            table=str(old.table),
+        )
+
+
+def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> ShapeColumn:
+    if new is None:
+        return old
+    ddl = wider_ddl(old.spark, new.spark, text_holds=row_of(new.type).reader == "decimal")
+    if ddl is None:
+        raise SchemaRefusedError(
+            f"column {old.name!r} is {old.spark} ({old.type.sql or old.type.name}) and a newer schema says "
+            f"{new.spark} ({new.type.sql or new.type.name}): no type holds both. Make the table again "
+            "under another name to take the new type",
+            table=str(shape.table),
+            column=old.name,
+        )
+    kept = new if ddl == new.spark else old
+    members = new.type.members if new.type.members is not None else old.type.members
+    return ShapeColumn(
+        old.name, _wider_type(kept.type, ddl, members), ddl, kept.reason, new.default, key=old.key
+    )
+
+
+def _wider_type(column_type: ColumnType, ddl: str, members: tuple[str, ...] | None) -> ColumnType:
+    digits = _DECIMAL.fullmatch(ddl)
+    if digits and row_of(column_type).reader == "decimal":
+        precision, scale = int(digits.group(1)), int(digits.group(2))
+        if (precision, scale) != (column_type.precision, column_type.scale):
+            return ColumnType("decimal", precision=precision, scale=scale)
+    return replace(column_type, members=members)
+
+
+def wider_ddl(old: str, new: str, *, text_holds: bool = False) -> str | None:
+    """The Spark type that holds the values of both, or None. ``old`` is what a target has already.
+
+    ``text_holds``: values of ``new`` may be kept as text in a string column, and decimals whose
+    precision the wire does not say may be read into a decimal column.
+    """
+    if old == new:
+        return old
+    if text_holds and (old == "string" or new == "string"):
+        return old
+    if {old, new} == {"float", "double"}:
+        return "double"
+    if {old, new} == {"int", "bigint"}:
+        return "bigint"
+    return _wider_decimal(_digits(old), _digits(new))
+
+
+def _digits(ddl: str) -> tuple[int, int] | None:
+    found = _DECIMAL.fullmatch(ddl)
+    if found:
+        return int(found.group(1)) - int(found.group(2)), int(found.group(2))
+    return (_WHOLE_DIGITS[ddl], 0) if ddl in _WHOLE_DIGITS else None
+
+
+def _wider_decimal(old: tuple[int, int] | None, new: tuple[int, int] | None) -> str | None:
+    if old is None or new is None:
+        return None
+    whole, scale = max(old[0], new[0]), max(old[1], new[1])
+    return _DECIMAL_DDL.format(whole + scale, scale) if whole + scale <= SPARK_MAX_PRECISION else None
