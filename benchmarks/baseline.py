@@ -36,7 +36,8 @@ class BaselineJob:
         """Make the empty target table."""
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS delta.`{self.table}` (id BIGINT, amount INT, total BIGINT, "
-            "name STRING, note STRING, ratio DOUBLE, price DECIMAL(20,4), at TIMESTAMP_NTZ, digest BINARY, flag INT) "
+            "name STRING, note STRING, ratio DOUBLE, price DECIMAL(20,4), "
+            "at TIMESTAMP_NTZ, digest BINARY, flag INT) "
             f"USING delta TBLPROPERTIES ({TABLE_PROPERTIES})"
         )
 
