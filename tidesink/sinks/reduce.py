@@ -80,9 +80,7 @@ def order_key(
     return (position.source, writes, *kafka)
 
 
-def reduce(  # noqa: A001 - the verb of the design; nobody wants functools' here
-    events: Iterable[ChangeEvent], keys: Sequence[str], sequence_by: SequenceBy = "kafka"
-) -> Reduced:
+def reduce(events: Iterable[ChangeEvent], keys: Sequence[str], sequence_by: SequenceBy = "kafka") -> Reduced:
     """The events of one table's batch as one row a key.
 
     Raises:
@@ -113,7 +111,8 @@ def _halves(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, 
         return [(key, Op.DELETE, ReducedRow(position, commit_ts, None, half=False))]
     after = event.after or {}
     key = _key_of(event, keys, after, event.key or {})
-    rows = [(key, event.op, ReducedRow(position, commit_ts, after, half=False))]
+    written = ReducedRow(position, commit_ts, after, half=False)
+    rows: list[tuple[Key, Op, ReducedRow]] = [(key, event.op, written)]
     if event.before is not None:
         # A partial before image holds what changed: a key column it lacks kept its value.
         old = _key_of(event, keys, event.before, after)
