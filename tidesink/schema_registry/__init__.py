@@ -1,0 +1,51 @@
+"""Schemas by id and by subject: the registry client, its in-memory twin, and the names TiCDC uses."""
+
+from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
+from tidesink.schema_registry.base import SchemaReader, SchemaRegistry, SchemaWriter
+from tidesink.schema_registry.client import SchemaRegistryClient
+from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.models import (
+    COMPATIBILITY_LEVELS,
+    CompatibilityLevel,
+    CompatibilityResult,
+    RegisteredSchema,
+)
+from tidesink.schema_registry.naming import (
+    SubjectPart,
+    TopicRule,
+    require_both_placeholders,
+    sanitize_name,
+    sanitize_namespace,
+    subject,
+)
+from tidesink.schema_registry.opening import open_registry
+from tidesink.schema_registry.transport import RetryPolicy, Timeouts
+
+__all__ = [
+    "COMPATIBILITY_LEVELS",
+    "Auth",
+    "BasicAuth",
+    "BearerAuth",
+    "CompatibilityLevel",
+    "CompatibilityResult",
+    "Incompatibility",
+    "MemorySchemaRegistry",
+    "NoAuth",
+    "RegisteredSchema",
+    "RetryPolicy",
+    "SchemaReader",
+    "SchemaRegistry",
+    "SchemaRegistryClient",
+    "SchemaWriter",
+    "SubjectPart",
+    "Timeouts",
+    "TlsOptions",
+    "TopicRule",
+    "incompatibilities",
+    "open_registry",
+    "require_both_placeholders",
+    "sanitize_name",
+    "sanitize_namespace",
+    "subject",
+]

@@ -1,0 +1,60 @@
+"""The schema registry as tidesink uses it: Confluent's REST API, reduced to what TiCDC needs.
+
+Two implementations keep one contract: :class:`~tidesink.schema_registry.client.SchemaRegistryClient` over
+HTTP and :class:`~tidesink.schema_registry.memory.MemorySchemaRegistry` inside the process. Both may be
+shared by threads.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from tidesink.schema_registry.models import CompatibilityLevel, CompatibilityResult, RegisteredSchema
+
+
+@runtime_checkable
+class SchemaReader(Protocol):
+    """What a decoder needs."""
+
+    def schema_by_id(self, schema_id: int) -> str:
+        """The text of a schema; raises SchemaNotFoundError."""
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """The newest version of a subject; raises SchemaNotFoundError."""
+
+    def lookup(self, subject: str, schema_text: str) -> RegisteredSchema | None:
+        """Where a subject holds this schema, or None."""
+
+    def versions(self, subject: str) -> list[int]:
+        """The versions of a subject, ascending; raises SchemaNotFoundError."""
+
+    def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
+        """One version of a subject; raises SchemaNotFoundError."""
+
+    def subjects(self) -> list[str]:
+        """Every subject, sorted."""
+
+
+@runtime_checkable
+class SchemaWriter(Protocol):
+    """What an encoder needs, and whoever sets the rules."""
+
+    def register(self, subject: str, schema_text: str) -> int:
+        """The id of a schema under a subject, new or not; raises IncompatibleSchemaError."""
+
+    def check_compatibility(self, subject: str, schema_text: str) -> CompatibilityResult:
+        """Whether ``register`` would take the schema now; a subject without versions takes any."""
+
+    def compatibility_level(self, subject: str | None = None) -> CompatibilityLevel:
+        """The level that holds for a subject, or the registry's own."""
+
+    def set_compatibility_level(self, level: CompatibilityLevel, *, subject: str | None = None) -> None:
+        """Set the level of a subject, or the registry's own."""
+
+
+@runtime_checkable
+class SchemaRegistry(SchemaReader, SchemaWriter, Protocol):
+    """A registry to read and to write; close it when done."""
+
+    def close(self) -> None:
+        """Let go of connections; the registry must not be used afterwards."""

@@ -1,0 +1,192 @@
+"""Names on the way from a table to its topic, its subjects and its Avro record.
+
+Rules of TiCDC (tiflow c7b2588; the new architecture, b813e76, has the same ones). All three ways lose
+something: a topic, a subject and an Avro name cannot be turned back into the table's name with certainty,
+so :meth:`TopicRule.table_of` refuses to guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError
+
+SubjectPart = Literal["key", "value"]
+
+# Kafka's own limit for a topic's name.
+MAX_TOPIC_LENGTH = 249
+
+_NOT_IN_TOPIC = re.compile(r"[^A-Za-z0-9._-]")
+_NOT_IN_AVRO_NAME = re.compile(r"[^A-Za-z0-9_]")
+_TEXT = r"[A-Za-z0-9._-]*"
+_EXPRESSION = re.compile(
+    rf"(?P<prefix>{_TEXT})(?P<schema>\{{schema\}})?(?P<middle>{_TEXT})(?P<table>\{{table\}})?(?P<suffix>{_TEXT})"
+)
+# Names that Kafka refuses, and what TiCDC writes to instead.
+_RESERVED_TOPICS = {".": "_", "..": "__"}
+
+
+def subject(topic: str, part: SubjectPart) -> str:
+    """The subject of a topic's key or value: TopicNameStrategy on the topic with ``.`` turned to ``_``."""
+    return f"{topic.replace('.', '_')}-{part}"
+
+
+def sanitize_name(name: str) -> str:
+    """The Avro name of a table, a column or one part of a namespace.
+
+    Each code point outside ``[A-Za-z0-9_]`` becomes one ``_``; a digit in front gets a ``_`` before it.
+    """
+    cleaned = _NOT_IN_AVRO_NAME.sub("_", name)
+    return f"_{cleaned}" if "0" <= cleaned[:1] <= "9" else cleaned
+
+
+def sanitize_namespace(namespace: str, schema: str) -> str:
+    """The Avro namespace of a table's records: the changefeed's namespace (or keyspace) and the database."""
+    return f"{sanitize_name(namespace)}.{sanitize_name(schema)}"
+
+
+def _topic_name(text: str) -> str:
+    cut = text[:MAX_TOPIC_LENGTH]
+    return _RESERVED_TOPICS.get(cut, cut)
+
+
+def _in_topic(name: str) -> str:
+    return _NOT_IN_TOPIC.sub("_", name)
+
+
+@dataclass(frozen=True)
+class TopicRule:
+    """Which topic a table's changes go to: ``[prefix]{schema}[middle]{table}[suffix]`` or a fixed name.
+
+    TiCDC's ``dispatchers`` language: the placeholders in that order, either may be left out, the rest of
+    ``[A-Za-z0-9._-]``.
+    """
+
+    text: str
+    prefix: str
+    middle: str
+    suffix: str
+    has_schema: bool
+    has_table: bool
+
+    @classmethod
+    def parse(cls, text: str) -> TopicRule:
+        """Read a rule; raises :class:`ConfigError` where TiCDC would refuse it, or Kafka the topic."""
+        found = _EXPRESSION.fullmatch(text)
+        if found is None or not text:
+            raise ConfigError(
+                f"topic rule {text!r} is not [prefix]{{schema}}[middle]{{table}}[suffix] or a topic's name: "
+                "the placeholders go in that order, the text between them may hold A-Z a-z 0-9 . _ -"
+            )
+        parts = found.groupdict()
+        rule = cls(
+            text=text,
+            prefix=parts["prefix"],
+            middle=parts["middle"],
+            suffix=parts["suffix"],
+            has_schema=parts["schema"] is not None,
+            has_table=parts["table"] is not None,
+        )
+        if rule.is_fixed and _topic_name(text) != text:
+            raise ConfigError(
+                f"Kafka takes no topic named {text!r}: up to {MAX_TOPIC_LENGTH} characters, not '.' or '..'"
+            )
+        return rule
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every table goes to one topic."""
+        return not (self.has_schema or self.has_table)
+
+    @property
+    def names_tables(self) -> bool:
+        """Whether both placeholders are there, so that a topic serves one table."""
+        return self.has_schema and self.has_table
+
+    def topic_for(self, table: TableId) -> str:
+        """The topic that carries a table, sanitised and cut at 249 characters as TiCDC does."""
+        schema = _in_topic(table.schema) if self.has_schema else ""
+        name = _in_topic(table.name) if self.has_table else ""
+        return _topic_name(f"{self.prefix}{schema}{self.middle}{name}{self.suffix}")
+
+    def matches(self, topic: str) -> bool:
+        """Whether some table could render to this topic."""
+        if self.is_fixed:
+            return topic == self.text
+        if len(topic) == MAX_TOPIC_LENGTH and topic.startswith(self.prefix[:MAX_TOPIC_LENGTH]):
+            return True  # what stood behind the cut cannot be asked for
+        return self._pattern().fullmatch(topic) is not None
+
+    def candidates(self, topic: str) -> tuple[TableId, ...]:
+        """Every way to split a topic back into schema and table; empty unless the rule names both.
+
+        The names are the sanitised ones: ``a$b`` reads back as ``a_b``.
+        """
+        outside = len(self.prefix) + len(self.suffix)
+        if not self.names_tables or not self.matches(topic) or len(topic) < outside:
+            return ()
+        body = topic[len(self.prefix) : len(topic) - len(self.suffix)]
+        width = len(self.middle)
+        return tuple(
+            TableId(body[:at], body[at + width :])
+            for at in range(1, len(body) - width)
+            if body.startswith(self.middle, at)
+        )
+
+    def table_of(self, topic: str, known_tables: Iterable[TableId] = ()) -> TableId:
+        """The one table that a topic carries: a known table which renders to it, else the only split.
+
+        Raises :class:`ConfigError` where no table, or more than one, could stand behind the topic.
+        """
+        known = [table for table in dict.fromkeys(known_tables) if self.topic_for(table) == topic]
+        if len(known) > 1:
+            raise ConfigError(self._shared(topic, known))
+        if known:
+            return known[0]
+        found = self.candidates(topic)
+        if len(found) == 1 and len(topic) < MAX_TOPIC_LENGTH:
+            return found[0]
+        raise ConfigError(f"{self._why_unknown(topic, found)}: list the table in `tables:`")
+
+    def _shared(self, topic: str, tables: list[TableId]) -> str:
+        names = " and ".join(str(table) for table in tables)
+        if self.is_fixed:
+            return f"the fixed topic {topic!r} serves exactly one table, and {names} are configured on it"
+        return f"by the rule {self.text!r} the tables {names} share the topic {topic!r}: one topic, one table"
+
+    def _why_unknown(self, topic: str, found: tuple[TableId, ...]) -> str:
+        if not self.matches(topic):
+            return f"topic {topic!r} does not come from the rule {self.text!r}"
+        if not self.names_tables:
+            return f"the rule {self.text!r} does not say which table topic {topic!r} carries"
+        if len(topic) >= MAX_TOPIC_LENGTH:
+            return f"topic {topic!r} has been cut at {MAX_TOPIC_LENGTH} characters"
+        shown = ", ".join(str(table) for table in found[:3]) + (", …" if found[3:] else "")
+        return f"topic {topic!r} can be read as {len(found)} tables by the rule {self.text!r} ({shown})"
+
+    def _pattern(self) -> re.Pattern[str]:
+        name = "[A-Za-z0-9._-]+"
+        parts = (
+            re.escape(self.prefix),
+            name if self.has_schema else "",
+            re.escape(self.middle),
+            name if self.has_table else "",
+            re.escape(self.suffix),
+        )
+        return re.compile("".join(parts))
+
+
+def require_both_placeholders(rule: TopicRule) -> None:
+    """Refuse a rule that would put several tables' records under one subject.
+
+    A fixed name passes: it serves one table, which :meth:`TopicRule.table_of` holds.
+    """
+    if not (rule.names_tables or rule.is_fixed):
+        raise ConfigError(
+            f"a flat-avro topic rule must contain {{schema}} and {{table}}: {rule.text!r} would put "
+            "several tables under one subject"
+        )
