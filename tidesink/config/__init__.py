@@ -5,11 +5,7 @@ from tidesink.config.models import (
     BatchSettings,
     Config,
     DeadLetterSettings,
-    RegistryAuth,
-    RegistrySettings,
-    RegistryTls,
     RetrySettings,
-    SourceSettings,
     SparkSettings,
     TableConfig,
     TableDefaults,
@@ -17,6 +13,7 @@ from tidesink.config.models import (
     TargetSettings,
 )
 from tidesink.config.problems import Problem
+from tidesink.config.source import RegistryAuth, RegistrySettings, RegistryTls, SourceSettings
 
 __all__ = [
     "BatchSettings",

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from tidesink.config.kafka import refusals
-from tidesink.config.models import Config, SourceSettings
+from tidesink.config.models import Config
 from tidesink.config.problems import Problem
+from tidesink.config.source import SourceSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
 

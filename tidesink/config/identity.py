@@ -42,7 +42,7 @@ def _record(registry: SchemaReader, topic: str) -> TableId | None:
     """Database and table as the topic's newest Avro record names them (sanitised); None without one."""
     for part in ("value", "key"):
         try:
-            record = json.loads(registry.latest(subject(topic, part)).schema_text)  # type: ignore[arg-type]
+            record = json.loads(registry.latest(subject(topic, part)).schema_text)
         except SchemaNotFoundError:
             continue
         if isinstance(record, dict) and isinstance(record.get("namespace"), str):

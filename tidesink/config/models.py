@@ -6,142 +6,25 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.change import TableId
-from tidesink.codecs.base import CodecOptions
 from tidesink.config.definition import Definition, read_definition
 from tidesink.config.fields import ByteSize, Duration, Listed, LocalPath, Model
-from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.config.paths import table_path
+from tidesink.config.source import SourceSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
-from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
+from tidesink.typemap.render import ZeroDate
 
-Protocol = Literal["flat-avro", "canal-json"]
 Deletes = Literal["hard", "soft"]
 BadRecord = Literal["pause", "dead-letter"]
 SequenceBy = Literal["kafka", "source"]
 
-PROTOCOL_ALIASES = {"avro": "flat-avro", "flat-avro": "flat-avro", "canal-json": "canal-json"}
 
-
-def _protocol(value: Any) -> Any:
-    # TiCDC takes its protocol names in any case; avro is its older name of flat-avro.
-    return PROTOCOL_ALIASES.get(value.lower(), value) if isinstance(value, str) else value
-
-
-def _time_zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(
-            "give a name of the IANA time zone database, such as UTC or Europe/Berlin"
-        ) from error
-    return name
-
-
-def _broker(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError("give host:port, several separated by commas")
-    return address
-
-
-def _registry_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("give a URL such as http://127.0.0.1:8081")
-    if parts.username or parts.password:
-        raise ValueError("put user name and password under schema-registry.auth, not into the URL")
-    return url.rstrip("/")
-
-
-def _registry(value: Any) -> Any:
-    """A plain URL stands for ``{urls: [it]}``, and ``url`` for ``urls``."""
-    if isinstance(value, str | list):
-        return {"urls": value}
-    if isinstance(value, dict) and "url" in value and "urls" not in value:
-        return {"urls" if name == "url" else name: part for name, part in value.items()}
-    return value
-
-
-class RegistryAuth(Model):
-    """Who we are to the registry: ``username`` and ``password``, or a bearer ``token``."""
-
-    username: str | None = None
-    password: SecretStr | None = None
-    token: SecretStr | None = None
-
-
-class RegistryTls(Model):
-    """TLS files in PEM form. ``verify: false`` accepts any certificate, for trying things out only."""
-
-    ca: LocalPath | None = None
-    certificate: LocalPath | None = None
-    key: LocalPath | None = None
-    verify: bool = True
-
-
-class RegistrySettings(Model):
-    """The schema registry that TiCDC writes to. Several URLs are tried in turn."""
-
-    urls: Annotated[tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1)]
-    auth: RegistryAuth | None = None
-    tls: RegistryTls | None = None
-    timeout: Duration = Field(default=10.0, gt=0)
-
-
-class SourceSettings(Model):
-    """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
-
-    brokers: Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
-    protocol: Annotated[Protocol, BeforeValidator(_protocol)]
-    topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
-    schema_registry: Annotated[RegistrySettings | None, BeforeValidator(_registry)] = None
-    enable_tidb_extension: bool = False
-    avro_decimal_handling_mode: DecimalMode = "precise"
-    avro_bigint_unsigned_handling_mode: UnsignedMode = "long"
-    avro_enable_watermark: bool = False
-    avro_include_before_value: bool = False
-    content_compatible: bool = False
-    only_output_updated_columns: bool = False
-    delete_only_output_handle_key_columns: bool = False
-    output_row_key: bool = False
-    output_raw_change_event: bool = False
-    time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
-    kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
-
-    @cached_property
-    def rules(self) -> tuple[TopicRule, ...]:
-        """The topic rules and fixed topics, in the config's order."""
-        return tuple(TopicRule.parse(text) for text in self.topics)
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """The brokers as Kafka clients take them."""
-        return ",".join(self.brokers)
-
-    def codec_options(self) -> CodecOptions:
-        """The producer's options for ``open_codec``."""
-        return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
-
-    def confluent_properties(self) -> dict[str, str]:
-        """Client properties for confluent-kafka, secrets in plain text: never log them."""
-        return confluent_properties(self.bootstrap_servers, self.kafka)
-
-    def spark_properties(self) -> dict[str, str]:
-        """Options for Spark's Kafka reader (``kafka.…``), secrets in plain text: never log them."""
-        return spark_properties(self.bootstrap_servers, self.kafka)
-
-
-_CODEC_OPTIONS = tuple(
-    name
-    for name in SourceSettings.model_fields
-    if name not in ("brokers", "protocol", "topics", "schema_registry", "kafka")
-)
+def _null_word(value: Any) -> Any:
+    # YAML reads a bare null as nothing; here it is a policy's name.
+    return "null" if value is None else value
 
 
 class TableDefaults(Model):
@@ -149,7 +32,7 @@ class TableDefaults(Model):
 
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
     deletes: Deletes = "hard"
-    zero_date: ZeroDate = "null"
+    zero_date: Annotated[ZeroDate, BeforeValidator(_null_word)] = "null"
     bad_record: BadRecord = "pause"
 
 
@@ -170,7 +53,7 @@ class TableOverride(Model):
     definition: Annotated[Definition, BeforeValidator(read_definition)] | None = None
     sequence_by: SequenceBy | None = Field(default=None, alias="sequence_by")
     deletes: Deletes | None = None
-    zero_date: ZeroDate | None = None
+    zero_date: Annotated[ZeroDate | None, BeforeValidator(_null_word)] = None
     bad_record: BadRecord | None = None
 
     @property

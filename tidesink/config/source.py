@@ -1,0 +1,178 @@
+"""``source``: Kafka, the registry, the topics, and the producer's codec options under TiCDC's names."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from tidesink.codecs.base import CodecOptions
+from tidesink.config.fields import Duration, Listed, LocalPath, Model
+from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
+from tidesink.errors import ConfigError
+from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
+from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.schema_registry.client import SchemaRegistryClient
+from tidesink.schema_registry.naming import TopicRule
+from tidesink.schema_registry.transport import Timeouts
+from tidesink.typemap.render import DecimalMode, UnsignedMode
+
+Protocol = Literal["flat-avro", "canal-json"]
+
+PROTOCOL_ALIASES = {"avro": "flat-avro", "flat-avro": "flat-avro", "canal-json": "canal-json"}
+
+
+def _protocol(value: Any) -> Any:
+    # TiCDC takes its protocol names in any case; avro is its older name of flat-avro.
+    return PROTOCOL_ALIASES.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _time_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(
+            "give a name of the IANA time zone database, such as UTC or Europe/Berlin"
+        ) from error
+    return name
+
+
+def _broker(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError("give host:port, several separated by commas")
+    return address
+
+
+def _registry_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("give a URL such as http://127.0.0.1:8081")
+    if parts.username or parts.password:
+        raise ValueError("put user name and password under schema-registry.auth, not into the URL")
+    return url.rstrip("/")
+
+
+def _registry(value: Any) -> Any:
+    """A plain URL stands for ``{urls: [it]}``, and ``url`` for ``urls``."""
+    if isinstance(value, str | list):
+        return {"urls": value}
+    if isinstance(value, dict) and "url" in value and "urls" not in value:
+        return {"urls" if name == "url" else name: part for name, part in value.items()}
+    return value
+
+
+class RegistryAuth(Model):
+    """Who we are to the registry: ``username`` and ``password``, or a bearer ``token``."""
+
+    username: str | None = None
+    password: SecretStr | None = None
+    token: SecretStr | None = None
+
+    def signing(self) -> Auth:
+        """How requests are signed."""
+        if self.token is not None:
+            return BearerAuth(self.token.get_secret_value())
+        password = self.password.get_secret_value() if self.password else ""
+        return BasicAuth(self.username or "", password)
+
+
+class RegistryTls(Model):
+    """TLS files in PEM form. ``verify: false`` accepts any certificate, for trying things out only."""
+
+    ca: LocalPath | None = None
+    certificate: LocalPath | None = None
+    key: LocalPath | None = None
+    verify: bool = True
+
+    def options(self) -> TlsOptions:
+        """The same as the registry client takes it; raises ConfigError for a file that is not there."""
+        ca, certificate, key = (
+            Path(name) if name else None for name in (self.ca, self.certificate, self.key)
+        )
+        return TlsOptions(ca=ca, client_cert=certificate, client_key=key, verify=self.verify)
+
+
+class RegistrySettings(Model):
+    """The schema registry that TiCDC writes to. Several URLs are tried in turn."""
+
+    urls: Annotated[tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1)]
+    auth: RegistryAuth | None = None
+    tls: RegistryTls | None = None
+    timeout: Duration = Field(default=10.0, gt=0)
+
+    def open(self) -> SchemaRegistry:
+        """A client of this registry.
+
+        Raises:
+            ConfigError: a TLS file is not there.
+        """
+        auth = self.auth.signing() if self.auth else None
+        tls = self.tls or RegistryTls()
+        return SchemaRegistryClient(
+            self.urls, auth=auth, tls=tls.options(), timeouts=Timeouts(read=self.timeout)
+        )
+
+
+class SourceSettings(Model):
+    """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
+
+    brokers: Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
+    protocol: Annotated[Protocol, BeforeValidator(_protocol)]
+    topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
+    schema_registry: Annotated[RegistrySettings | None, BeforeValidator(_registry)] = None
+    enable_tidb_extension: bool = False
+    avro_decimal_handling_mode: DecimalMode = "precise"
+    avro_bigint_unsigned_handling_mode: UnsignedMode = "long"
+    avro_enable_watermark: bool = False
+    avro_include_before_value: bool = False
+    content_compatible: bool = False
+    only_output_updated_columns: bool = False
+    delete_only_output_handle_key_columns: bool = False
+    output_row_key: bool = False
+    output_raw_change_event: bool = False
+    time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+    kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
+
+    @cached_property
+    def rules(self) -> tuple[TopicRule, ...]:
+        """The topic rules and fixed topics, in the config's order."""
+        return tuple(TopicRule.parse(text) for text in self.topics)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The brokers as Kafka clients take them."""
+        return ",".join(self.brokers)
+
+    def open_registry(self) -> SchemaRegistry:
+        """A client of the schema registry; close it when done.
+
+        Raises:
+            ConfigError: no registry is configured, or a TLS file is not there.
+        """
+        if self.schema_registry is None:
+            raise ConfigError(f"source.schema-registry is not set, and {self.protocol} needs it")
+        return self.schema_registry.open()
+
+    def codec_options(self) -> CodecOptions:
+        """The producer's options for ``open_codec``."""
+        return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
+
+    def confluent_properties(self) -> dict[str, str]:
+        """Client properties for confluent-kafka, secrets in plain text: never log them."""
+        return confluent_properties(self.bootstrap_servers, self.kafka)
+
+    def spark_properties(self) -> dict[str, str]:
+        """Options for Spark's Kafka reader (``kafka.…``), secrets in plain text: never log them."""
+        return spark_properties(self.bootstrap_servers, self.kafka)
+
+
+_CODEC_OPTIONS = tuple(
+    name
+    for name in SourceSettings.model_fields
+    if name not in ("brokers", "protocol", "topics", "schema_registry", "kafka")
+)
