@@ -1,0 +1,36 @@
+"""Options and fixtures of every test room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.servers import brokers, kafka_stack, registry_url, topic_prefix
+from tests.vectors import vectors_dir
+
+__all__ = ["brokers", "kafka_stack", "registry_url", "topic_prefix", "vectors_dir"]
+
+# A test that asks for one of these fixtures is marked by it, so that the fast set never starts a server.
+_MARKED_BY: Final = {"kafka_stack": "servers", "spark": "spark"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--vectors", metavar="DIR", help="golden vectors (default: ../shared/vectors, else tests/golden/data)"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for fixture, marker in _MARKED_BY.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+
+
+@pytest.fixture(scope="session")
+def vectors(pytestconfig: pytest.Config) -> Path:
+    """The folder of golden vectors for this run."""
+    return vectors_dir(pytestconfig)

@@ -1,0 +1,76 @@
+"""A real broker and a real registry for the tests, once a session.
+
+``TIDESINK_TEST_BROKERS`` and ``TIDESINK_TEST_REGISTRY`` name running ones to use instead; else containers
+where a Docker engine answers, else the local stack on free ports.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.containers import container_stack, engine_answers
+from tidesink.dev.ports import free_ports
+from tidesink.dev.stack import DevStack, StackAddresses
+
+
+@pytest.fixture(scope="session")
+def kafka_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackAddresses]:
+    """Addresses of a broker and a registry that answer."""
+    brokers, registry = (os.environ.get(f"TIDESINK_TEST_{name}") for name in ("BROKERS", "REGISTRY"))
+    if brokers and registry:
+        yield StackAddresses(brokers, registry)
+    elif engine_answers():
+        with container_stack() as addresses:
+            yield addresses
+    else:
+        with local_stack(tmp_path_factory.mktemp("stack")) as stack:
+            yield stack.addresses
+
+
+@pytest.fixture(scope="session")
+def brokers(kafka_stack: StackAddresses) -> str:
+    """``bootstrap.servers`` of the session's broker."""
+    return kafka_stack.brokers
+
+
+@pytest.fixture(scope="session")
+def registry_url(kafka_stack: StackAddresses) -> str:
+    """Base URL of the session's schema registry."""
+    return kafka_stack.registry_url
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """A prefix for topic and subject names that no other test has."""
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+@contextmanager
+def local_stack(directory: Path) -> Iterator[DevStack]:
+    """The local stack on free ports, down afterwards whatever happens."""
+    kafka_port, controller_port, registry_port = free_ports(3)
+    stack = DevStack(
+        directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
+    )
+    try:
+        stack.up()
+        yield stack
+    finally:
+        stack.down()
+
+
+def create_topics(brokers: str, partitions: Mapping[str, int]) -> None:
+    """Create topics and wait until the broker has them."""
+    admin = AdminClient({"bootstrap.servers": brokers})
+    topics = [
+        NewTopic(name, num_partitions=count, replication_factor=1) for name, count in partitions.items()
+    ]
+    for future in admin.create_topics(topics, operation_timeout=30).values():
+        future.result()
