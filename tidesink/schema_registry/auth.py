@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from tidesink.errors import ConfigError
 
-_CREDENTIALS = re.compile(r"//.*@", re.DOTALL)
+_CREDENTIALS = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://|//)?.*@", re.DOTALL)
 _URL_FORM = "write http://host:port/path or https://host:port/path"
 
 
@@ -140,7 +140,7 @@ class Endpoint:
 
 def safe_url(url: str) -> str:
     """A URL fit to be shown: credentials, query and fragment are gone, also where it is malformed."""
-    return re.split(r"[?#]", _CREDENTIALS.sub("//***@", url), maxsplit=1)[0]
+    return re.split(r"[?#]", _CREDENTIALS.sub(r"\1***@", url), maxsplit=1)[0]
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

@@ -65,6 +65,9 @@ def parse_avro(schema_text: str) -> AvroSchema:
         root = parse_schema(_marked(json.loads(schema_text)), named_schemas=names)
     except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise RegistryError(f"this is not an Avro schema ({type(exc).__name__}: {exc})") from exc
+    for name, node in names.items():
+        if _kind(node) == "record" and "fields" not in node:
+            raise RegistryError(f"this is not an Avro schema (the record {name} has no fields member)")
     return AvroSchema(root, names)
 
 
@@ -214,7 +217,11 @@ def _short(node: Node) -> str:
 
 
 def _same_name(reader: Node, writer: Node) -> bool:
-    return _short(reader) == _short(writer) or writer["name"] in reader.get("aliases", ())
+    if _short(reader) == _short(writer):
+        return True
+    namespace = reader["name"].rpartition(".")[0]
+    aliases = reader.get("aliases", ())
+    return writer["name"] in {a if "." in a or not namespace else f"{namespace}.{a}" for a in aliases}
 
 
 def _field_names(field: Node) -> tuple[str, ...]:
