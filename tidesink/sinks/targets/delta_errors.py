@@ -1,0 +1,100 @@
+"""Spark's and Delta's exceptions as tidesink's, by Java class and never by text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, TransientTargetError
+
+# What a caller must catch around calls into Spark.
+SPARK_ERRORS: Final = (Py4JError, PySparkException)
+
+# Java class (or superclass) anywhere in the chain of causes -> our class. The first row that matches wins.
+_CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
+    (
+        "org.apache.spark.sql.delta.DeltaConcurrentModificationException",
+        TransientTargetError,
+        "another writer committed to the table at the same time; nothing of this batch was written",
+    ),
+    (
+        "java.util.ConcurrentModificationException",
+        TransientTargetError,
+        "another writer committed to the table at the same time; nothing of this batch was written",
+    ),
+    (
+        "org.apache.spark.sql.AnalysisException",
+        TargetError,
+        "Delta refuses the statement, and nothing was written; was the table changed by another program?",
+    ),
+)
+
+CONCURRENT_TRANSACTION: Final = "org.apache.spark.sql.delta.ConcurrentTransactionException"
+
+
+def translated(exc: BaseException, *, table: str) -> TidesinkError:
+    """The error to raise for an exception of Spark while a commit was under way.
+
+    Classes that are known to come before the commit say so; after any other the commit may have happened.
+    """
+    names = tuple(_class_names(exc))
+    short = f"{_summary(exc)}"
+    for java_class, error, message in _CLASSES:
+        if java_class in names:
+            return error(f"{message} ({short})", table=table)
+    return CommitUnknownError(
+        f"the commit was cut off and may have happened: ask for the committed progress first ({short})",
+        table=table,
+    )
+
+
+def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
+    """The error to raise for an exception of Spark while nothing was being written."""
+    names = tuple(_class_names(exc))
+    if "org.apache.spark.sql.AnalysisException" in names:
+        return TargetError(f"Delta cannot read the table ({_summary(exc)})", table=table)
+    return TransientTargetError(f"the table cannot be read now ({_summary(exc)})", table=table)
+
+
+def is_conflict_of_transactions(exc: BaseException) -> bool:
+    """True when somebody committed a transaction version of ours at the same time."""
+    return CONCURRENT_TRANSACTION in _class_names(exc)
+
+
+def is_java(throwable: Any, name: str) -> bool:
+    """True when a Java object is of a class or of a subclass of it."""
+    return name in _superclasses(throwable)
+
+
+def _class_names(exc: BaseException) -> Iterator[str]:
+    """The classes and superclasses of the Java exception and of its causes."""
+    throwable, depth = _java_exception(exc), 0
+    while throwable is not None and depth < 20:
+        yield from _superclasses(throwable)
+        throwable, depth = throwable.getCause(), depth + 1
+
+
+def _java_exception(exc: BaseException) -> Any:
+    if isinstance(exc, Py4JJavaError):
+        return exc.java_exception
+    return getattr(exc, "_origin", None)
+
+
+def _superclasses(throwable: Any) -> Iterator[str]:
+    java_class = throwable.getClass()
+    while java_class is not None:
+        yield str(java_class.getName())
+        java_class = java_class.getSuperclass()
+
+
+def _summary(exc: BaseException) -> str:
+    """Java class and error class, where there is one. The text may hold values of rows and stays out."""
+    throwable = _java_exception(exc)
+    if throwable is None:
+        return type(exc).__name__
+    name = str(throwable.getClass().getSimpleName())
+    condition = exc.getCondition() if isinstance(exc, PySparkException) else None
+    return f"{name} {condition}" if condition else name

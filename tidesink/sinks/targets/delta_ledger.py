@@ -1,0 +1,254 @@
+"""The progress that lives in a Delta table's own commits: reading it back, and the claim that fences.
+
+Every commit of ours carries, as Delta's user metadata, who made it and what is then applied. Its
+transaction version (epoch × 2^40 + batch) makes Delta refuse or skip a commit of an older epoch. The
+ledger is read from the latest version down to the first commit of ours.
+
+Delta cleans old commits away (30 days by default), the transaction version stays. Then the history of
+the state store, written before each commit, says what that version had applied; where it does not
+know either, the ledger refuses to guess.
+
+A RESTORE brings old rows back but not the old transaction version. It is accepted only where it leads
+back to our newest commit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Protocol
+
+from tidesink.change import TableId
+from tidesink.errors import ProgressError, StaleProgressError, TransientTargetError
+from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
+from tidesink.sinks.targets.delta_log import Commit, DeltaLog
+
+APPLICATION: Final = "tidesink.progress"
+_FORMAT: Final = 1
+_CLAIM_ATTEMPTS: Final = 5
+# Operations after which the rows are not what our commits made of them.
+_REPLACING: Final = frozenset(
+    {
+        "RESTORE",
+        "CLONE",
+        "REPLACE TABLE",
+        "CREATE OR REPLACE TABLE",
+        "REPLACE TABLE AS SELECT",
+        "CREATE OR REPLACE TABLE AS SELECT",
+    }
+)
+
+EntryKind = Literal["claim", "batch"]
+
+
+class ProgressHistory(Protocol):
+    """The part of the state store that Delta needs."""
+
+    def record_progress(self, progress: Progress) -> None:
+        """Remember what a batch will have applied, before its commit."""
+
+    def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
+        """The progress of one batch by its transaction version; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied."""
+
+    kind: EntryKind
+    pipeline: str
+    epoch: int
+    batch: int
+    progress: Progress | None
+    commit: Commit
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of one table."""
+
+    log: DeltaLog
+    table: TableId
+    pipeline: str
+    path: str
+    history: ProgressHistory | None = None
+
+    def newest(self, at: int | None = None) -> Entry | None:
+        """The newest commit of ours at a version (default: the latest); None where there was none.
+
+        Raises: as ``committed``.
+        """
+        passed: list[Commit] = []
+        for commit in self.log.newest_first(at=at):
+            if commit is None:
+                return self._from_history()
+            entry = read_entry(commit)
+            if entry is not None:
+                self._check_owner(entry)
+                self._check_rows(entry, passed)
+                return entry
+            passed.append(commit)
+        return None
+
+    def committed(self) -> Progress | None:
+        """What is applied.
+
+        Raises:
+            StaleProgressError: the rows were moved back, or the table is another pipeline's.
+            ProgressError: there was progress and it can no longer be read.
+        """
+        entry = self.newest()
+        return entry.progress if entry else None
+
+    def claim(self) -> Entry:
+        """Take the next epoch by one commit, which carries on what is applied.
+
+        Raises: as ``committed``; and what Delta raises where another commit of ours came between;
+            TransientTargetError where others kept committing.
+        """
+        for _ in range(_CLAIM_ATTEMPTS):
+            at = self.log.latest()
+            entry = self._claim_at(at, self.newest(at))
+            if entry is not None:
+                return entry
+        raise TransientTargetError(
+            "others kept committing while the table was claimed", table=str(self.table)
+        )
+
+    def _claim_at(self, at: int, held: Entry | None) -> Entry | None:
+        epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
+        progress = replace(held.progress, epoch=epoch) if held and held.progress else None
+        if progress and self.history:
+            self.history.record_progress(progress)
+        text = self.entry_text("claim", epoch, batch, progress=progress)
+        version = self.log.commit_marker(APPLICATION, txn_version(epoch, batch), text, read_at=at)
+        commit = self.log.commit(version) if version is not None else None
+        return read_entry(commit) if commit else None
+
+    def entry_text(self, kind: EntryKind, epoch: int, batch: int, *, progress: Progress | None) -> str:
+        """The words a commit of ours carries."""
+        document = {
+            "tidesink": _FORMAT,
+            "kind": kind,
+            "pipeline": self.pipeline,
+            "epoch": epoch,
+            "batch": batch,
+            "progress": as_document(progress) if progress else None,
+        }
+        return json.dumps(document, separators=(",", ":"))
+
+    def since(self, version: int) -> tuple[int, list[Entry]]:
+        """The latest version, and the ledger's entries above ``version``, newest first.
+
+        Raises:
+            StaleProgressError: the table was restored or replaced since.
+        """
+        commits = [commit for commit in self.log.newest_first(above=version) if commit]
+        for commit in commits:
+            if commit.operation in _REPLACING:
+                raise self._moved(commit, version)
+        entries = [entry for entry in map(read_entry, commits) if entry]
+        return max([version, *(commit.version for commit in commits)]), entries
+
+    def lost_to(self, entry: Entry) -> StaleProgressError:
+        """The error of a worker whose table ``entry`` took away."""
+        return StaleProgressError(
+            f"another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
+            f"pipeline {entry.pipeline!r}). Run one worker a table; this one wrote nothing and must stop",
+            table=str(self.table),
+        )
+
+    def _check_owner(self, entry: Entry) -> None:
+        if entry.pipeline != self.pipeline:
+            raise StaleProgressError(
+                f"the Delta table at {self.path} belongs to pipeline {entry.pipeline!r}, and this is "
+                f"{self.pipeline!r}: give the pipelines different target paths, or use the first name again",
+                table=str(self.table),
+            )
+
+    def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
+        """The rows must be those our newest commit left, also between its snapshot and itself."""
+        read = entry.commit.read_version
+        if read is not None:
+            between = range(entry.commit.version - 1, read, -1)
+            passed = passed + [commit for commit in map(self.log.commit, between) if commit]
+        newest_move = next((commit for commit in passed if commit.operation in _REPLACING), None)
+        if newest_move is not None and not self._leads_back(newest_move, entry):
+            raise self._moved(newest_move, entry.commit.version)
+
+    def _leads_back(self, move: Commit, entry: Entry) -> bool:
+        """True for a RESTORE to a version whose rows are those of our newest commit."""
+        version = move.restored_version
+        while move.operation == "RESTORE" and version is not None and version >= entry.commit.version:
+            commit = self.log.commit(version)
+            if commit is None:
+                return False
+            if version == entry.commit.version:
+                return True
+            if commit.operation in _REPLACING:
+                move, version = commit, commit.restored_version
+            else:
+                version -= 1
+        return False
+
+    def _moved(self, move: Commit, version: int) -> StaleProgressError:
+        return StaleProgressError(
+            f"{move.operation} at version {move.version} changed rows behind the progress of version "
+            f"{version}: going on would leave a gap. Either bring them forward again with RESTORE TABLE "
+            f"delta.`{self.path}` TO VERSION AS OF {version}, or remove the table's folder and let the "
+            "worker load it again from the start of its topic",
+            table=str(self.table),
+        )
+
+    def _from_history(self) -> Entry | None:
+        found = self.log.transaction_version(APPLICATION)
+        if found is None:
+            return None
+        epoch, batch = split_txn_version(found)
+        if batch == 0:
+            return self._remembered(epoch, 0, None)
+        progress = self.history.progress_of(self.pipeline, self.table, found) if self.history else None
+        if progress is None:
+            raise ProgressError(
+                f"epoch {epoch} batch {batch} is applied, but Delta has cleaned that commit away and the "
+                f"state store of pipeline {self.pipeline!r} does not know it. Bring the state store back, or "
+                f"remove the folder {self.path} and let the worker load the table again from its topic",
+                table=str(self.table),
+            )
+        return self._remembered(epoch, batch, progress)
+
+    def _remembered(self, epoch: int, batch: int, progress: Progress | None) -> Entry:
+        return Entry("batch", self.pipeline, epoch, batch, progress, Commit(-1, "cleaned away"))
+
+
+def read_entry(commit: Commit) -> Entry | None:
+    """The ledger entry a commit carries; None for the commits of others.
+
+    Raises:
+        ProgressError: it was written by a tidesink of another format.
+    """
+    document = _document(commit.metadata)
+    if document is None:
+        return None
+    if document["tidesink"] != _FORMAT:
+        raise ProgressError(
+            f"version {commit.version} was written by a tidesink with ledger format {document['tidesink']}; "
+            f"this one reads {_FORMAT}"
+        )
+    progress = document["progress"]
+    return Entry(
+        kind=document["kind"],
+        pipeline=document["pipeline"],
+        epoch=int(document["epoch"]),
+        batch=int(document["batch"]),
+        progress=from_document(progress) if progress else None,
+        commit=commit,
+    )
+
+
+def _document(text: str | None) -> dict[str, Any] | None:
+    try:
+        document = json.loads(text) if text else None
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "tidesink" in document else None

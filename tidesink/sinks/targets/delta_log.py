@@ -1,0 +1,188 @@
+"""A Delta table's log through the JVM: latest version, one commit's own words, a commit without data.
+
+Nothing here runs a Spark job but ``transaction_version`` and ``commit_marker``, which need the
+snapshot's state. Delta 4 writes ``commitInfo`` as the first line of each commit file.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JJavaError
+
+from tidesink.sinks.targets.delta_errors import is_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What one version of the table says of itself.
+
+    ``read_version`` is the snapshot its transaction read; None where the writer did not say.
+    ``restored_version`` is what a RESTORE went back to, where it was told by version.
+    """
+
+    version: int
+    operation: str
+    read_version: int | None = None
+    metadata: str | None = None
+    metrics: Mapping[str, int] = field(default_factory=dict)
+    restored_version: int | None = None
+
+
+class DeltaLog:
+    """The log of the table at ``path``, which need not exist yet."""
+
+    def __init__(self, session: SparkSession, path: str) -> None:
+        self._session = session
+        self._jvm: Any = session._jvm
+        self._java_session: Any = session._jsparkSession
+        self._path = path
+
+    @property
+    def exists(self) -> bool:
+        """True when there is a table."""
+        return self.latest() >= 0
+
+    def latest(self) -> int:
+        """The latest version, looked up now; -1 where there is no table."""
+        return int(self._snapshot().version())
+
+    def file_count(self) -> int:
+        """How many data files the latest version has."""
+        return int(self._snapshot().numOfFiles())
+
+    def table_id(self) -> str:
+        """Delta's own id of the table; a table dropped and made again has another."""
+        return str(self._snapshot().metadata().id())
+
+    def property(self, name: str) -> str | None:
+        """A table property of the latest version."""
+        found = self._snapshot().metadata().configuration().get(name)
+        return str(found.get()) if found.isDefined() else None
+
+    def schema(self) -> str:
+        """The latest version's schema as Spark's JSON."""
+        return str(self._snapshot().metadata().schema().json())
+
+    def commit(self, version: int) -> Commit | None:
+        """What a version says of itself; None where its file was cleaned away."""
+        line = self._first_line(version)
+        return None if line is None else _parse_commit(version, line)
+
+    def newest_first(self, *, at: int | None = None, above: int = -1) -> Iterator[Commit | None]:
+        """The commits from ``at`` (default: the latest) down to the one after ``above``.
+
+        Ends with None at a commit that was cleaned away.
+        """
+        for version in range(self.latest() if at is None else at, above, -1):
+            commit = self.commit(version)
+            yield commit
+            if commit is None:
+                return
+
+    def transaction_version(self, application: str) -> int | None:
+        """The greatest transaction version committed for an application; it survives log clean-up."""
+        found = self._snapshot().transactions().get(application)
+        return int(found.get()) if found.isDefined() else None
+
+    def commit_marker(
+        self, application: str, version: int, metadata: str, *, read_at: int | None = None
+    ) -> int | None:
+        """Commit a transaction version and words, without data; the table version it made.
+
+        None, and no commit, where the table is no longer at version ``read_at``, or a transaction version
+        not below this one is there. Another commit for the same application since the snapshot is a
+        conflict, which Delta raises.
+        """
+        package = self._jvm.org.apache.spark.sql.delta
+        with self._active():
+            transaction = self._delta_log().startTransaction()
+            if read_at is not None and transaction.readVersion() != read_at:
+                return None
+            if transaction.txnVersion(application) >= version:  # the read makes others' commits conflict
+                return None
+            now = self._jvm.scala.Some(int(time.time() * 1000))
+            action = package.actions.SetTransaction(application, version, now)
+            operation = getattr(getattr(package, "DeltaOperations$ManualUpdate$"), "MODULE$")
+            with user_metadata(self._session, metadata):
+                return int(transaction.commit(self._sequence(action), operation))
+
+    def _sequence(self, action: Any) -> Any:
+        actions = self._jvm.java.util.ArrayList()
+        actions.add(action)
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        # Delta's transactions read their settings from the thread's active session.
+        sessions = self._jvm.org.apache.spark.sql.classic.SparkSession
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self._java_session)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
+
+    def _delta_log(self) -> Any:
+        # Asked anew each time: Delta caches it by path, and a table made again gets a new one.
+        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self._path)
+
+    def _snapshot(self) -> Any:
+        with self._active():
+            log = self._delta_log()
+            return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+
+    def _first_line(self, version: int) -> str | None:
+        log = self._delta_log()
+        path = self._jvm.org.apache.hadoop.fs.Path(log.logPath(), f"{version:020d}.json")
+        try:
+            lines = log.store().readAsIterator(path, log.newDeltaHadoopConf())
+        except Py4JJavaError as exc:
+            if is_java(exc.java_exception, "java.io.FileNotFoundException"):
+                return None
+            raise
+        try:
+            return str(lines.next()) if lines.hasNext() else None
+        finally:
+            lines.close()
+
+
+@contextmanager
+def user_metadata(session: SparkSession, text: str) -> Iterator[None]:
+    """Commits of a session carry ``text`` while this holds."""
+    session.conf.set(USER_METADATA, text)
+    try:
+        yield
+    finally:
+        session.conf.unset(USER_METADATA)
+
+
+def _parse_commit(version: int, line: str) -> Commit:
+    info = json.loads(line).get("commitInfo") or {}
+    metrics = info.get("operationMetrics") or {}
+    return Commit(
+        version=version,
+        operation=str(info.get("operation", "")),
+        read_version=info.get("readVersion"),
+        metadata=info.get("userMetadata"),
+        metrics={name: int(number) for name, number in metrics.items() if str(number).isdigit()},
+        restored_version=_number((info.get("operationParameters") or {}).get("version")),
+    )
+
+
+def _number(value: object) -> int | None:
+    text = str(value)
+    return int(text) if text.isdigit() else None

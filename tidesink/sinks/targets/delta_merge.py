@@ -1,0 +1,127 @@
+"""The statements that put a reduced batch into a Delta table, and what their metrics mean.
+
+The source is a view with the columns ``_op``, ``key`` (struct) and ``after`` (struct).
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.evolve import literal_text
+from tidesink.sinks.shape import ShapeColumn
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ApplyResult, ReducedBatch
+from tidesink.sinks.targets.delta_log import Commit
+from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
+
+_TARGET: Final = "_tidesink_target"
+_SOURCE: Final = "_tidesink_source"
+
+
+def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """The MERGE of a batch; ``present`` are the target's columns by name with their types."""
+    soft = batch.delete_mode == "soft"
+    values = _values(batch, present)
+    sets = ", ".join(f"{quote_identifier(_TARGET)}.{name} = {value}" for name, value in values.items())
+    marked = f"UPDATE SET {quote_path(_TARGET, SOFT_DELETE_COLUMN)} = true" if soft else "DELETE"
+    operation = quote_path(_SOURCE, "_op")
+    clauses = [
+        f"MERGE INTO {location} AS {quote_identifier(_TARGET)}",
+        f"USING {quote_identifier(view)} AS {quote_identifier(_SOURCE)}",
+        f"ON {' AND '.join(_condition(batch, present))}",
+    ]
+    if batch.deletes:
+        clauses.append(f"WHEN MATCHED AND {operation} = 'delete' THEN {marked}")
+    if batch.upserts:
+        clauses += [
+            f"WHEN MATCHED THEN UPDATE SET {sets}",
+            f"WHEN NOT MATCHED AND {operation} = 'upsert' THEN "
+            f"INSERT ({', '.join(values)}) VALUES ({', '.join(values.values())})",
+        ]
+    return "\n".join(clauses)
+
+
+def append_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """The INSERT of a batch's upserts into an empty table, where there is nothing to match."""
+    values = _values(batch, present)
+    return (
+        f"INSERT INTO {location} ({', '.join(values)}) SELECT {', '.join(values.values())} "
+        f"FROM {quote_identifier(view)} AS {quote_identifier(_SOURCE)} "
+        f"WHERE {quote_path(_SOURCE, '_op')} = 'upsert'"
+    )
+
+
+def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
+    """What a commit of ours did, from its own metrics.
+
+    Soft deletes are updates to Delta: of the rows updated, those which are not among the upserts are
+    rows marked deleted.
+    """
+    if commit.operation == "WRITE":
+        inserted = commit.metrics.get("numOutputRows", 0)
+        return ApplyResult(inserted, 0, 0, batch.deletes, str(commit.version))
+    if commit.operation != "MERGE":
+        return ApplyResult(0, 0, 0, batch.deletes, str(commit.version))
+    inserted = commit.metrics.get("numTargetRowsInserted", 0)
+    updated = commit.metrics.get("numTargetRowsUpdated", 0)
+    deleted = commit.metrics.get("numTargetRowsDeleted", 0)
+    if batch.delete_mode == "soft":
+        deleted = inserted + updated - batch.upserts
+        updated -= deleted
+    return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
+
+
+def _values(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    missing = [column.name for column in batch.shape.columns if column.name.lower() not in known]
+    if missing:
+        raise SchemaRefusedError(
+            f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
+            table=str(batch.shape.table),
+        )
+    values = {
+        quote_identifier(column.name): _value(column, known[column.name.lower()])
+        for column in batch.shape.columns
+    }
+    if SOFT_DELETE_COLUMN in known:  # also after a change back to hard deletes: an upsert lives
+        values[quote_identifier(SOFT_DELETE_COLUMN)] = "false"
+    return values
+
+
+def _value(column: ShapeColumn, ddl: str) -> str:
+    source = quote_path(_SOURCE, "after", column.name)
+    return source if ddl == column.spark else f"CAST({source} AS {ddl})"
+
+
+def _condition(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
+    """Equality of the keys, which are never null, and their range for Delta to pass over other files."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    terms = [f"{quote_path(_TARGET, key)} = {quote_path(_SOURCE, 'key', key)}" for key in batch.shape.keys]
+    for name, (least, greatest) in batch.key_range.items():
+        low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
+        if low and high:
+            column = quote_path(_TARGET, name)
+            terms.append(f"{column} >= {low} AND {column} <= {high}")
+    return terms
+
+
+def range_literal(value: Any, ddl: str) -> str | None:
+    """A literal of exactly the column's type, as Delta's data skipping needs it; None where it cannot be."""
+    if ddl in _RANGE_LITERALS and value is not None:
+        return _RANGE_LITERALS[ddl].format(literal_text(value))
+    if ddl == "string" and isinstance(value, str):
+        return quote_text(value)
+    if ddl.startswith("decimal") and value is not None:
+        return f"CAST('{literal_text(value)}' AS {ddl})"
+    return None
+
+
+_RANGE_LITERALS: Final[Mapping[str, str]] = {
+    "int": "{}",
+    "bigint": "{}L",
+    "date": "DATE'{}'",
+    "timestamp_ntz": "TIMESTAMP_NTZ'{}'",
+    "timestamp": "TIMESTAMP'{}'",
+}

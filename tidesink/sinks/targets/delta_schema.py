@@ -1,0 +1,150 @@
+"""A Delta table's columns: made, added, widened; old rows given the default of a new column.
+
+A default goes into old rows by an UPDATE after the ADD COLUMN. What is still to be filled stands in a
+table property, written before the column is added, so that a crash between the two heals: whoever
+opens, claims or evolves the table next fills first. The UPDATE carries a transaction version of the
+holder's epoch, so that a worker which lost the table cannot fill over newer rows.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from tidesink.errors import ValueOutOfRangeError
+from tidesink.sinks.evolve import Evolution, default_value, literal_text
+from tidesink.sinks.progress import BATCHES_PER_EPOCH
+from tidesink.sinks.shape import ShapeColumn, TableShape
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.delta_log import DeltaLog
+from tidesink.sinks.targets.delta_session import transaction
+from tidesink.sinks.targets.identifier import quote_identifier, quote_text
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BACKFILL_APPLICATION: Final = "tidesink.backfill"
+BACKFILL_PROPERTY: Final = "tidesink.backfill"
+
+# Reader 3, writer 7. Column mapping by name lets any column name stand.
+TABLE_PROPERTIES: Final[Mapping[str, str]] = {
+    "delta.columnMapping.mode": "name",
+    "delta.enableDeletionVectors": "true",
+    "delta.enableTypeWidening": "true",
+    "delta.checkpointInterval": "50",
+}
+
+_SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
+
+
+def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
+    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    columns = [_column(column) for column in shape.columns]
+    if soft_deletes:
+        columns.append(_soft_delete_column())
+    properties = ", ".join(f"{quote_text(k)} = {quote_text(v)}" for k, v in TABLE_PROPERTIES.items())
+    comment = quote_text(f"{shape.table}, kept by tidesink")
+    return (
+        f"CREATE TABLE IF NOT EXISTS {location} ({', '.join(columns)}) USING delta "
+        f"COMMENT {comment} TBLPROPERTIES ({properties})"
+    )
+
+
+def present_columns(log: DeltaLog) -> dict[str, str]:
+    """The latest version's columns by name, as Spark DDL types."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(log.schema()))
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+
+def soft_delete_statement(location: str) -> str:
+    """Adds the column that marks deleted rows; NULL in old rows reads as not deleted."""
+    return f"ALTER TABLE {location} ADD COLUMNS ({_soft_delete_column()})"
+
+
+def evolve_table(
+    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution
+) -> tuple[str, ...]:
+    """Carry out a plan; the warnings. Defaults are left pending for ``fill_pending``."""
+    for name, ddl in plan.widened.items():
+        session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
+    if not plan.added:
+        return ()
+    defaults, warnings = _defaults(plan.added, shape)
+    if defaults:
+        _set_pending(session, location, {**pending_defaults(log), **defaults})
+    columns = ", ".join(_column(column) for column in plan.added)
+    session.sql(f"ALTER TABLE {location} ADD COLUMNS ({columns})")
+    return warnings
+
+
+def pending_defaults(log: DeltaLog) -> dict[str, str | None]:
+    """Columns whose old rows still lack their default, with the default's literal text."""
+    text = log.property(BACKFILL_PROPERTY)
+    return json.loads(text) if text else {}
+
+
+def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: int) -> tuple[str, ...]:
+    """Give old rows the defaults still pending; the columns filled.
+
+    A column which is not there belongs to an evolution that was cut off before it: it comes again with
+    its batch, so it is only forgotten here.
+    """
+    pending = pending_defaults(log)
+    if not pending:
+        return ()
+    present = present_columns(log)
+    filled = {name: text for name, text in pending.items() if name in present and text is not None}
+    if filled and log.file_count():
+        version = epoch * BATCHES_PER_EPOCH + log.latest()
+        sets = ", ".join(
+            f"{quote_identifier(name)} = {literal(text, present[name])}" for name, text in filled.items()
+        )
+        with transaction(session, BACKFILL_APPLICATION, version):
+            session.sql(f"UPDATE {location} SET {sets}")
+    session.sql(f"ALTER TABLE {location} UNSET TBLPROPERTIES IF EXISTS ({quote_text(BACKFILL_PROPERTY)})")
+    return tuple(filled)
+
+
+def literal(text: str, ddl: str) -> str:
+    """A SQL expression of Spark type ``ddl`` from a value's literal text."""
+    if ddl == "binary":
+        return f"unhex({quote_text(text)})"
+    return quote_text(text) if ddl == "string" else f"CAST({quote_text(text)} AS {ddl})"
+
+
+def _set_pending(session: SparkSession, location: str, pending: Mapping[str, str | None]) -> None:
+    text = quote_text(json.dumps(pending))
+    session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({quote_text(BACKFILL_PROPERTY)} = {text})")
+
+
+def _defaults(
+    columns: tuple[ShapeColumn, ...], shape: TableShape
+) -> tuple[dict[str, str | None], tuple[str, ...]]:
+    defaults: dict[str, str | None] = {}
+    warnings = []
+    for column in columns:
+        try:
+            value = default_value(column, shape)
+        except ValueOutOfRangeError as exc:
+            warnings.append(
+                f"column {column.name!r}: its default {column.default!r} is not given to rows already there: "
+                f"{exc.message}"
+            )
+            continue
+        if value is not None:
+            defaults[column.name] = literal_text(value)
+    return defaults, tuple(warnings)
+
+
+def _column(column: ShapeColumn) -> str:
+    # A key is never null: a row without one would be inserted again by every batch.
+    null = " NOT NULL" if column.key else ""
+    return f"{quote_identifier(column.name)} {column.spark}{null} COMMENT {quote_text(column.comment)}"
+
+
+def _soft_delete_column() -> str:
+    return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(_SOFT_DELETE_COMMENT)}"

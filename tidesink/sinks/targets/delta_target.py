@@ -1,0 +1,258 @@
+"""Delta tables under one folder, or wherever Spark's file systems reach.
+
+A batch is one MERGE which carries its progress (``delta_ledger``), in a session of the table's own
+(``delta_session``). After it the winning commit is read back: what Delta skipped or refused never
+counts as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError, SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
+from tidesink.sinks.evolve import plan_evolution
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets import delta_schema
+from tidesink.sinks.targets.base import (
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    Capabilities,
+    Claim,
+    DeleteMode,
+    EvolveResult,
+    ReducedBatch,
+)
+from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
+from tidesink.sinks.targets.delta_ledger import APPLICATION, Entry, Ledger, ProgressHistory
+from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
+from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
+from tidesink.sinks.targets.delta_session import in_session, open_session, transaction
+from tidesink.sinks.targets.identifier import path_segment, quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CAPABILITIES: Final = Capabilities(
+    name="delta", exactly_once=True, evolves=True, widens=True, soft_deletes=True, durable=True
+)
+_VIEW: Final = "_tidesink_batch"
+
+
+@dataclass(frozen=True)
+class DeltaTarget:
+    """Delta tables at ``root``, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
+
+    ``history`` is the state store (see ``delta_ledger``). ``settings`` are Spark settings for the tables'
+    sessions.
+    """
+
+    spark: SparkSession
+    root: str
+    template: str = "{schema}/{table}"
+    history: ProgressHistory | None = None
+    settings: Mapping[str, str] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What Delta can do."""
+        return CAPABILITIES
+
+    def path_of(self, table: TableId) -> str:
+        """Where a table lives.
+
+        Raises:
+            ConfigError: the template does not tell tables apart.
+        """
+        if "{table}" not in self.template:
+            raise ConfigError(f"target.table {self.template!r} must hold {{table}}")
+        names = {"schema": path_segment(table.schema), "table": path_segment(table.name)}
+        return f"{self.root.rstrip('/')}/{self.template.format(**names)}"
+
+    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
+        """The Delta table of ``shape``, created when missing."""
+        return DeltaTable(
+            open_session(self.spark, self.settings),
+            self.path_of(shape.table),
+            shape,
+            pipeline=pipeline,
+            delete_mode=delete_mode,
+            history=self.history,
+        )
+
+
+class DeltaTable:
+    """One Delta table, open for one worker thread."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        path: str,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        delete_mode: DeleteMode,
+        history: ProgressHistory | None,
+    ) -> None:
+        _check_shape(shape)
+        self.path = path
+        self.location = f"delta.{quote_identifier(path)}"
+        self._session = session
+        self._table = shape.table
+        self._history = history
+        self._log = DeltaLog(session, path)
+        self._ledger = Ledger(self._log, shape.table, pipeline, path, history)
+        self._held: Entry | None = None
+        self._seen = -1
+        with self._translating(reading_error):
+            self._created = self._open(shape, soft_deletes=delete_mode == "soft")
+            self._present = delta_schema.present_columns(self._log)
+
+    def claim(self) -> Claim:
+        """Take the table's next epoch by a commit, then say what is applied."""
+        with self._translating(translated):
+            entry = self._ledger.claim()
+            self._held, self._seen = entry, entry.commit.version
+            delta_schema.fill_pending(self._session, self._log, self.location, epoch=entry.epoch)
+            self._present = delta_schema.present_columns(self._log)
+        return Claim(entry.epoch, entry.progress)
+
+    def committed(self) -> Progress | None:
+        """The progress the table's commits hold now."""
+        with self._translating(reading_error):
+            return self._ledger.committed()
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
+        _check_shape(shape)
+        plan = plan_evolution(self._present, shape)
+        created, self._created = self._created, False
+        if not plan.needed:
+            return EvolveResult(created=created)
+        with self._translating(translated):
+            epoch = self._holding().epoch
+            warnings = delta_schema.evolve_table(
+                self._session, self._log, self.location, shape=shape, plan=plan
+            )
+            filled = delta_schema.fill_pending(self._session, self._log, self.location, epoch=epoch)
+            self._present = delta_schema.present_columns(self._log)
+        added = tuple(column.name for column in plan.added)
+        return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Merge a batch and its progress in one commit, and read that commit back."""
+        with self._translating(reading_error):
+            done = self._own_commit(progress)
+        if done is None:
+            self._write(batch, progress)
+            with self._translating(translated):
+                done = self._own_commit(progress)
+        if done is None:
+            raise StaleProgressError(
+                f"Delta skipped epoch {progress.epoch} batch {progress.batch}: a later one is applied. "
+                "Run one worker a table, and start from its committed progress",
+                table=str(self._table),
+            )
+        self._held = done
+        return result_of(done.commit, batch)
+
+    def close(self) -> None:
+        """Drop the batch's view; the session goes with its last reference."""
+        # An error here means that the JVM is gone, and the view with it.
+        with suppress(*SPARK_ERRORS):
+            self._session.catalog.dropTempView(_VIEW)
+
+    def _open(self, shape: TableShape, *, soft_deletes: bool) -> bool:
+        if not self._log.exists:
+            self._session.sql(delta_schema.create_statement(self.location, shape, soft_deletes=soft_deletes))
+            return True
+        if soft_deletes and SOFT_DELETE_COLUMN not in delta_schema.present_columns(self._log):
+            self._session.sql(delta_schema.soft_delete_statement(self.location))
+        return False
+
+    def _write(self, batch: ReducedBatch, progress: Progress) -> None:
+        if self._history:
+            self._history.record_progress(progress)
+        text = self._ledger.entry_text("batch", progress.epoch, progress.batch, progress=progress)
+        try:
+            self._commit(batch, progress, text)
+        except SPARK_ERRORS as exc:
+            if not self._landed(progress):
+                raise translated(exc, table=str(self._table)) from exc
+
+    def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
+        # A table without files has nothing to match, and the claim keeps other workers out.
+        first_load = self._log.file_count() == 0
+        if batch.empty or (first_load and not batch.upserts):
+            self._log.commit_marker(APPLICATION, progress.txn_version, text)
+            return
+        if batch.frame is None:
+            raise TargetError(
+                "the Delta target takes a frame, and the batch has rows", table=str(self._table)
+            )
+        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
+        statement = append_statement if first_load else merge_statement
+        sql = statement(self.location, _VIEW, batch, self._present)
+        with (
+            transaction(self._session, APPLICATION, progress.txn_version),
+            user_metadata(self._session, text),
+        ):
+            self._session.sql(sql)
+
+    def _landed(self, progress: Progress) -> bool:
+        """Whether the commit is there although Spark raised; False also where that cannot be seen now."""
+        try:
+            return self._own_commit(progress) is not None
+        except SPARK_ERRORS:
+            return False
+
+    def _own_commit(self, progress: Progress) -> Entry | None:
+        """This very batch's commit, if it is there; refuses what others did since our last look.
+
+        Raises:
+            StaleProgressError: another worker claimed the table, or its rows were moved.
+        """
+        held = self._holding()
+        if progress.epoch != held.epoch:
+            raise StaleProgressError(
+                f"this worker holds epoch {held.epoch}, and the batch is of epoch {progress.epoch}",
+                table=str(self._table),
+            )
+        wanted = ("batch", progress.epoch, progress.batch)
+        own = held if (held.kind, held.epoch, held.batch) == wanted else None
+        latest, entries = self._ledger.since(self._seen)
+        for entry in entries:
+            if (entry.kind, entry.epoch, entry.batch) != wanted:
+                raise self._ledger.lost_to(entry)
+            own = entry
+        self._seen = latest
+        return own
+
+    def _holding(self) -> Entry:
+        if self._held is None:
+            raise StaleProgressError("claim the table before writing to it", table=str(self._table))
+        return self._held
+
+    @contextmanager
+    def _translating(self, translate: Callable[..., TidesinkError]) -> Iterator[None]:
+        try:
+            yield
+        except SPARK_ERRORS as exc:
+            raise translate(exc, table=str(self._table)) from exc
+
+
+def _check_shape(shape: TableShape) -> None:
+    if not shape.keys:
+        raise SchemaRefusedError(
+            "the table has no key to merge rows by: set keys in the config to columns that name a row",
+            table=str(shape.table),
+        )
+    if SOFT_DELETE_COLUMN in shape.by_name:
+        raise SchemaRefusedError(
+            f"the source has a column {SOFT_DELETE_COLUMN}, the name of the mark of soft deletes",
+            table=str(shape.table),
+        )

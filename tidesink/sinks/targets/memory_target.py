@@ -1,0 +1,197 @@
+"""Tables in this process's memory: what every target must do, in the fewest lines.
+
+It takes the same batches as the others, as rows or as a frame, and is what tests hold them equal to.
+Each call works on a copy and replaces the state at its end, as a commit does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from tidesink.change import TableId
+from tidesink.errors import SchemaRefusedError, StaleProgressError, ValueOutOfRangeError
+from tidesink.sinks.evolve import default_value, plan_evolution
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets.base import (
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    Capabilities,
+    Claim,
+    DeleteMode,
+    EvolveResult,
+    ReducedBatch,
+    ReducedRow,
+)
+
+CAPABILITIES: Final = Capabilities(
+    name="memory", exactly_once=True, evolves=True, widens=True, soft_deletes=True, durable=False
+)
+_Rows = dict[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class _State:
+    """One table: columns with their types, rows by key, and the ledger."""
+
+    pipeline: str
+    columns: dict[str, str]
+    rows: _Rows = field(default_factory=dict)
+    epoch: int = 0
+    progress: Progress | None = None
+    applied: ApplyResult | None = None
+    version: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class MemoryTarget:
+    """Tables that live as long as this object."""
+
+    def __init__(self) -> None:
+        self._tables: dict[TableId, _State] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What memory can do."""
+        return CAPABILITIES
+
+    def open_table(
+        self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
+    ) -> MemoryTable:
+        """The table of ``shape``, created when missing."""
+        if not shape.keys:
+            raise SchemaRefusedError("the table has no key to merge rows by", table=str(shape.table))
+        created = shape.table not in self._tables
+        if created:
+            columns = {column.name: column.spark for column in shape.columns}
+            self._tables[shape.table] = _State(pipeline, columns)
+        state = self._tables[shape.table]
+        if delete_mode == "soft":
+            state.columns.setdefault(SOFT_DELETE_COLUMN, "boolean")
+        return MemoryTable(state, shape.table, pipeline=pipeline, created=created)
+
+    def rows(self, table: TableId) -> list[dict[str, Any]]:
+        """A table's rows, columns that a row has no value for as None; in no order."""
+        state = self._tables[table]
+        return [{name: row.get(name) for name in state.columns} for row in state.rows.values()]
+
+
+class MemoryTable:
+    """One table in memory."""
+
+    def __init__(self, state: _State, table: TableId, *, pipeline: str, created: bool) -> None:
+        self._state = state
+        self._table = table
+        self._pipeline = pipeline
+        self._created = created
+        self._epoch: int | None = None
+
+    def claim(self) -> Claim:
+        """Take the next epoch; older holders are refused from here on."""
+        with self._state.lock:
+            self._check_owner()
+            self._state.epoch += 1
+            self._epoch = self._state.epoch
+            if self._state.progress:
+                self._state.progress = replace(self._state.progress, epoch=self._epoch)
+                self._state.applied = None  # that batch was another epoch's
+            return Claim(self._epoch, self._state.progress)
+
+    def committed(self) -> Progress | None:
+        """What is applied."""
+        self._check_owner()
+        return self._state.progress
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Add columns with their defaults for rows already there; widen types by name."""
+        with self._state.lock:
+            self._check_held()
+            plan = plan_evolution(self._state.columns, shape)
+            created, self._created = self._created, False
+            self._state.columns.update(plan.widened)
+            filled, warnings = [], []
+            for column in plan.added:
+                self._state.columns[column.name] = column.spark
+                try:
+                    value = default_value(column, shape)
+                except ValueOutOfRangeError as exc:
+                    warnings.append(f"column {column.name!r}: {exc.message}")
+                    continue
+                if value is not None:
+                    filled.append(column.name)
+                    self._state.rows = {
+                        key: {**row, column.name: value} for key, row in self._state.rows.items()
+                    }
+            added = tuple(column.name for column in plan.added)
+            return EvolveResult(created, added, tuple(plan.widened), tuple(filled), tuple(warnings))
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Merge a batch and its progress."""
+        with self._state.lock:
+            self._check_held(progress.epoch)
+            state = self._state
+            if state.progress == progress and state.applied is not None:
+                return state.applied
+            if state.progress is not None and progress.txn_version <= state.progress.txn_version:
+                raise StaleProgressError("a later batch is applied already", table=str(self._table))
+            rows, result = _merged(state.rows, batch, state.columns, version=state.version + 1)
+            state.rows, state.progress, state.applied = rows, progress, result
+            state.version += 1
+            return result
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _check_owner(self) -> None:
+        if self._state.pipeline != self._pipeline:
+            raise StaleProgressError(
+                f"the table belongs to pipeline {self._state.pipeline!r}", table=str(self._table)
+            )
+
+    def _check_held(self, epoch: int | None = None) -> None:
+        if self._epoch is None:
+            raise StaleProgressError("claim the table before writing to it", table=str(self._table))
+        if self._epoch != self._state.epoch:
+            raise StaleProgressError("another worker holds this table", table=str(self._table))
+        if epoch is not None and epoch != self._epoch:
+            raise StaleProgressError(
+                f"this worker holds epoch {self._epoch}, and the batch is of epoch {epoch}",
+                table=str(self._table),
+            )
+
+
+def _merged(
+    rows: _Rows, batch: ReducedBatch, columns: Mapping[str, str], *, version: int
+) -> tuple[_Rows, ApplyResult]:
+    soft = batch.delete_mode == "soft"
+    mark = {SOFT_DELETE_COLUMN: False} if SOFT_DELETE_COLUMN in columns else {}
+    merged = dict(rows)
+    inserted = updated = deleted = absent = 0
+    for row in _rows_of(batch):
+        key = tuple(row.key[name] for name in batch.shape.keys)
+        if row.op == "upsert":
+            inserted, updated = (inserted, updated + 1) if key in merged else (inserted + 1, updated)
+            merged[key] = {**merged.get(key, {}), **(row.after or {}), **mark}
+        elif key not in merged:
+            absent += 1
+        else:
+            deleted += 1
+            if soft:
+                merged[key] = {**merged[key], SOFT_DELETE_COLUMN: True}
+            else:
+                del merged[key]
+    return merged, ApplyResult(inserted, updated, deleted, absent, str(version))
+
+
+def _rows_of(batch: ReducedBatch) -> Iterator[ReducedRow]:
+    if batch.rows is not None:
+        yield from batch.rows
+        return
+    if batch.frame is None:
+        return
+    for row in batch.frame.select("_op", "key", "after").toLocalIterator():
+        after = row["after"].asDict() if row["after"] is not None else None
+        yield ReducedRow(row["_op"], row["key"].asDict(), after)
