@@ -1,0 +1,97 @@
+"""Named places in a batch where a test can kill the worker as a power cut would.
+
+``TIDESINK_FAILPOINT=name`` or ``name:N`` (the N-th time it is reached) appends one line to the file in
+``TIDESINK_FAILPOINT_LOG`` and then sends SIGKILL to the whole process group, Python and JVM alike.
+Without the variable a failpoint costs one look-up. Start the worker in a session of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tidesink.errors import ConfigError
+
+VARIABLE: Final = "TIDESINK_FAILPOINT"
+LOG_VARIABLE: Final = "TIDESINK_FAILPOINT_LOG"
+
+# In the order of a batch; each name says what has just been done.
+FAILPOINTS: Final = (
+    "planned",  # the offsets of the batch are fixed
+    "read",  # Spark's frame over those offsets is set up
+    "decoded",  # the columns of the batch are planned
+    "reduced",  # one row a key, persisted
+    "recorded",  # the history in the state store says what the batch will have applied
+    "evolved",  # the target's columns fit
+    "rejected",  # dead letters are kept
+    "committing",  # the last instruction before the target's commit
+    "committed",  # the target has the batch and its progress
+    "accounted",  # read = applied + superseded + filtered + dead-lettered holds
+    "reported",  # status is saved
+)
+
+
+class Armed(NamedTuple):
+    """One failpoint to die at: its name and on which hit."""
+
+    name: str
+    hit: int
+
+
+def parse_failpoint(text: str) -> Armed:
+    """The failpoint in ``name`` or ``name:N``.
+
+    Raises:
+        ConfigError: no such failpoint, or N is not a number above zero.
+    """
+    name, _, count = text.partition(":")
+    if name not in FAILPOINTS or (count and not (count.isdigit() and int(count) > 0)):
+        raise ConfigError(
+            f"{VARIABLE}={text!r} is no failpoint: use NAME or NAME:N of {', '.join(FAILPOINTS)}"
+        )
+    return Armed(name, int(count or 1))
+
+
+class Failpoints:
+    """Counts hits and dies at the armed one. Shared by the worker's threads."""
+
+    def __init__(self, armed: Armed | None, log: Path | None = None) -> None:
+        self._armed = armed
+        self._log = log
+        self._hits = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_environment(cls) -> Failpoints:
+        """What the environment arms; usually nothing.
+
+        Raises:
+            ConfigError: the variable names no failpoint.
+        """
+        text, log = os.environ.get(VARIABLE), os.environ.get(LOG_VARIABLE)
+        return cls(parse_failpoint(text) if text else None, Path(log) if log else None)
+
+    def reach(self, name: str) -> None:
+        """Say that a step is done; does not return where this is the hit to die at."""
+        if self._armed is None or self._armed.name != name:
+            return
+        with self._lock:
+            self._hits += 1
+            if self._hits == self._armed.hit:
+                self._die()
+
+    def _die(self) -> None:
+        line = f"{self._armed and self._armed.name}:{self._hits} pid={os.getpid()}\n"
+        sys.stderr.write(f"failpoint {line}")
+        sys.stderr.flush()
+        if self._log is not None:
+            # The line must outlive the kill: it is the test's proof that this step was reached.
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        os.killpg(os.getpgid(0), signal.SIGKILL)

@@ -1,0 +1,141 @@
+"""The bounds of one batch: per partition ``[start, end)``, no more than so many records and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tidesink.errors import SourceError
+from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.progress import TopicProgress
+
+# What a record is taken to weigh before one was seen: a first batch of 256 MiB then ends at 64k records.
+FIRST_RECORD_BYTES: Final = 4096.0
+
+
+class OffsetRange(NamedTuple):
+    """Offsets ``[start, end)`` of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        """Offsets in the range; a compacted or transactional topic has fewer records."""
+        return self.end - self.start
+
+
+@dataclass
+class RecordSize:
+    """How much a record weighs, learnt from the batches read; the heavier of mean and last batch."""
+
+    records: int = 0
+    bytes: int = 0
+    last: float = FIRST_RECORD_BYTES
+
+    def learn(self, records: int, bytes_read: int) -> None:
+        """Take note of one batch."""
+        if records:
+            self.records += records
+            self.bytes += bytes_read
+            self.last = bytes_read / records
+
+    @property
+    def estimate(self) -> float:
+        """Bytes of the next record."""
+        return max(self.last, self.bytes / self.records if self.records else 0.0, 1.0)
+
+
+@dataclass
+class AddedPartitions:
+    """Holds new partitions back until the old ones are read to where they ended when it was noticed.
+
+    A key that moves to a new partition has its earlier changes in an old one, all of them below that end.
+    """
+
+    barrier: dict[int, int] = field(default_factory=dict)
+
+    def readable(self, known: Mapping[int, int], found: Mapping[int, PartitionOffsets]) -> tuple[int, ...]:
+        """The partitions that may be read now. ``known``: next offset of each partition read before."""
+        if not known or known.keys() == found.keys():
+            self.barrier = {}
+            return tuple(sorted(found))
+        if not self.barrier:
+            self.barrier = {number: found[number].latest for number in known}
+        if all(known[number] >= end for number, end in self.barrier.items()):
+            self.barrier = {}
+            return tuple(sorted(found))
+        return tuple(sorted(known))
+
+
+def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> None:
+    """Raise SourceError where Kafka no longer holds what comes after ``progress``."""
+    name = progress.topic
+    if found is None:
+        raise SourceError(f"the topic was deleted. {_WAY_OUT}", topic=name)
+    if found.topic_id != progress.topic_id:
+        raise SourceError(
+            f"the topic was deleted and made again (its topic id is {found.topic_id}, progress has "
+            f"{progress.topic_id}), so offsets mean other records now. {_WAY_OUT}",
+            topic=name,
+        )
+    for number, at in progress.partitions.items():
+        _check_partition(name, number, at.next_offset, found.partitions.get(number))
+
+
+_WAY_OUT: Final = (
+    "Nothing was read or skipped: start the changefeed again from a snapshot into a new topic, and the table "
+    "anew (remove it at the target, or choose another pipeline name)"
+)
+
+
+def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets | None) -> None:
+    if found is None:
+        raise SourceError(f"the partition is gone. {_WAY_OUT}", topic=topic, partition=number, offset=at)
+    if found.earliest > at:
+        raise SourceError(
+            f"offsets {at} to {found.earliest - 1} expired before they were read: the topic's retention is "
+            f"shorter than this worker stood still. {_WAY_OUT}",
+            topic=topic,
+            partition=number,
+            offset=at,
+        )
+    if found.latest < at:
+        raise SourceError(
+            f"the partition ends at {found.latest}, before what was already applied: Kafka lost records, or "
+            f"this is another cluster. {_WAY_OUT}",
+            topic=topic,
+            partition=number,
+            offset=at,
+        )
+
+
+def plan_ranges(available: Sequence[OffsetRange], *, max_records: int) -> tuple[OffsetRange, ...]:
+    """``available`` cut so that all together hold at most ``max_records``, each its fair share.
+
+    Partitions with little give what they leave of their share to those with more. A range may come out
+    empty, save where one record at all fits.
+    """
+    budget, shares = max_records, {}
+    waiting = sorted(available, key=lambda part: part.records)
+    for done, part in enumerate(waiting):
+        share = -(-budget // (len(waiting) - done))
+        taken = min(part.records, share)
+        shares[part.topic, part.partition] = taken
+        budget -= taken
+    return tuple(part._replace(end=part.start + shares[part.topic, part.partition]) for part in available)
+
+
+def budget_of(max_records: int, max_bytes: int, size: RecordSize) -> int:
+    """How many records a batch may have; always one at least."""
+    return max(1, min(max_records, int(max_bytes / size.estimate)))
+
+
+def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]) -> tuple[OffsetRange, ...]:
+    """The ranges, each ending before the first bad offset of its partition."""
+    return tuple(
+        part._replace(end=min(part.end, bad.get((part.topic, part.partition), part.end))) for part in ranges
+    )

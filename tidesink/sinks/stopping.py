@@ -1,0 +1,63 @@
+"""The worker's wish to stop, shared by its threads, and what SIGINT and SIGTERM make of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequestedError(Exception):
+    """The worker was asked to stop while a step waited; the batch is abandoned, nothing is lost."""
+
+
+class StopFlag:
+    """Set once; waits end at once when it is set."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Ask the worker to stop."""
+        self._event.set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, at most so long; True where a stop was asked for."""
+        return self._event.wait(seconds)
+
+    def check(self) -> None:
+        """Raise StopRequestedError where a stop was asked for."""
+        if self._event.is_set():
+            raise StopRequestedError
+
+
+@contextmanager
+def stop_on_signals(stop: StopFlag, *, on_second: Callable[[], None]) -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into a wish to stop, and the second into ``on_second``.
+
+    Only the main thread may set handlers; elsewhere this does nothing. PySpark's own SIGINT handler,
+    which cancels every job at once, is put back afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if stop:
+            on_second()
+        stop.set()
+
+    previous = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
