@@ -62,7 +62,6 @@ def parse_config(
         return None, [Problem("(file)", "is no mapping of settings", "run tidesink init to see one")]
     found = Interpolated(data, base=base, environment=environment)
     config, problems = _validated(found, base)
-    problems = [*found.problems, *problems]
     return (None if problems else config), problems
 
 
@@ -70,13 +69,13 @@ def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Pro
     def hidden(field: str) -> bool:
         return field in found.places or field.startswith(_SECRET_PLACES)
 
-    data, problems = found.data, []
+    data, problems = found.data, list(found.problems)
     # A wrong field is reported and taken out, so that what follows from the right ones is checked too.
     for _ in range(2):
         try:
             config = Config.model_validate(data, context={"base": base})
         except ValidationError as error:
-            problems += [p for p in problems_of(error, Config, hidden=hidden) if p not in problems]
+            problems += [p for p in problems_of(error, Config, hidden=hidden) if not _said(p, problems)]
             data = _with_placeholders(_without(data, [detail["loc"] for detail in error.errors()]))
         else:
             return config, problems + [p for p in cross_problems(config) if not _said(p, problems)]

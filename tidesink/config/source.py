@@ -16,8 +16,8 @@ from tidesink.config.kafka import KafkaProperties, confluent_properties, normali
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
 from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.schema_registry.client import SchemaRegistryClient
 from tidesink.schema_registry.naming import TopicRule
+from tidesink.schema_registry.opening import open_registry
 from tidesink.schema_registry.transport import Timeouts
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 
@@ -50,6 +50,8 @@ def _broker(address: str) -> str:
 
 def _registry_url(url: str) -> str:
     parts = urlsplit(url)
+    if parts.scheme == "memory":  # the shipped in-process registry, for tests and notebooks
+        return url
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("give a URL such as http://127.0.0.1:8081")
     if parts.username or parts.password:
@@ -113,9 +115,7 @@ class RegistrySettings(Model):
         """
         auth = self.auth.signing() if self.auth else None
         tls = self.tls or RegistryTls()
-        return SchemaRegistryClient(
-            self.urls, auth=auth, tls=tls.options(), timeouts=Timeouts(read=self.timeout)
-        )
+        return open_registry(self.urls, auth=auth, tls=tls.options(), timeouts=Timeouts(read=self.timeout))
 
 
 class SourceSettings(Model):
