@@ -8,9 +8,11 @@ UTC), where the zero-date policy applies. Decimals never pass through a float.
 from __future__ import annotations
 
 import calendar
+import math
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import date, datetime, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
@@ -25,55 +27,88 @@ TargetValue = Value | date | datetime
 # MySQL's DECIMAL holds at most 65 digits; Python's default context would round at 28.
 DECIMAL_CONTEXT = Context(prec=100, Emax=999999, Emin=-999999)
 
+# A signed 64-bit number has 19 digits, an unsigned one 20, and BIT and SET no more.
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
-_FLOAT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
+# DOUBLE is written without an exponent, in up to 309 digits before or some 340 after the point.
+_FLOAT = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,1100})?(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 _DATETIME = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,6}))?", re.ASCII
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2} (?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?", re.ASCII
 )
-_TIME = re.compile(r"-?[0-9]{2,3}:[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?", re.ASCII)
-_MAX_HOURS = 838
+# TIME goes to 838:59:59 and a fraction on both sides of zero; its hours have two or three digits.
+_TIME = re.compile(
+    r"-?(?:[0-9]{2}|[0-7][0-9]{2}|8[0-2][0-9]|83[0-8]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?", re.ASCII
+)
+_FLOAT32 = struct.Struct("<f")
+
+TextReader = Callable[[str], Value]
 
 
 def _refuse(text: object, column_type: ColumnType) -> ValueOutOfRangeError:
     return ValueOutOfRangeError(f"{text!r:.80} is no {column_type.sql or column_type.name}")
 
 
-def _integer(text: str, column_type: ColumnType, row: TypeRow) -> int:
-    if _INTEGER.fullmatch(text) is None:
-        raise _refuse(text, column_type)
-    value = int(text)
-    if row.minimum is not None and not row.minimum <= value <= (row.maximum or 0):
-        raise _refuse(text, column_type)
-    return value
+def _integer(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
+    low, high = row.minimum or 0, row.maximum if row.maximum is not None else 2**64 - 1
+
+    def read(text: str) -> int:
+        # isdigit alone would take other scripts' digits; int alone would take spaces and underscores.
+        if not (text.isdigit() and text.isascii()) and _INTEGER.fullmatch(text) is None:
+            raise _refuse(text, column_type)
+        if len(text) > 20 or not low <= (value := int(text)) <= high:
+            raise _refuse(text, column_type)
+        return value
+
+    return read
 
 
-def _bit(text: str, column_type: ColumnType, row: TypeRow) -> int:
-    value = _integer(text, column_type, row)
-    if not 0 <= value < 1 << (column_type.length or 64):
-        raise _refuse(text, column_type)
-    return value
+def _bit(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
+    return _integer(column_type, replace(row, minimum=0, maximum=(1 << (column_type.length or 64)) - 1))
 
 
-def _float64(text: str, column_type: ColumnType, _row: TypeRow) -> float:
-    if _FLOAT.fullmatch(text) is None:
-        raise _refuse(text, column_type)
-    return float(text)
+def _float64(column_type: ColumnType, _row: TypeRow) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        if _FLOAT.fullmatch(text) is None or math.isinf(value := float(text)):
+            raise _refuse(text, column_type)
+        return value
+
+    return read
 
 
-def _float32(text: str, column_type: ColumnType, row: TypeRow) -> float:
-    try:
-        (value,) = struct.unpack("<f", struct.pack("<f", _float64(text, column_type, row)))
-    except OverflowError as error:
-        raise _refuse(text, column_type) from error
-    return float(value)
+def _float32(column_type: ColumnType, row: TypeRow) -> Callable[[str], float]:
+    read_double = _float64(column_type, row)
+    pack, unpack = _FLOAT32.pack, _FLOAT32.unpack
+
+    def read(text: str) -> float:
+        try:
+            return float(unpack(pack(read_double(text)))[0])
+        except OverflowError as error:
+            raise _refuse(text, column_type) from error
+
+    return read
 
 
-def _decimal(text: str, column_type: ColumnType, _row: TypeRow) -> Decimal:
-    if _DECIMAL.fullmatch(text) is None:
-        raise _refuse(text, column_type)
-    return fit_decimal(Decimal(text), column_type)
+def _decimal(column_type: ColumnType, _row: TypeRow) -> Callable[[str], Decimal]:
+    padded = _padded_decimal(column_type)
+
+    def read(text: str) -> Decimal:
+        # The producer pads to the scale: then the text is the value, digit for digit.
+        if padded is not None and padded.fullmatch(text) is not None:
+            return Decimal(text)
+        if _DECIMAL.fullmatch(text) is None:
+            raise _refuse(text, column_type)
+        return fit_decimal(Decimal(text), column_type)
+
+    return read
+
+
+def _padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
+    precision, scale = column_type.precision, column_type.scale
+    if precision is None or scale is None:
+        return None
+    whole = rf"[0-9]{{1,{precision - scale}}}" if precision > scale else "0"
+    return re.compile(rf"-?{whole}" + (rf"\.[0-9]{{{scale}}}" if scale else ""), re.ASCII)
 
 
 def fit_decimal(value: Decimal, column_type: ColumnType) -> Decimal:
@@ -93,60 +128,68 @@ def fit_decimal(value: Decimal, column_type: ColumnType) -> Decimal:
     return fitted
 
 
-def _binary(text: str, column_type: ColumnType, _row: TypeRow) -> bytes:
-    # canal-json writes each byte as U+0000 to U+00FF (TiCDC tiflow c7b2588, ISO-8859-1).
-    try:
-        return text.encode("latin-1")
-    except UnicodeEncodeError as error:
-        raise _refuse(text, column_type) from error
+def _binary(column_type: ColumnType, _row: TypeRow) -> Callable[[str], bytes]:
+    def read(text: str) -> bytes:
+        # canal-json writes each byte as U+0000 to U+00FF (TiCDC, tiflow c7b2588: ISO-8859-1).
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError as error:
+            raise _refuse(text, column_type) from error
+
+    return read
 
 
-def _enum(text: str, column_type: ColumnType, row: TypeRow) -> str | int:
-    index = _integer(text, column_type, row)
+def _enum(column_type: ColumnType, row: TypeRow) -> TextReader:
     members = column_type.members
     if members is None:
-        return index
-    if index == 0:
-        return ""  # MySQL's error value: index 0 is the empty string.
-    if not 0 < index <= len(members):
-        raise _refuse(text, column_type)
-    return members[index - 1]
+        return _integer(column_type, row)
+    # Index 0 is MySQL's error value, the empty string.
+    labels = {str(index): label for index, label in enumerate(("", *members))}
+
+    def read(text: str) -> str:
+        label = labels.get(text)
+        if label is None:
+            raise _refuse(text, column_type)
+        return label
+
+    return read
 
 
-def _set(text: str, column_type: ColumnType, row: TypeRow) -> str | int:
-    mask = _integer(text, column_type, row)
+def _set(column_type: ColumnType, row: TypeRow) -> TextReader:
     members = column_type.members
     if members is None:
-        return mask
-    if not 0 <= mask < 1 << len(members):
-        raise _refuse(text, column_type)
-    return ",".join(member for bit, member in enumerate(members) if mask >> bit & 1)
+        return _integer(column_type, row)
+    read_mask = _integer(column_type, replace(row, minimum=0, maximum=(1 << len(members)) - 1))
+
+    def read(text: str) -> str:
+        mask = read_mask(text)
+        return ",".join(member for bit, member in enumerate(members) if mask >> bit & 1)
+
+    return read
 
 
-def _shaped(pattern: re.Pattern[str], text: str, column_type: ColumnType, _row: TypeRow) -> str:
-    if pattern.fullmatch(text) is None:
-        raise _refuse(text, column_type)
+def _shaped(pattern: re.Pattern[str], column_type: ColumnType, _row: TypeRow) -> Callable[[str], str]:
+    fullmatch = pattern.fullmatch
+
+    def read(text: str) -> str:
+        if fullmatch(text) is None:
+            raise _refuse(text, column_type)
+        return text
+
+    return read
+
+
+def _as_is(text: str) -> str:
     return text
 
 
-def _time(text: str, column_type: ColumnType, row: TypeRow) -> str:
-    _shaped(_TIME, text, column_type, row)
-    if int(text.lstrip("-").split(":", 1)[0]) > _MAX_HOURS:
-        raise _refuse(text, column_type)
-    return text
-
-
-def _as_is(text: str, _column_type: ColumnType, _row: TypeRow) -> str:
-    return text
-
-
-_TEXT_READERS: dict[Reader, Callable[[str, ColumnType, TypeRow], Value]] = {
+_TEXT_READERS: dict[Reader, Callable[[ColumnType, TypeRow], TextReader]] = {
     "integer": _integer,
     "unsigned64": _integer,
     "float32": _float32,
     "float64": _float64,
     "decimal": _decimal,
-    "text": _as_is,
+    "text": lambda _type, _row: _as_is,
     "binary": _binary,
     "bit": _bit,
     "enum": _enum,
@@ -154,18 +197,22 @@ _TEXT_READERS: dict[Reader, Callable[[str, ColumnType, TypeRow], Value]] = {
     "date": partial(_shaped, _DATE),
     "datetime": partial(_shaped, _DATETIME),
     "timestamp": partial(_shaped, _DATETIME),
-    "time": _time,
+    "time": partial(_shaped, _TIME),
 }
 
 
-def text_reader(column_type: ColumnType) -> Callable[[str], Value]:
+def text_reader(column_type: ColumnType) -> TextReader:
     """A reader of canal-json's text for one column.
 
     The reader raises ValueOutOfRangeError for text that is no value of the type.
     """
     row = row_of(column_type)
-    read = _TEXT_READERS[row.reader]
-    return lambda text: read(text, column_type, row)
+    return _TEXT_READERS[row.reader](column_type, row)
+
+
+def keeps_text(column_type: ColumnType) -> bool:
+    """Whether any text is a value of the type, and is kept as it is."""
+    return row_of(column_type).reader == "text"
 
 
 def wire_unsigned(value: int) -> int:
@@ -173,14 +220,23 @@ def wire_unsigned(value: int) -> int:
     return value & 0xFFFF_FFFF_FFFF_FFFF
 
 
+# Below it a 32-bit float has fewer than six sure digits, and fewer may name it.
+_SMALLEST_NORMAL32 = 2.0**-126
+
+
 def shortest_float32(value: float) -> float:
-    """The double with the fewest digits that still names this 32-bit float."""
-    packed = struct.pack("<f", value)
-    for digits in range(6, 10):
-        candidate = float(f"{value:.{digits}g}")
-        if struct.pack("<f", candidate) == packed:
+    """The double with the fewest digits that still names this 32-bit float.
+
+    Raises:
+        OverflowError: no 32-bit float is near the value.
+    """
+    packed = _FLOAT32.pack(value)
+    (exact,) = _FLOAT32.unpack(packed)
+    for digits in range(6 if abs(exact) >= _SMALLEST_NORMAL32 else 1, 10):
+        candidate = float(f"{exact:.{digits}g}")
+        if _FLOAT32.pack(candidate) == packed:
             return candidate
-    return value
+    return float(exact)
 
 
 def is_calendar_date(text: str) -> bool:
@@ -202,7 +258,10 @@ def _to_datetime(text: str) -> datetime:
 
 
 def _to_timestamp(text: str, zone: tzinfo) -> datetime:
-    return _to_datetime(text).replace(tzinfo=zone).astimezone(timezone.utc)
+    try:
+        return _to_datetime(text).replace(tzinfo=zone).astimezone(timezone.utc)
+    except OverflowError as error:
+        raise ValueOutOfRangeError(f"{text!r} is no timestamp in {zone}") from error
 
 
 def _calendar_reader(
@@ -253,8 +312,3 @@ def _to_text(value: Value) -> TargetValue:
     if isinstance(value, Decimal):
         return format(value, "f")
     return str(value) if isinstance(value, int) else value
-
-
-def readers(types: Iterable[tuple[str, ColumnType]]) -> dict[str, Callable[[str], Value]]:
-    """Text readers by column name."""
-    return {name: text_reader(column_type) for name, column_type in types}

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidesink.change import ColumnType
-from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
+from tidesink.typemap.sql_type import render_members
+from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, find_row, row_of
 
 DecimalMode = Literal["precise", "string"]
 UnsignedMode = Literal["long", "string"]
@@ -104,12 +105,43 @@ def split_allowed(allowed: str) -> tuple[str, ...]:
 
 def mysql_type_word(column_type: ColumnType) -> str:
     """canal-json's short ``mysqlType``: the name without precision, length or fsp."""
-    word = row_of(column_type).name
-    attributes = (column_type.sql or "").lower().rpartition(")")[2].split()
+    row = row_of(column_type)
+    spelt = (column_type.sql or row.name).lower()
+    if find_row(spelt.partition("(")[0].strip()) is None and row.reader == "text" and "(" not in spelt:
+        return spelt  # a type this version does not know, kept as the producer spelt it
+    word = row.name
+    attributes = spelt.rpartition(")")[2].split()
     for attribute in ("unsigned", "zerofill"):
         if attribute in attributes and attribute not in word.split():
             word += f" {attribute}"
     return word
+
+
+def mysql_type_text(column_type: ColumnType) -> str | None:
+    """canal-json's content-compatible ``mysqlType``, the full text; None where too little is known."""
+    row = row_of(column_type)
+    sql = column_type.sql
+    if sql is not None and ("(" in sql or _needs_no_arguments(row)):
+        return sql
+    if row.name == "decimal":
+        return f"decimal({column_type.precision},{column_type.scale or 0})" if column_type.precision else None
+    if row.parameter == "allowed":
+        return None if column_type.members is None else f"{row.name}({render_members(column_type.members)})"
+    if row.reader in _FRACTIONAL:
+        return f"{row.name}({column_type.fsp})" if column_type.fsp else row.name
+    width = column_type.length or row.display_width
+    if width is None:
+        return row.name if _needs_no_arguments(row) else None
+    base, _, unsigned = row.name.partition(" ")
+    return f"{base}({width}) {unsigned}".strip()
+
+
+_FRACTIONAL = frozenset({"datetime", "timestamp", "time"})
+_SIZED = frozenset({"char", "varchar", "binary", "varbinary"})
+
+
+def _needs_no_arguments(row: TypeRow) -> bool:
+    return row.display_width is None and row.parameter is None and row.name not in (*_SIZED, "decimal")
 
 
 def sql_type_code(column_type: ColumnType, value: object) -> int:

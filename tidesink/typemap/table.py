@@ -212,7 +212,19 @@ TYPES: tuple[TypeRow, ...] = (
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
     _temporal("timestamp", 93, "timestamp", "timestamp", _CALENDAR + "; read in the configured time zone"),
     _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: kept as text"),
-    TypeRow("year", "YEAR", "int", 12, "integer", "int", "int", display_width=4, from_avro=True),
+    TypeRow(
+        "year",
+        "YEAR",
+        "int",
+        12,
+        "integer",
+        "int",
+        "int",
+        display_width=4,
+        minimum=0,  # 0000, then 1901 to 2155
+        maximum=2155,
+        from_avro=True,
+    ),
     TypeRow("vector", "TiDBVECTORFloat32", "string", 12, "text", "str", "string", from_avro=True),
 )
 

@@ -1,0 +1,133 @@
+"""The ``canal-json`` codec: TiCDC's JSON envelope, classic (tiflow c7b2588) and new (ticdc b813e76).
+
+The wire carries short type words. Full types come from table definitions, from the topic's own
+CREATE and ALTER events, which this codec reads as they pass, or from a content-compatible
+``mysqlType``; what stays unknown is as exact as its word allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from tidesink.change import ChangeEvent, DdlEvent, Event, Message, TableSchema
+from tidesink.codecs.base import CodecOptions, EncodedRecord
+from tidesink.codecs.canal_json_decode import CanalJsonReader
+from tidesink.codecs.canal_json_encode import CanalJsonWriter, RowWriter, merged_names
+from tidesink.codecs.canal_json_shape import Keys, RowShapes
+from tidesink.errors import ConfigError, EncodeError
+from tidesink.typemap.definitions import TableDefinitions
+
+_KEPT_WRITERS = 256
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class CanalJsonCodec:
+    """Decodes and encodes canal-json.
+
+    ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of
+    tables; without it ``pkNames`` does. ``clock`` gives ms since 1970 for ``ts``. ``unread_ddl``
+    holds the DDL texts that could not be read for types, with the reason.
+    """
+
+    name = "canal-json"
+
+    def __init__(
+        self,
+        *,
+        options: CodecOptions | None = None,
+        definitions: TableDefinitions | None = None,
+        keys: Keys | None = None,
+        clock: Callable[[], int] = _now_ms,
+    ) -> None:
+        options = options or CodecOptions()
+        self.definitions = definitions if definitions is not None else TableDefinitions()
+        self.unread_ddl: dict[str, str] = {}
+        self._shapes = RowShapes(self.definitions, keys)
+        self._reader = CanalJsonReader(self._shapes)
+        self._writer = CanalJsonWriter(options, clock)
+        self._full_types = options.content_compatible
+        self._writers: dict[int, RowWriter] = {}
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """The events of one Kafka record, in order.
+
+        Raises:
+            DecodeError: this record cannot be decoded; context has topic, partition, offset.
+        """
+        events = self._reader.events(message)
+        for event in events:
+            if isinstance(event, DdlEvent):
+                self._learn(event)
+        return tuple(events)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The Kafka record of one event; None for a watermark without the TiDB extension.
+
+        An event without a schema takes its types from the definitions and from
+        ``extension["mysqlType"]``, as decoding put it there.
+
+        Raises:
+            EncodeError: canal-json cannot carry this event; context has the topic.
+        """
+        try:
+            value = self._encode(event)
+        except EncodeError as error:
+            error.with_context(topic=topic)
+            raise
+        return None if value is None else EncodedRecord(None, value)
+
+    def _encode(self, event: Event) -> bytes | None:
+        if isinstance(event, ChangeEvent):
+            return self._writer.row(event, self._row_writer(event.schema or self._schema_of(event)))
+        if isinstance(event, DdlEvent):
+            self._learn(event)
+            return self._writer.ddl(event)
+        return self._writer.watermark(event)
+
+    def _learn(self, event: DdlEvent) -> None:
+        try:
+            self.definitions.apply(event.query, event.table.schema)
+        except ConfigError as error:
+            self.unread_ddl[event.query] = error.message
+
+    def _row_writer(self, schema: TableSchema) -> RowWriter:
+        # By identity: decoders share one schema among the rows of a shape, and hashing one is slow.
+        writer = self._writers.get(id(schema))
+        if writer is None:
+            if len(self._writers) >= _KEPT_WRITERS:
+                self._writers.clear()
+            writer = self._writers[id(schema)] = RowWriter(schema, self._full_types)
+        return writer
+
+    def _schema_of(self, event: ChangeEvent) -> TableSchema:
+        extension = event.extension or {}
+        mysql_type = extension.get("mysqlType")
+        pk_names = extension.get("pkNames", self._primary_key(event))
+        names = merged_names(event.before, event.after)
+        schema = self._shapes.find(
+            event.table.schema,
+            event.table.name,
+            row=dict.fromkeys(names),
+            mysql_type=mysql_type if isinstance(mysql_type, Mapping) else {},
+            pk_names=pk_names if isinstance(pk_names, list) else [],
+        ).schema
+        self._refuse_untyped(schema, mysql_type)
+        return schema
+
+    def _primary_key(self, event: ChangeEvent) -> list[str]:
+        definition = self.definitions.get(event.table)
+        if definition is None:
+            return list(event.key or ())
+        return [column.name for column in definition.primary_key]
+
+    def _refuse_untyped(self, schema: TableSchema, mysql_type: object) -> None:
+        if mysql_type or self.definitions.get(schema.table) is not None:
+            return
+        raise EncodeError(
+            "the event has no column types: give a table definition, or keep extension.mysqlType",
+            table=str(schema.table),
+        )

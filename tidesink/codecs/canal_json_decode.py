@@ -1,0 +1,265 @@
+"""canal-json bytes to events.
+
+Format: TiCDC (tiflow c7b2588) and its new architecture (ticdc b813e76), ``protocol=canal-json``: one
+JSON object a Kafka record, key null, every value text or null. Several objects in one value, each
+ended by a newline (the file form of cloud storage sinks), are several events. A name that stands twice
+in an object counts as its last, as for Go and for Spark.
+
+Not read here: compressed values, and rows cut down to their key (``handle-key-only``,
+``claim-check``); each is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import orjson
+
+from tidesink.change import (
+    ChangeEvent,
+    DdlEvent,
+    Event,
+    Message,
+    Op,
+    Position,
+    TableId,
+    Value,
+    WatermarkEvent,
+)
+from tidesink.codecs.canal_json_shape import RowShape, RowShapes
+from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, UnsupportedMessageError
+
+_OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
+_WATERMARK = "TIDB_WATERMARK"
+_LZ4_FRAME = b"\x04\x22\x4d\x18"
+_CUT_DOWN = {
+    "onlyHandleKey": "the row was too large and was cut down to its handle key (large-message-handle: "
+    "handle-key-only), its other columns are not in the topic: raise max-message-bytes",
+    "claimCheckLocation": "the row was too large and lies in claim-check storage: raise max-message-bytes",
+}
+
+Parsed = dict[str, Any]
+
+
+def objects(message: Message) -> list[Parsed]:
+    """The JSON objects of one record's value.
+
+    Raises:
+        DecodeError: no value, a compressed one, or no JSON object.
+    """
+    value = message.value
+    if not value:
+        raise FramingError("the record has no value: canal-json never writes one without")
+    try:
+        return [_object(orjson.loads(value))]
+    except orjson.JSONDecodeError as error:
+        return _several(value, error)
+
+
+def _several(value: bytes, error: orjson.JSONDecodeError) -> list[Parsed]:
+    # Inside JSON text a newline is always escaped, so each bare one ends an object.
+    lines = [line for line in value.split(b"\n") if line.strip()]
+    if len(lines) < 2:
+        _refuse_bytes(value, error)
+    try:
+        return [_object(orjson.loads(line)) for line in lines]
+    except orjson.JSONDecodeError:
+        _refuse_bytes(value, error)
+
+
+def _object(parsed: object) -> Parsed:
+    if not isinstance(parsed, dict):
+        raise SchemaMismatchError(f"expected a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def _refuse_bytes(value: bytes, error: orjson.JSONDecodeError) -> NoReturn:
+    kind = "lz4" if value.startswith(_LZ4_FRAME) else "snappy" if _is_snappy(value) else None
+    if kind is not None:
+        raise UnsupportedMessageError(
+            f"the value is compressed ({kind}): set large-message-handle-compression to none"
+        ) from None
+    raise FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?") from None
+
+
+def _is_snappy(value: bytes) -> bool:
+    """A raw snappy block whose text starts as canal-json does: a length, a literal's tag, then ``{"``."""
+    at = 0
+    while at < 5 and at < len(value) and value[at] & 0x80:
+        at += 1
+    if at + 1 >= len(value) or value[at + 1] & 3:
+        return False
+    # Literals longer than 60 bytes have their length in 1 to 4 bytes after the tag.
+    extra = max(0, (value[at + 1] >> 2) - 59)
+    return value[at + 2 + extra : at + 4 + extra] == b'{"'
+
+
+class CanalJsonReader:
+    """Makes events of parsed canal-json objects."""
+
+    def __init__(self, shapes: RowShapes) -> None:
+        self._shapes = shapes
+
+    def events(self, message: Message) -> list[Event]:
+        """All events of one record.
+
+        Raises:
+            DecodeError: this record cannot be decoded; context has topic, partition, offset.
+        """
+        try:
+            found: list[Event] = []
+            for parsed in objects(message):
+                self._read(parsed, message, found)
+        except DecodeError as error:
+            error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+            raise
+        return found
+
+    def _read(self, parsed: Parsed, message: Message, found: list[Event]) -> None:
+        kind = parsed.get("type")
+        op = _OPS.get(kind) if isinstance(kind, str) else None
+        if op is None or parsed.get("isDdl"):
+            found.append(_control(parsed, kind, message, len(found)))
+            return
+        extension = parsed.get("_tidb")
+        commit_ts = None
+        if extension is not None:
+            commit_ts = _commit_ts(extension)
+        self._rows(parsed, op, commit_ts, message, found)
+
+    def _rows(
+        self, parsed: Parsed, op: Op, commit_ts: int | None, message: Message, found: list[Event]
+    ) -> None:
+        database, name = parsed.get("database"), parsed.get("table")
+        data, old = parsed.get("data"), parsed.get("old")
+        mysql_type, pk_names = parsed.get("mysqlType"), parsed.get("pkNames")
+        _check_rows(database, name, data, mysql_type, pk_names)
+        if op is Op.UPDATE and (type(old) is not list or len(old) != len(data)):  # type: ignore[arg-type]
+            raise SchemaMismatchError("an UPDATE needs in 'old' one object for each in 'data'")
+        source = None if commit_ts is None else (commit_ts,)
+        for at, row in enumerate(data):  # type: ignore[arg-type]
+            if type(row) is not dict or not row:
+                raise SchemaMismatchError("a row in 'data' is no object with columns")
+            shape = self._shapes.find(database, name, row=row, mysql_type=mysql_type or {}, pk_names=pk_names)  # type: ignore[arg-type]
+            position = Position(message.topic, message.partition, message.offset, len(found), source)
+            values = shape.read(row)
+            before: dict[str, Value] | None = None
+            after: dict[str, Value] | None = values
+            if op is Op.UPDATE:
+                before = _before(old[at], values, shape)  # type: ignore[index]
+            elif op is Op.DELETE:
+                before, after = values, None
+            found.append(
+                ChangeEvent(
+                    op,
+                    shape.table,
+                    shape.key_of(values),
+                    before,
+                    after,
+                    commit_ts,
+                    position,
+                    shape.schema,
+                    None,
+                    _extension(parsed, commit_ts, shape),
+                )
+            )
+
+
+def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[str, Value]:
+    """The old row; the columns a partial one leaves out are unchanged."""
+    if type(old) is not dict:
+        raise SchemaMismatchError("a row in 'old' is no object")
+    unknown = old.keys() - after.keys()
+    if unknown:
+        raise SchemaMismatchError("'old' has a column that 'data' has not", column=sorted(unknown)[0])
+    values = shape.read(old)
+    return values if len(values) == len(after) else {**after, **values}
+
+
+def _check_rows(database: object, name: object, data: object, mysql_type: object, pk_names: object) -> None:
+    if type(database) is not str or type(name) is not str or not database or not name:
+        raise SchemaMismatchError("the message names no table: 'database' and 'table' must be text")
+    if type(data) is not list or not data:
+        raise SchemaMismatchError("a row change without rows: 'data' must be a list of objects")
+    if mysql_type is not None and type(mysql_type) is not dict:
+        raise SchemaMismatchError("'mysqlType' must be an object")
+    if pk_names is not None and (
+        type(pk_names) is not list or not all(type(column) is str for column in pk_names)
+    ):
+        raise SchemaMismatchError("'pkNames' must be a list of column names")
+
+
+def _commit_ts(extension: object) -> int | None:
+    if type(extension) is not dict:
+        raise SchemaMismatchError("'_tidb' must be an object")
+    if len(extension) > 1:
+        for member, reason in _CUT_DOWN.items():
+            if extension.get(member):
+                raise UnsupportedMessageError(reason)
+    return _timestamp(extension, "commitTs")
+
+
+def _timestamp(extension: Mapping[str, object], member: str) -> int | None:
+    value = extension.get(member)
+    if value is None:
+        return None
+    # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
+    if type(value) is not int or value < 0:
+        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {value!r:.40}")
+    return value
+
+
+def _extension(parsed: Parsed, commit_ts: int | None, shape: RowShape) -> dict[str, object] | None:
+    """What an encoder needs to write the message again and the event does not hold."""
+    extension: dict[str, object] = {}
+    es = parsed.get("es")
+    if es is not None and (commit_ts is None or commit_ts >> 18 != es):
+        extension["es"] = es
+    if shape.wire_types is not None:
+        extension["mysqlType"] = shape.wire_types
+        extension["pkNames"] = shape.pk_names
+    members = parsed.get("_tidb")
+    if members is not None and len(members) > 1:
+        extension["_tidb"] = {name: value for name, value in members.items() if name != "commitTs"}
+    return extension or None
+
+
+def _control(parsed: Parsed, kind: object, message: Message, index: int) -> Event:
+    if type(kind) is not str:
+        raise SchemaMismatchError("the message has no 'type'")
+    extension = parsed.get("_tidb")
+    if extension is not None and type(extension) is not dict:
+        raise SchemaMismatchError("'_tidb' must be an object")
+    if kind == _WATERMARK:
+        return _watermark(extension or {}, message, index)
+    if parsed.get("isDdl") is not True or kind in _OPS:
+        raise SchemaMismatchError(
+            f"unknown message (type {kind!r:.40}, isDdl {parsed.get('isDdl')!r:.40}): "
+            f"expected INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL"
+        )
+    return _ddl(parsed, kind, message, index)
+
+
+def _watermark(extension: Mapping[str, object], message: Message, index: int) -> WatermarkEvent:
+    watermark = _timestamp(extension, "watermarkTs")
+    if watermark is None:
+        raise SchemaMismatchError("a watermark without '_tidb.watermarkTs'")
+    position = Position(message.topic, message.partition, message.offset, index, (watermark,))
+    return WatermarkEvent(watermark, position)
+
+
+def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
+    database, name, query = (_text(parsed, member) for member in ("database", "table", "sql"))
+    commit_ts = _timestamp(parsed.get("_tidb") or {}, "commitTs")
+    source = None if commit_ts is None else (commit_ts,)
+    position = Position(message.topic, message.partition, message.offset, index, source)
+    extension = {"es": parsed["es"]} if commit_ts is None and parsed.get("es") is not None else None
+    return DdlEvent(TableId(database, name), query, kind, commit_ts, position, extension)
+
+
+def _text(parsed: Parsed, member: str) -> str:
+    value = parsed.get(member)
+    if type(value) is not str:
+        raise SchemaMismatchError(f"a DDL message needs {member!r} as text")
+    return value

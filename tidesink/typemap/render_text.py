@@ -1,0 +1,180 @@
+"""Values to the text canal-json carries, the inverse of ``parse.text_reader``.
+
+TiCDC (tiflow c7b2588): decimals padded to their scale, floats with the fewest digits that name them
+and never an exponent, ENUM as its index, SET and BIT as numbers, bytes as U+0000 to U+00FF.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+
+from tidesink.change import ColumnType, Value
+from tidesink.errors import EncodeError, ValueOutOfRangeError
+from tidesink.typemap.parse import fit_decimal, shortest_float32, text_reader
+from tidesink.typemap.table import Reader, row_of
+
+TextWriter = Callable[[Value], str]
+
+_DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
+
+
+def text_writer(column_type: ColumnType) -> TextWriter:
+    """A writer of one column's values, NULL excepted.
+
+    The writer raises EncodeError for what is no value of the type. Decimals may be given as text.
+    """
+    return _WRITERS[row_of(column_type).reader](column_type)
+
+
+def _refuse(value: object, column_type: ColumnType) -> EncodeError:
+    shown = f"{type(value).__name__} {value!r:.80}"
+    return EncodeError(f"{shown} is no {column_type.sql or column_type.name}")
+
+
+def _checked(column_type: ColumnType, text: str, value: object) -> str:
+    try:
+        text_reader(column_type)(text)
+    except ValueOutOfRangeError as error:
+        raise _refuse(value, column_type) from error
+    return text
+
+
+def _integer(column_type: ColumnType) -> TextWriter:
+    read = text_reader(column_type)
+
+    def write(value: Value) -> str:
+        if not isinstance(value, int):
+            raise _refuse(value, column_type)
+        text = str(int(value))
+        try:
+            read(text)
+        except ValueOutOfRangeError as error:
+            raise _refuse(value, column_type) from error
+        return text
+
+    return write
+
+
+def plain_float(value: float) -> str:
+    """A float's shortest digits without an exponent, and without a fraction where it has none."""
+    shown = repr(value)
+    if "e" in shown:
+        shown = format(Decimal(shown), "f")
+    return shown.removesuffix(".0")
+
+
+def _float(column_type: ColumnType) -> TextWriter:
+    single = column_type.name == "float"
+
+    def write(value: Value) -> str:
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise _refuse(value, column_type)
+        try:
+            return plain_float(shortest_float32(value) if single else float(value))
+        except OverflowError as error:
+            raise _refuse(value, column_type) from error
+
+    return write
+
+
+def _decimal(column_type: ColumnType) -> TextWriter:
+    def write(value: Value) -> str:
+        if isinstance(value, str) and _DECIMAL.fullmatch(value):
+            value = Decimal(value)
+        if not isinstance(value, Decimal | int) or not Decimal(value).is_finite():
+            raise _refuse(value, column_type)
+        try:
+            return format(fit_decimal(Decimal(value), column_type), "f")
+        except ValueOutOfRangeError as error:
+            raise _refuse(value, column_type) from error
+
+    return write
+
+
+def _binary(column_type: ColumnType) -> TextWriter:
+    def write(value: Value) -> str:
+        if not isinstance(value, bytes):
+            raise _refuse(value, column_type)
+        return value.decode("latin-1")
+
+    return write
+
+
+def _enum(column_type: ColumnType) -> TextWriter:
+    members = column_type.members
+    # An empty text that is no member is MySQL's error value, index 0; of equal members the first counts.
+    numbers = {"": "0"} | {m: str(n) for n, m in reversed(list(enumerate(members or (), 1)))}
+
+    def write(value: Value) -> str:
+        if isinstance(value, int):
+            return str(value) if members is None else _checked(column_type, str(value), value)
+        if members is None or not isinstance(value, str) or value not in numbers:
+            raise _no_label(value, column_type)
+        return numbers[value]
+
+    return write
+
+
+def _no_label(value: object, column_type: ColumnType) -> EncodeError:
+    if column_type.members is None:
+        return EncodeError(
+            f"{value!r:.80}: canal-json carries numbers for {column_type.name} labels, "
+            "and only a table definition tells them: give one"
+        )
+    return _refuse(value, column_type)
+
+
+def _set(column_type: ColumnType) -> TextWriter:
+    members = column_type.members
+    bits = {member: 1 << bit for bit, member in enumerate(members or ())}
+
+    def write(value: Value) -> str:
+        if isinstance(value, int):
+            return str(value) if members is None else _checked(column_type, str(value), value)
+        if not isinstance(value, str) or members is None:
+            raise _no_label(value, column_type)
+        chosen = value.split(",") if value else []
+        if any(label not in bits for label in chosen):
+            raise _no_label(value, column_type)
+        mask = 0
+        for label in chosen:
+            mask |= bits[label]
+        return str(mask)
+
+    return write
+
+
+def _text(column_type: ColumnType) -> TextWriter:
+    read = text_reader(column_type)
+
+    def write(value: Value) -> str:
+        if not isinstance(value, str):
+            raise _refuse(value, column_type)
+        try:
+            read(value)
+        except ValueOutOfRangeError as error:
+            raise _refuse(value, column_type) from error
+        return value
+
+    return write
+
+
+_WRITERS: dict[Reader, Callable[[ColumnType], TextWriter]] = {
+    "integer": _integer,
+    "unsigned64": _integer,
+    "float32": _float,
+    "float64": _float,
+    "decimal": _decimal,
+    "text": _text,
+    "binary": _binary,
+    "bit": _integer,
+    "enum": _enum,
+    "set": _set,
+    "date": _text,
+    "datetime": _text,
+    "timestamp": _text,
+    "time": _text,
+}
