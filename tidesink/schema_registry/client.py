@@ -172,12 +172,16 @@ class SchemaRegistryClient:
         raise refusals.unknown_subject(subject, answer.url)
 
     def _ask_compatibility(self, subject: str, schema_text: str) -> Answer:
-        """Ask against all versions that the level names; older registries compare with the latest only."""
+        """Ask against the versions that the level names: all of them only where it is transitive.
+
+        Confluent's would find out by itself; Apicurio's compares with whatever it is asked for.
+        """
         path = f"/compatibility/subjects/{_escaped(subject)}/versions"
-        answer = self._transport.send("POST", f"{path}?verbose=true", {"schema": schema_text})
-        if answer.status in {404, 405} and not is_not_found(answer):
-            answer = self._transport.send("POST", f"{path}/latest?verbose=true", {"schema": schema_text})
-        return answer
+        if self.compatibility_level(subject).endswith("_TRANSITIVE"):
+            answer = self._transport.send("POST", f"{path}?verbose=true", {"schema": schema_text})
+            if answer.status not in {404, 405} or is_not_found(answer):
+                return answer  # else an older registry, which compares with one version at a time
+        return self._transport.send("POST", f"{path}/latest?verbose=true", {"schema": schema_text})
 
     def _incompatible(self, subject: str, schema_text: str, answer: Answer) -> RegistryError:
         try:

@@ -65,9 +65,6 @@ def parse_avro(schema_text: str) -> AvroSchema:
         root = parse_schema(_marked(json.loads(schema_text)), named_schemas=names)
     except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError, AttributeError) as exc:
         raise RegistryError(f"this is not an Avro schema ({type(exc).__name__}: {exc})") from exc
-    for name, node in names.items():
-        if _kind(node) == "record" and "fields" not in node:
-            raise RegistryError(f"this is not an Avro schema (the record {name} has no fields member)")
     return AvroSchema(root, names)
 
 
@@ -97,6 +94,8 @@ def _marked(node: Node) -> Node:
     if not isinstance(node, dict):
         return node
     kept = {k: _marked(v) if k in {"type", "items", "values", "fields"} else v for k, v in node.items()}
+    if kept.get("type") in ("record", "error") and "fields" not in kept:
+        raise KeyError("fields")  # fastavro would take it for a record without any
     if "default" in kept:
         del kept["default"]
         kept[_HAS_DEFAULT] = True

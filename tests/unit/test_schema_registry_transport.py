@@ -1,0 +1,209 @@
+"""Retries, time-outs, second addresses and TLS, over real sockets."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+
+from tests.scripted_registry import (
+    ONCE,
+    Client,
+    Reply,
+    ScriptedRegistry,
+    Serve,
+    free_port,
+    registry_clients,
+    scripted_registries,
+)
+from tidesink.errors import (
+    RegistryError,
+    RegistryUnavailableError,
+)
+from tidesink.schema_registry import (
+    RetryPolicy,
+    Timeouts,
+    TlsOptions,
+)
+from tidesink.schema_registry.auth import Endpoint
+from tidesink.schema_registry.transport import Transport
+
+serve = pytest.fixture(scripted_registries, name="serve")
+client = pytest.fixture(registry_clients, name="client")
+
+OLD = '"int"'
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_again(serve: Serve, client: Client, status: int) -> None:
+    server = serve(Reply(status, b"later"), Reply(status, b"later"), Reply(body={"schema": OLD}))
+    assert client(server.url).schema_by_id(1) == OLD
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 413, 422])
+def test_any_other_refusal_is_final_even_with_a_second_address(
+    serve: Serve, client: Client, status: int
+) -> None:
+    server, second = serve(Reply(status, {"error_code": status * 100, "message": "no"})), serve(Reply())
+    with pytest.raises(RegistryError) as caught:
+        client(server.url, second.url).schema_by_id(1)
+    assert not isinstance(caught.value, RegistryUnavailableError)
+    assert (len(server.seen), len(second.seen)) == (1, 0)
+
+
+def test_a_registry_that_stays_down_is_unavailable(serve: Serve, client: Client) -> None:
+    server = serve(Reply(503, b"no leader"))
+    with pytest.raises(RegistryUnavailableError) as caught:
+        client(server.url).subjects()
+    message = str(caught.value)
+    assert message.startswith("the schema registry gave no usable answer in 3 attempts over 0.")
+    assert message.endswith(f"({server.url}: HTTP 503 (no leader)): is it running, and is the URL right?")
+    assert caught.value.remedy == "retry"
+    assert len(server.seen) == 3
+
+
+def test_a_slow_registry_is_unavailable(serve: Serve, client: Client) -> None:
+    server = serve(Reply(delay=30))
+    started = time.monotonic()
+    with pytest.raises(RegistryUnavailableError, match=r"1 attempt over 0\.\d s .*: no answer within 0\.2 s"):
+        client(server.url, retry=ONCE, timeouts=Timeouts(1, 0.2)).subjects()
+    assert time.monotonic() - started < 5
+
+
+def test_a_refused_connection_is_unavailable(client: Client) -> None:
+    with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:\d+: connection refused\)"):
+        client(f"http://127.0.0.1:{free_port()}", retry=ONCE).subjects()
+
+
+def test_an_unknown_host_is_unavailable(client: Client) -> None:
+    with pytest.raises(RegistryUnavailableError, match="the host name cannot be resolved"):
+        client("http://registry.invalid:8081", retry=ONCE).subjects()
+
+
+def test_a_connection_cut_in_mid_answer_is_tried_again(serve: Serve, client: Client) -> None:
+    cut = Reply(200, b'{"schema', {"Content-Length": "100", "Connection": "close"})
+    server = serve(cut, Reply(body={"schema": OLD}))
+    assert client(server.url, timeouts=Timeouts(1, 1)).schema_by_id(1) == OLD
+
+
+def test_the_second_address_answers_when_the_first_does_not(serve: Serve, client: Client) -> None:
+    down, up = serve(Reply(503)), serve(Reply(body={"schema": OLD}))
+    registry = client(f"http://127.0.0.1:{free_port()}", down.url, up.url)
+    assert registry.schema_by_id(1) == OLD
+    assert registry.schema_by_id(2) == OLD
+    assert (len(down.seen), len(up.seen)) == (1, 2), "the address that answered is asked first from then on"
+
+
+def test_when_all_addresses_fail_each_is_named(serve: Serve, client: Client) -> None:
+    dead, down = f"http://127.0.0.1:{free_port()}", serve(Reply(500, b"oops"))
+    with pytest.raises(RegistryUnavailableError) as caught:
+        client(dead, down.url, retry=ONCE).subjects()
+    assert f"({dead}: connection refused; {down.url}: HTTP 500 (oops))" in str(caught.value)
+
+
+def recording(url: str, policy: RetryPolicy) -> tuple[Transport, list[float]]:
+    slept: list[float] = []
+    return Transport([Endpoint.parse(url)], retry=policy, sleep=slept.append), slept
+
+
+def test_waits_are_random_up_to_a_doubling_ceiling(serve: Serve) -> None:
+    server = serve(Reply(503))
+    rounds = []
+    for _ in range(20):
+        transport, slept = recording(server.url, RetryPolicy(5, base_seconds=1, longest_wait_seconds=3))
+        with pytest.raises(RegistryUnavailableError, match="5 attempts"):
+            transport.send("GET", "/subjects")
+        transport.close()
+        rounds.append(slept)
+    for waits in rounds:
+        assert all(0 <= wait <= ceiling for wait, ceiling in zip(waits, (1, 2, 3, 3), strict=True))
+    assert min(waits[0] for waits in rounds) < 0.5 < max(waits[0] for waits in rounds)
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_retry_after_is_honoured(serve: Serve, form: str) -> None:
+    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=21), usegmt=True)
+    value = {"seconds": "20", "date": date}[form]
+    server = serve(Reply(429, headers={"Retry-After": value}), Reply(body=[]))
+    transport, slept = recording(server.url, RetryPolicy())
+    assert transport.send("GET", "/subjects").body == []
+    transport.close()
+    assert [round(wait) for wait in slept] in ([19], [20], [21])
+
+
+def test_a_retry_after_beyond_the_time_given_ends_at_once(serve: Serve) -> None:
+    transport, slept = recording(serve(Reply(429, headers={"Retry-After": "3600"})).url, RetryPolicy())
+    with pytest.raises(RegistryUnavailableError, match="it asks to come back in 3600 s"):
+        transport.send("GET", "/subjects")
+    transport.close()
+    assert slept == []
+
+
+def test_a_retry_after_that_says_nothing_is_ignored(serve: Serve, client: Client) -> None:
+    server = serve(Reply(503, headers={"Retry-After": "soon"}), Reply(body=[]))
+    assert client(server.url).subjects() == []
+
+
+def test_netrc_is_not_read(
+    serve: Serve, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password hush\n", encoding="ascii")
+    monkeypatch.setenv("NETRC", str(netrc))
+    server = serve(Reply(body=[]))
+    assert client(server.url).subjects() == []
+    assert "Authorization" not in server.seen[0].headers
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate of this test, and is not here")
+    path = tmp_path / "both.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    key = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-keyout",
+        str(path) + ".key",
+    ]
+    command = ["openssl", "req", "-x509", "-days", "2", *names, *key, "-out", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    path.write_text(path.read_text("ascii") + Path(str(path) + ".key").read_text("ascii"), encoding="ascii")
+    return path
+
+
+def over_tls(server: ScriptedRegistry, pem: Path, *, client_certificate: bool = False) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    if client_certificate:
+        context.load_verify_locations(pem)
+        context.verify_mode = ssl.CERT_REQUIRED
+    server.server.socket = context.wrap_socket(server.server.socket, server_side=True)
+    server.scheme = "https"
+    return server.url
+
+
+def test_a_certificate_nobody_vouches_for_is_final(serve: Serve, client: Client, pem: Path) -> None:
+    url = over_tls(serve(Reply(body=[])), pem)
+    with pytest.raises(RegistryError, match="is not trusted: give its authority as `ca`") as caught:
+        client(url).subjects()
+    assert type(caught.value) is RegistryError
+    assert client(url, tls=TlsOptions(ca=pem)).subjects() == []
+
+
+def test_a_client_certificate_is_shown(serve: Serve, client: Client, pem: Path) -> None:
+    url = over_tls(serve(Reply(body=["s"])), pem, client_certificate=True)
+    assert client(url, tls=TlsOptions(ca=pem, client_cert=pem)).subjects() == ["s"]
+    with pytest.raises(RegistryUnavailableError):
+        client(url, retry=ONCE, tls=TlsOptions(ca=pem)).subjects()
