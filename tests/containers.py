@@ -32,7 +32,11 @@ def container_stack() -> Iterator[StackAddresses]:
     """A broker and a registry with the same limits as the local stack, gone afterwards."""
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.wait_strategies import HttpWaitStrategy
-    from testcontainers.kafka import KafkaContainer
+
+    try:
+        from testcontainers.community.kafka import KafkaContainer
+    except ModuleNotFoundError:  # before 4.15
+        from testcontainers.kafka import KafkaContainer
 
     kafka = KafkaContainer(_KAFKA).with_kraft()
     for name, value in {"AUTO_CREATE_TOPICS_ENABLE": "false", "MESSAGE_MAX_BYTES": "16777216"}.items():

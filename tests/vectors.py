@@ -1,4 +1,4 @@
-"""Where the golden vectors are: ``--vectors DIR``, else the whole set beside the repository, else our subset."""
+"""Where the golden vectors are: ``--vectors DIR``, else the whole set beside us, else our subset."""
 
 from __future__ import annotations
 

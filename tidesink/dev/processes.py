@@ -139,20 +139,28 @@ def wait_ready(
 
 def require_free_port(port: int, *, name: str, option: str) -> None:
     """Raise DevStackError when something listens on the loopback port, naming it where it can be read."""
+    if not 0 < port < 65536:
+        raise DevStackError(
+            f"port {port} for the {name} is not between 1 and 65535; choose another with {option}"
+        )
+    refused = _bind_error(port)
+    if refused == errno.EADDRINUSE:
+        holder = port_owner(port)
+        raise DevStackError(
+            f"port {port} for the {name} is in use{holder}; stop that, or choose another with {option}"
+        )
+    if refused is not None:
+        raise DevStackError(f"the {name} cannot use port {port}: {os.strerror(refused)}; choose {option}")
+
+
+def _bind_error(port: int) -> int | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
         except OSError as exc:
-            if exc.errno != errno.EADDRINUSE:
-                raise DevStackError(
-                    f"{name} cannot use port {port}: {exc.strerror}; choose {option}"
-                ) from exc
-        else:
-            return
-    raise DevStackError(
-        f"port {port} for the {name} is in use{port_owner(port)}; stop that, or choose another with {option}"
-    )
+            return exc.errno or errno.EINVAL
+    return None
 
 
 def accepts(port: int) -> bool:
@@ -169,7 +177,9 @@ def start_of(pid: int) -> str | None:
     except OSError:
         return None if Path("/proc/self/stat").exists() else _start_by_ps(pid)
     fields = stat.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
-    return None if fields[0] in "ZX" else f"{_boot()}/{fields[19]}"
+    # A killed JVM's first thread is a zombie while others still close its ports: that is not gone yet.
+    ended = fields[0] in "ZX" and int(fields[17]) <= 1
+    return None if ended else f"{_boot()}/{fields[19]}"
 
 
 def _boot() -> str:

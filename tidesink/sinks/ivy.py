@@ -191,7 +191,7 @@ def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tup
         try:
             for line in process.stdout or ():
                 text = line.strip(" .\t\n")
-                if text.startswith("downloading http"):
+                if text.startswith("downloading "):
                     progress(f"{name}: {text.rpartition('/')[2]}")
                 elif text:
                     tail = [*tail[-_SHOWN_LINES:], text]

@@ -1,0 +1,210 @@
+"""The local stack itself: up, again up, status, down, data that stay, busy ports, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import requests
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from tests.servers import create_topics, local_stack
+from tidesink.dev.ports import LOOPBACK, free_ports
+from tidesink.dev.processes import accepts, start_of
+from tidesink.dev.stack import DevStack
+from tidesink.errors import DevStackError
+
+pytestmark = pytest.mark.servers
+
+SCHEMA: Final = {"schema": '{"type": "record", "name": "r", "fields": [{"name": "a", "type": "long"}]}'}
+BIG: Final = b"x" * 10_000_000
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevStack]:
+    with local_stack(tmp_path_factory.mktemp("own stack")) as stack:
+        yield stack
+
+
+def _pids(stack: DevStack) -> list[int | None]:
+    return [service.pid for service in stack.status()]
+
+
+def _read_one(brokers: str, topic: str) -> bytes | None:
+    consumer = Consumer(
+        {"bootstrap.servers": brokers, "group.id": topic, "auto.offset.reset": "earliest",
+         "fetch.message.max.bytes": 16_000_000}
+    )  # fmt: skip
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(60)
+        assert message is not None
+        assert message.error() is None
+        return message.value()  # type: ignore[no-any-return]
+    finally:
+        consumer.close()
+
+
+def test_both_services_run_and_say_where(stack: DevStack) -> None:
+    kafka, registry = stack.status()
+    assert (kafka.name, kafka.state, kafka.detail) == ("kafka", "running", stack.addresses.brokers)
+    assert (registry.name, registry.state, registry.detail) == (
+        "registry",
+        "running",
+        stack.addresses.registry_url,
+    )
+
+
+def test_a_second_up_starts_nothing(stack: DevStack) -> None:
+    before, said = _pids(stack), []
+    assert stack.up(said.append) == stack.addresses
+    assert _pids(stack) == before
+    assert [line for line in said if "starting" in line] == []
+
+
+def test_only_loopback_listens(stack: DevStack) -> None:
+    brokers = AdminClient({"bootstrap.servers": stack.addresses.brokers}).list_topics(timeout=20).brokers
+    assert [broker.host for broker in brokers.values()] == [LOOPBACK]
+
+
+def test_topics_are_not_made_by_asking_and_can_be_deleted(stack: DevStack) -> None:
+    brokers = stack.addresses.brokers
+    admin = AdminClient({"bootstrap.servers": brokers})
+    create_topics(brokers, {"to.delete": 2})
+    assert admin.list_topics("never.made", timeout=20).topics["never.made"].error is not None
+    for future in admin.delete_topics(["to.delete"], operation_timeout=30).values():
+        future.result()
+    assert "to.delete" not in admin.list_topics(timeout=20).topics
+
+
+def test_ten_megabyte_messages_pass(stack: DevStack) -> None:
+    brokers = stack.addresses.brokers
+    create_topics(brokers, {"big": 1})
+    producer = Producer({"bootstrap.servers": brokers, "message.max.bytes": 16_000_000})
+    producer.produce("big", BIG)
+    assert producer.flush(60) == 0
+    assert _read_one(brokers, "big") == BIG
+
+
+def test_data_outlive_down_and_other_ports(stack: DevStack, tmp_path: Path) -> None:
+    kafka, controller, registry = free_ports(3)
+    before = DevStack(tmp_path, kafka_port=kafka, controller_port=controller, registry_port=registry)
+    ports = dict(zip(("kafka_port", "controller_port", "registry_port"), free_ports(3), strict=True))
+    after = DevStack(tmp_path, **ports)
+    try:
+        first = before.up()
+        create_topics(first.brokers, {"kept": 1})
+        producer = Producer({"bootstrap.servers": first.brokers})
+        producer.produce("kept", b"value")
+        assert producer.flush(60) == 0
+        answer = requests.post(f"{first.registry_url}/subjects/kept/versions", json=SCHEMA, timeout=30)
+        schema_id = answer.json()["id"]
+        with pytest.raises(DevStackError, match=rf"already runs on port {registry}, not"):
+            after.up()
+        pids = _pids(before)
+        assert sorted(before.down()) == ["kafka", "registry"]
+        assert [start_of(pid) for pid in pids if pid] == [None, None]
+        second = after.up()
+        assert _read_one(second.brokers, "kept") == b"value"
+        kept = requests.get(f"{second.registry_url}/schemas/ids/{schema_id}", timeout=30).json()
+        assert "record" in kept["schema"]
+    finally:
+        before.down()
+    assert [(s.state, s.pid) for s in after.status()] == [("stopped", None)] * 2
+
+
+def test_a_stale_pid_file_is_survived(stack: DevStack) -> None:
+    kafka_pid, registry_pid = _pids(stack)
+    assert registry_pid is not None
+    os.kill(registry_pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while stack.status()[1].state != "stale pid file":
+        assert time.monotonic() < deadline
+    stack.up()
+    assert _pids(stack)[0] == kafka_pid
+    assert _pids(stack)[1] != registry_pid
+    assert [service.state for service in stack.status()] == ["running"] * 2
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2], ids=["kafka", "controller", "registry"])
+def test_a_busy_port_starts_nothing(tmp_path: Path, taken: int) -> None:
+    options = ("--kafka-port", "--controller-port", "--registry-port")
+    with socket.create_server((LOOPBACK, 0)) as server:
+        ports = free_ports(3)
+        ports[taken] = server.getsockname()[1]
+        stack = DevStack(tmp_path, kafka_port=ports[0], controller_port=ports[1], registry_port=ports[2])
+        with pytest.raises(DevStackError) as caught:
+            stack.up()
+    assert f"port {ports[taken]} for the" in str(caught.value)
+    assert options[taken] in str(caught.value)
+    assert [service.state for service in stack.status()] == ["stopped"] * 2
+
+
+def test_one_port_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DevStackError, match="three different ports"):
+        DevStack(tmp_path, kafka_port=1, controller_port=1, registry_port=2)
+
+
+UP: Final = """
+import sys
+from pathlib import Path
+from tidesink.dev.stack import DevStack
+kafka, controller, registry = map(int, sys.argv[2:])
+stack = DevStack(Path(sys.argv[1]), kafka_port=kafka, controller_port=controller, registry_port=registry)
+stack.up(lambda line: print(line, flush=True))
+"""
+
+
+def _interrupted_up(stack_directory: Path, moment: str) -> tuple[DevStack, list[int]]:
+    """Ctrl-C to an ``up`` at the moment it says a line that begins so."""
+    ports = free_ports(3)
+    stack = DevStack(stack_directory, kafka_port=ports[0], controller_port=ports[1], registry_port=ports[2])
+    command = [sys.executable, "-c", UP, str(stack_directory), *map(str, ports)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(moment):
+                process.send_signal(signal.SIGINT)
+                break
+        _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    return stack, ports
+
+
+@pytest.mark.parametrize("moment", ["registry: starting", "kafka: starting", "registry: ready"])
+def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
+    stack, ports = _interrupted_up(tmp_path, moment)
+    assert [service.state for service in stack.status()] == ["stopped"] * 2
+    assert [accepts(port) for port in ports] == [False] * 3
+
+
+def test_ctrl_c_while_formatting_leaves_nothing_broken(tmp_path: Path) -> None:
+    stack, _ = _interrupted_up(tmp_path, "kafka: formatting")
+    assert [service.state for service in stack.status()] == ["stopped"] * 2
+    try:
+        stack.up()
+        assert [service.state for service in stack.status()] == ["running"] * 2
+    finally:
+        stack.down()
+
+
+def test_two_at_once_start_one_stack(tmp_path: Path) -> None:
+    ports = free_ports(3)
+    stack = DevStack(tmp_path, kafka_port=ports[0], controller_port=ports[1], registry_port=ports[2])
+    command = [sys.executable, "-c", UP, str(tmp_path), *map(str, ports)]
+    try:
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        said = [process.communicate(timeout=120)[0] for process in both]
+        assert [process.returncode for process in both] == [0, 0]
+        assert "".join(said).count("kafka: starting") == 1
+    finally:
+        assert sorted(stack.down()) == ["kafka", "registry"]

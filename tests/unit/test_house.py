@@ -1,0 +1,84 @@
+"""The size and the names of what stands in the house."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MOST_LINES: Final = 400
+MOST_FUNCTION_LINES: Final = 40
+MOST_INIT_LINES: Final = 60
+MOST_SCRIPT_LINES: Final = 60
+# delta-spark imports as `delta`, and json and http are the standard library's; the rest say nothing.
+REFUSED_NAMES: Final = {
+    "json",
+    "http",
+    "delta",
+    "utils",
+    "util",
+    "helpers",
+    "helper",
+    "common",
+    "misc",
+    "manager",
+}
+ROOMS: Final = ("tidesink", "tests", "benchmarks", "scripts")
+
+FILES: Final = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+PACKAGE_FILES: Final = [path for path in FILES if path.is_relative_to(ROOT / "tidesink")]
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def _long_functions(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        if length > MOST_FUNCTION_LINES and ast.get_docstring(node) is None:
+            yield f"{_name(path)}:{node.lineno} {node.name} has {length} lines and no docstring"
+
+
+def test_the_house_is_seen() -> None:
+    """Guards the tests below: they would also pass if they saw no file."""
+    assert {"tidesink/errors.py", "tests/unit/test_house.py"} <= {_name(path) for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_files_stay_readable(path: Path) -> None:
+    most = MOST_INIT_LINES if path.name == "__init__.py" else MOST_LINES
+    assert _lines(path) <= most
+
+
+def test_scripts_are_small() -> None:
+    scripts = [p for p in sorted((ROOT / "scripts").rglob("*")) if p.suffix in {".py", ".sh"}]
+    assert {_name(p): n for p in scripts if (n := _lines(p)) > MOST_SCRIPT_LINES} == {}
+
+
+def test_long_functions_say_what_they_do() -> None:
+    assert [line for path in FILES for line in _long_functions(path)] == []
+
+
+def test_names_say_something() -> None:
+    words = {_name(path): {path.stem, *path.relative_to(ROOT).parts[:-1]} for path in FILES}
+    assert {name: found for name, parts in words.items() if (found := parts & REFUSED_NAMES)} == {}
+
+
+def test_modules_say_what_they_are() -> None:
+    undocumented = [
+        _name(path)
+        for path in PACKAGE_FILES
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert undocumented == []

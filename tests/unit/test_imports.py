@@ -1,0 +1,138 @@
+"""Imports point one way, and heavy libraries stay in their places."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+import pytest
+
+PACKAGE: Final = Path(__file__).resolve().parents[2] / "tidesink"
+
+# From the ground up: a room imports its own floor and those below, nothing above.
+FLOORS: Final = (
+    ("errors", "version", "change"),
+    ("typemap",),
+    ("schema_registry",),
+    ("codecs",),
+    ("config",),
+    ("sinks",),
+    ("control",),
+    ("dev",),
+    ("cli",),
+)
+FLOOR_OF: Final = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+SPARK_ALLOWED: Final = (
+    "codecs/columns_*",
+    "sinks/source.py",
+    "sinks/reduce_spark.py",
+    "sinks/session.py",
+    "sinks/targets/**",
+)
+HEAVY: Final = ("pyspark", "pandas", "pyarrow", "numpy", "py4j", "delta")
+
+
+class Import(NamedTuple):
+    path: PurePosixPath
+    line: int
+    module: str
+    for_types_only: bool
+
+
+def _modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def _imports(source: Path) -> Iterator[Import]:
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    path = PurePosixPath(source.relative_to(PACKAGE).as_posix())
+    unseen = {id(node) for block in ast.walk(tree) if _is_type_checking(block) for node in ast.walk(block)}
+    for node in ast.walk(tree):
+        for module in _imported(node, path):
+            yield Import(path, getattr(node, "lineno", 0), module, id(node) in unseen)
+
+
+def _imported(node: ast.AST, path: PurePosixPath) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    module = node.module or ""
+    if node.level:
+        base = ("tidesink", *path.parts[:-1])
+        module = ".".join([*base[: len(base) - node.level + 1], *([module] if module else [])])
+    # `from tidesink import errors` names a room only in its second half.
+    return [f"tidesink.{alias.name}" for alias in node.names] if module == "tidesink" else [module]
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def _room(path: PurePosixPath) -> str:
+    return path.parts[0] if len(path.parts) > 1 else path.stem
+
+
+def _allowed_spark(path: PurePosixPath) -> bool:
+    return any(
+        path.parts[:2] == ("sinks", "targets") if pattern.endswith("**") else path.match(pattern)
+        for pattern in SPARK_ALLOWED
+    )
+
+
+ALL_IMPORTS: Final = [one for source in _modules() for one in _imports(source)]
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {_room(PurePosixPath(p.relative_to(PACKAGE).as_posix())) for p in _modules()}
+    assert rooms - {"__init__", "__main__"} <= FLOOR_OF.keys()
+
+
+@pytest.mark.parametrize("rooms", FLOORS, ids="+".join)
+def test_imports_point_down(rooms: tuple[str, ...]) -> None:
+    floor = FLOOR_OF[rooms[0]]
+    upward = [
+        f"{one.path}:{one.line} imports {one.module}"
+        for one in ALL_IMPORTS
+        if _room(one.path) in rooms and one.module.startswith("tidesink.")
+        if FLOOR_OF.get(one.module.split(".")[1], -1) > floor
+    ]
+    assert upward == []
+
+
+def test_the_floors_are_climbed_at_all() -> None:
+    """Guards the test above: it would also pass if it saw no import."""
+    down = {(_room(i.path), i.module.split(".")[1]) for i in ALL_IMPORTS if i.module.startswith("tidesink.")}
+    assert {("codecs", "typemap"), ("dev", "sinks")} <= down
+
+
+def test_pyspark_stays_in_its_places() -> None:
+    strays = [
+        f"{one.path}:{one.line}"
+        for one in ALL_IMPORTS
+        if one.module.split(".")[0] in {"pyspark", "py4j"}
+        if not one.for_types_only and not _allowed_spark(one.path)
+    ]
+    assert strays == []
+
+
+@pytest.mark.parametrize(
+    "module", ["tidesink", "tidesink.codecs", "tidesink.schema_registry", "tidesink.dev"]
+)
+def test_import_loads_nothing_heavy(module: str) -> None:
+    program = f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
+
+
+def test_the_jars_are_found_without_importing_pyspark() -> None:
+    program = (
+        "import sys; from tidesink.sinks.spark_versions import spark_jars_directory, spark_version;"
+        "print(spark_version(), spark_jars_directory().is_dir(), 'pyspark' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.split()[1:] == ["True", "False"]
