@@ -10,7 +10,8 @@ import pytest
 from tidesink.dev.ivy import APICURIO, KAFKA
 from tidesink.errors import ConfigError
 from tidesink.sinks import ivy
-from tidesink.sinks.ivy import MARKER, JarSet, cache_directory, is_complete
+from tidesink.sinks.ivy import MARKER, cache_directory, is_complete
+from tidesink.sinks.jar_set import JarSet, ivy_xml
 from tidesink.sinks.spark_versions import CONNECTORS, Coordinate, connector_set
 
 M = "{http://ant.apache.org/ivy/maven}"
@@ -18,7 +19,7 @@ SPARK = JarSet("s", CONNECTORS["4.1"].connectors, pinned=CONNECTORS["4.1"].pinne
 
 
 def _xml(jar_set: JarSet) -> ET.Element:
-    return ET.fromstring(ivy._ivy_xml(jar_set))  # noqa: S314 - our own text
+    return ET.fromstring(ivy_xml(jar_set))  # noqa: S314 - our own text
 
 
 @pytest.mark.parametrize("jar_set", [KAFKA, APICURIO, SPARK], ids=lambda s: s.name)
@@ -101,7 +102,7 @@ def test_a_damaged_folder_is_not_complete(tmp_path: Path, damage: object) -> Non
 
 def test_other_coordinates_get_another_folder() -> None:
     newer = JarSet("kafka", (Coordinate("org.apache.kafka", "kafka_2.13", "4.3.2"), KAFKA.modules[1]))
-    assert ivy._digest(newer) != ivy._digest(KAFKA)
+    assert newer.folder_name != KAFKA.folder_name
 
 
 @pytest.mark.parametrize(
@@ -128,4 +129,4 @@ def test_proxies_are_honoured(
 def test_settings_that_do_not_exist_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDESINK_IVY_SETTINGS", str(tmp_path / "nowhere.xml"))
     with pytest.raises(ConfigError, match=r"TIDESINK_IVY_SETTINGS names .*nowhere\.xml"):
-        ivy._ivy_command(tmp_path)
+        ivy._ivy_command(tmp_path, [])

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from tidesink.errors import DevStackError
-from tidesink.sinks.ivy import Archive, JarSet, Progress, fetch, silent
+from tidesink.sinks.ivy import Progress, fetch, silent
+from tidesink.sinks.jar_set import Archive, JarSet
 from tidesink.sinks.spark_versions import Coordinate
 
 KAFKA: Final = JarSet(

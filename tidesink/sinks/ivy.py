@@ -7,13 +7,12 @@ processes apart; the Ivy process inherits it, so that it holds as long as anybod
 
 The cache is ``$TIDESINK_CACHE``, else ``$XDG_CACHE_HOME/tidesink``, else ``~/.cache/tidesink``.
 ``TIDESINK_IVY_SETTINGS`` names an ``ivysettings.xml`` of one's own (a mirror, credentials), and
-``https_proxy`` is honoured.
+``https_proxy`` and ``SSL_CERT_FILE`` are honoured.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -23,59 +22,30 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit
-from xml.sax.saxutils import quoteattr
 
 from tidesink.errors import ConfigError, DevStackError
+from tidesink.sinks.jar_set import JarSet, write_ivy_files
 from tidesink.sinks.java import find_java
 from tidesink.sinks.spark_versions import (
-    Coordinate,
     connector_set,
     minor_version,
     spark_jars_directory,
     spark_version,
 )
+from tidesink.sinks.trust import write_trust_store
 
 Progress = Callable[[str], None]
 
 MARKER: Final = "complete.json"
 _LOCK_SECONDS: Final = 1800
-_ATTEMPTS: Final = 2
+_ATTEMPTS: Final = 3
 _SHOWN_LINES: Final = 25
 
 # Of what Spark ships itself the larger part is not even fetched; _drop_shipped removes the rest.
 _IN_SPARK: Final = (("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*"))
 _JAR_NAME: Final = re.compile(r"(.+?)-\d[^_]*\.jar")
-
-_SETTINGS: Final = """<ivysettings>
-  <settings defaultResolver="central"/>
-  <resolvers>
-    <ibiblio name="central" m2compatible="true" usepoms="{poms}" root="https://repo1.maven.org/maven2/"/>
-  </resolvers>
-</ivysettings>
-"""
-
-
-class Archive(NamedTuple):
-    """An artifact that is not a jar: its Maven type and classifier."""
-
-    type: str
-    classifier: str
-
-
-class JarSet(NamedTuple):
-    """A named set of Maven modules that are fetched and kept together.
-
-    With ``archive`` the modules are fetched alone, without their dependencies or parent poms.
-    """
-
-    name: str
-    modules: tuple[Coordinate, ...]
-    pinned: tuple[Coordinate, ...] = ()
-    excluded: tuple[tuple[str, str], ...] = ()
-    archive: Archive | None = None
-
 
 Finish = Callable[[Path], None]
 
@@ -116,7 +86,7 @@ def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _lea
     ``finish`` may change the folder (unpack an archive, say) before it counts as complete. Raises
     DevStackError when the files cannot be fetched.
     """
-    folder = cache_directory() / "jars" / f"{jar_set.name}-{_digest(jar_set)}"
+    folder = cache_directory() / "jars" / jar_set.folder_name
     if is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +123,7 @@ def _fetch_into(folder: Path, jar_set: JarSet, *, progress: Progress, finish: Fi
     files = work / "files"
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir(parents=True)
-    _write_ivy_files(work, jar_set)
+    write_ivy_files(work, jar_set)
     _retrieve(work, jar_set, progress=progress, lock=lock)
     finish(files)
     _mark(files)
@@ -168,18 +138,20 @@ def _mark(files: Path) -> None:
 
 
 def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> None:
-    command = _ivy_command(work)
     progress(f"{jar_set.name}: fetching jars from Maven Central")
+    # A Java from PyPI does not know the authorities of this machine; one of the system may know more.
+    trust: list[str] = []
     for attempt in range(1, _ATTEMPTS + 1):
-        code, tail = _run(command, jar_set.name, progress=progress, lock=lock)
+        code, tail = _run(_ivy_command(work, trust), jar_set.name, progress=progress, lock=lock)
         if code == 0:
             return
         if attempt < _ATTEMPTS:
-            progress(f"{jar_set.name}: not everything arrived, trying again")
+            trust = write_trust_store(work / "authorities.jks")
+            progress(f"{jar_set.name}: not everything arrived, trying again with the machine's certificates")
     raise DevStackError(
         f"the jars of {jar_set.name} could not be fetched ({', '.join(map(str, jar_set.modules))}). "
-        "Is Maven Central reachable? Set https_proxy, or TIDESINK_IVY_SETTINGS to an ivysettings.xml "
-        "with your mirror. Ivy said:\n" + "\n".join(tail)
+        "Is Maven Central reachable? Set https_proxy, SSL_CERT_FILE where a proxy has certificates of its "
+        "own, or TIDESINK_IVY_SETTINGS to an ivysettings.xml with your mirror. Ivy said:\n" + "\n".join(tail)
     )
 
 
@@ -201,7 +173,7 @@ def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tup
     return process.returncode, tail
 
 
-def _ivy_command(work: Path) -> list[str]:
+def _ivy_command(work: Path, trust: list[str]) -> list[str]:
     ivy = sorted(spark_jars_directory().glob("ivy-*.jar"))
     if not ivy:
         raise ConfigError(f"pyspark ships no Ivy in {spark_jars_directory()}; reinstall pyspark")
@@ -213,7 +185,7 @@ def _ivy_command(work: Path) -> list[str]:
     return [
         str(find_java().path), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
         "-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000",
-        *_proxy_options(), "-cp", str(ivy[-1]), "org.apache.ivy.Main",
+        *_proxy_options(), *trust, "-cp", str(ivy[-1]), "org.apache.ivy.Main",
         "-settings", str(settings), "-ivy", str(work / "ivy.xml"), "-cache", str(work / "cache"),
         "-confs", "default", "-retrieve", str(pattern),
     ]  # fmt: skip
@@ -226,49 +198,6 @@ def _proxy_options() -> list[str]:
     options = [f"-Dhttps.proxyHost={proxy.hostname}", f"-Dhttps.proxyPort={proxy.port or 3128}"]
     bypass = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     return options + ([f"-Dhttp.nonProxyHosts={bypass.replace(',', '|')}"] if bypass else [])
-
-
-def _write_ivy_files(work: Path, jar_set: JarSet) -> None:
-    (work / "ivy.xml").write_text(_ivy_xml(jar_set), encoding="utf-8")
-    # Without poms an archive can be had although its parent pom is not in the repository.
-    poms = "true" if jar_set.archive is None else "false"
-    (work / "ivysettings.xml").write_text(_SETTINGS.format(poms=poms), encoding="utf-8")
-
-
-def _ivy_xml(jar_set: JarSet) -> str:
-    dependencies = [_dependency(module, jar_set.archive) for module in jar_set.modules]
-    excludes = [f"<exclude org={quoteattr(g)} module={quoteattr(n)}/>" for g, n in jar_set.excluded]
-    pins = [f"<override {_module('module', p)}/>" for p in jar_set.pinned]
-    return "\n".join(
-        [
-            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">',
-            f'<info organisation="tidesink" module={quoteattr(jar_set.name)}/>',
-            '<configurations><conf name="default"/></configurations>',
-            "<dependencies>", *dependencies, *excludes, *pins, "</dependencies>",
-            "</ivy-module>",
-        ]
-    )  # fmt: skip
-
-
-def _dependency(module: Coordinate, archive: Archive | None) -> str:
-    attributes = f'{_module("name", module)} conf="default->default"'
-    if archive is None:
-        return f"<dependency {attributes}/>"
-    kind = quoteattr(archive.type)
-    return (
-        f'<dependency {attributes} transitive="false"><artifact name={quoteattr(module.name)} type={kind} '
-        f"ext={kind} m:classifier={quoteattr(archive.classifier)}/></dependency>"
-    )
-
-
-def _module(attribute: str, module: Coordinate) -> str:
-    group, name, version = map(quoteattr, module)
-    return f"org={group} {attribute}={name} rev={version}"
-
-
-def _digest(jar_set: JarSet) -> str:
-    """Changes with the set's coordinates, so that an upgrade never meets the older jars."""
-    return hashlib.sha256(repr(tuple(jar_set)).encode()).hexdigest()[:8]
 
 
 @contextmanager
