@@ -1,0 +1,150 @@
+"""TiCDC's codec options as command-line options, under TiCDC's names.
+
+``decode`` needs none of them: what is given is compared with what the bytes say. A boolean may be
+written as a flag (``--enable-tidb-extension``) or as in a sink URI (``--enable-tidb-extension=true``).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from tidesink.codecs.base import CodecOptions
+from tidesink.config.problems import nearest
+from tidesink.config.source import PROTOCOL_ALIASES
+from tidesink.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Given = Mapping[str, Any]
+
+_FLAGS: Final = {
+    "enable_tidb_extension": "The topic carries TiDB's extension fields.",
+    "avro_enable_watermark": "The topic carries watermark events (flat-avro).",
+    "avro_include_before_value": "Values carry the row before (flat-avro, new TiCDC).",
+    "content_compatible": "Full column types in mysqlType (canal-json).",
+    "only_output_updated_columns": "Updates carry changed columns only in old (canal-json).",
+    "delete_only_output_handle_key_columns": "Deletes carry the key only (canal-json).",
+    "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
+    "output_raw_change_event": "Key changes are not split by the producer.",
+    "row_checksum": "Rows carry checksums (flat-avro).",
+}
+# Go's ParseBool, which TiCDC uses, takes these.
+_BOOLEANS: Final = dict.fromkeys(("1", "t", "true"), True) | dict.fromkeys(("0", "f", "false"), False)
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "avro_decimal_handling_mode": ("precise", "string"),
+    "avro_bigint_unsigned_handling_mode": ("long", "string"),
+    "producer": ("classic", "new"),
+}
+_CHOICE_HELP: Final = {
+    "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
+    "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
+    "producer": "Which TiCDC writes, classic or new; for encoding.",
+}
+_TEXTS: Final = {
+    "time_zone": "The changefeed's time zone.",
+    "namespace": "The changefeed's namespace or keyspace; for encoding.",
+}
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parameters() -> Iterator[tuple[str, Any]]:
+    for name, text in _FLAGS.items():
+        flags = f"{_option(name)}/--no{_option(name)[1:]}"
+        yield name, Annotated[bool | None, typer.Option(flags, help=text, rich_help_panel="Codec")]
+    for name, text in (_CHOICE_HELP | _TEXTS).items():
+        yield name, Annotated[str | None, typer.Option(_option(name), help=text, rich_help_panel="Codec")]
+
+
+_PARAMETERS: Final = dict(_parameters())
+
+
+def with_codec_options(command: Callable[P, R]) -> Callable[..., R]:
+    """The command with every codec option; those that were given arrive as its ``given`` mapping."""
+    own = inspect.signature(command, eval_str=True)
+    kept = [parameter for name, parameter in own.parameters.items() if name != "given"]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> R:
+        given = {name: values.pop(name) for name in _PARAMETERS if values.get(name) is not None}
+        for name in _PARAMETERS:
+            values.pop(name, None)
+        return command(given=_checked(given), **values)  # type: ignore[call-arg, arg-type]
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _PARAMETERS.items()
+    ]
+    listed = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in kept]
+    del run.__wrapped__  # else the command's own signature would be read
+    run.__signature__ = own.replace(parameters=[*listed, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in listed} | _PARAMETERS
+    return run
+
+
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
+    for name, allowed in _CHOICES.items():
+        if name in given and given[name] not in allowed:
+            raise ConfigError(f"{_option(name)} {given[name]!r}: use {' or '.join(allowed)}")
+    return given
+
+
+def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
+    """The codec options that were given, over those of a config."""
+    return replace(base or CodecOptions(), **given)
+
+
+def protocol_named(name: str | None) -> str:
+    """The protocol a user means: TiCDC's names in any case.
+
+    Raises:
+        ConfigError: none is given, or no codec has this name.
+    """
+    if name is None:
+        raise ConfigError(
+            "which protocol? Give --protocol avro, flat-avro or canal-json (or --config): "
+            "it cannot be told from the bytes with certainty"
+        )
+    found = PROTOCOL_ALIASES.get(name.lower())
+    if found is None:
+        raise ConfigError(
+            f"--protocol {name!r} is unknown{nearest(name, PROTOCOL_ALIASES)}: "
+            f"use {', '.join(PROTOCOL_ALIASES)}"
+        )
+    return found
+
+
+class CodecCommand(TyperCommand):
+    """A command that takes booleans with a value as well: ``--content-compatible=true``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Rewrite valued booleans to flags, then parse as ever."""
+        return super().parse_args(ctx, list(_as_flags(args)))
+
+
+def _as_flags(args: Sequence[str]) -> Iterator[str]:
+    names = {_option(name) for name in _FLAGS}
+    skip = False
+    for index, arg in enumerate(args):
+        if skip:
+            skip = False
+            continue
+        name, equals, value = arg.partition("=")
+        if name not in names:
+            yield arg
+            continue
+        if not equals and index + 1 < len(args) and args[index + 1].lower() in _BOOLEANS:
+            value, skip = args[index + 1], True
+        if (equals or skip) and value.lower() not in _BOOLEANS:
+            raise typer.BadParameter(f"{value!r} is neither true nor false", param_hint=name)
+        yield name if _BOOLEANS.get(value.lower(), True) else f"--no{name[1:]}"

@@ -1,0 +1,109 @@
+"""``tidesink decode``: the events in Kafka records, for people or as JSON Lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from tidesink.change import Message
+from tidesink.cli import exits, sources
+from tidesink.cli.codec_options import Given, with_codec_options
+from tidesink.cli.event_json import error_json, event_json
+from tidesink.cli.human import human_lines
+from tidesink.cli.observed import Observed
+from tidesink.cli.output import Output, OutputFormat, console, warn
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec
+from tidesink.errors import RegistryUnavailableError, TidesinkError
+
+
+@with_codec_options
+def decode(
+    *,
+    given: Given,
+    file: sources.Input = None,
+    topic: Annotated[str | None, typer.Option(help="A topic to read, in place of --input.")] = None,
+    start: Annotated[
+        str, typer.Option("--from", help="earliest, latest, an offset, or @ms since 1970.")
+    ] = "earliest",
+    limit: Annotated[int | None, typer.Option("--max", help="Stop after this many records.")] = None,
+    brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers, for --topic.")] = None,
+    protocol: sources.ProtocolName = None,
+    schemas: sources.Schemas = None,
+    schema_registry: sources.RegistryUrl = None,
+    table_definition: sources.Definitions = None,
+    config: sources.ConfigFile = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show the events in Kafka records, from a topic, a capture file or stdin.
+
+    Exit code 1 where some record cannot be decoded: its line has the reason and the bytes.
+    """
+    found = sources.setting(
+        protocol=protocol,
+        given=given,
+        schemas=schemas,
+        schema_registry=schema_registry,
+        definitions=table_definition,
+        config=config,
+    )
+    codec = open_codec(
+        found.protocol,
+        options=found.options,
+        registry=found.registry,
+        table_of_topic=found.table_of_topic,
+        definitions=found.definitions,
+    )
+    messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
+    failed = 0
+    write = _writer(output)
+    observed = Observed(found)
+    for message in messages:
+        for line in decoded_lines(codec, message, observed):
+            failed += line["type"] == "error"
+            write(line)
+    sys.stdout.flush()
+    for text in observed.warnings():
+        warn(text)
+    if failed:
+        raise typer.Exit(exits.FAILED)
+
+
+def decoded_lines(codec: Codec, message: Message, observed: Observed) -> Iterator[dict[str, Any]]:
+    """The lines of one record: its events, or why it has none.
+
+    Raises:
+        RegistryUnavailableError: the registry does not answer, so that no record can be judged.
+    """
+    try:
+        events = codec.decode(message)
+        lines = [event_json(event) for event in events]
+    except RegistryUnavailableError:
+        raise
+    except TidesinkError as error:
+        yield error_json(error, message)
+        return
+    for event in events:
+        observed.see(event)
+    yield from lines
+
+
+def _writer(output: OutputFormat) -> Callable[[dict[str, Any]], None]:
+    if output is OutputFormat.JSON:
+        stream = sys.stdout.buffer
+
+        def write_json_line(line: dict[str, Any]) -> None:
+            stream.write(orjson.dumps(line) + b"\n")
+
+        return write_json_line
+    screen = console()
+
+    def write_text(line: dict[str, Any]) -> None:
+        for text in human_lines(line):
+            screen.print(text)
+
+    return write_text

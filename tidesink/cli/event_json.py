@@ -1,0 +1,136 @@
+"""Events as JSON: the interface of ``tidesink decode -o json`` and ``tidesink encode``.
+
+Integers are exact (unsigned 64-bit too); FLOAT is the shortest number that names its 32 bits; DECIMAL
+is text at its scale; binary is ``{"base64": …}``; dates, times, JSON and VECTOR are the wire's text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from tidesink.change import (
+    ChangeEvent,
+    DdlEvent,
+    Event,
+    Message,
+    Position,
+    Row,
+    SchemaIds,
+    TableId,
+    TableSchema,
+    Value,
+    WatermarkEvent,
+)
+from tidesink.cli.capture import base64_text
+from tidesink.errors import TidesinkError, ValueOutOfRangeError
+from tidesink.typemap.parse import shortest_float32
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """One event as a JSON object.
+
+    Raises:
+        ValueOutOfRangeError: a float which JSON has no number for.
+    """
+    if isinstance(event, ChangeEvent):
+        return _change(event)
+    if isinstance(event, DdlEvent):
+        return _with_extension(
+            {
+                "type": "ddl",
+                "table": _table(event.table),
+                "query": event.query,
+                "kind": event.kind,
+                "commit_ts": event.commit_ts,
+            },
+            event.extension,
+            event.position,
+        )
+    return _watermark(event)
+
+
+def _watermark(event: WatermarkEvent) -> dict[str, Any]:
+    return {"type": "watermark", "commit_ts": event.commit_ts, "position": _position(event.position)}
+
+
+def _change(event: ChangeEvent) -> dict[str, Any]:
+    return _with_extension(
+        {
+            "type": event.op.value,
+            "table": _table(event.table),
+            "key": _row(event.key, event.schema),
+            "before": _row(event.before, event.schema),
+            "after": _row(event.after, event.schema),
+            "commit_ts": event.commit_ts,
+            "schema_id": _schema_id(event.schema_id),
+        },
+        event.extension,
+        event.position,
+    )
+
+
+def _with_extension(
+    line: dict[str, Any], extension: Mapping[str, object] | None, position: Position
+) -> dict[str, Any]:
+    if extension:
+        line["extension"] = {name: _plain(value) for name, value in extension.items()}
+    line["position"] = _position(position)
+    return line
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return {"base64": base64_text(value)}
+    return format(value, "f") if isinstance(value, Decimal) else value
+
+
+def _table(table: TableId) -> dict[str, str]:
+    return {"schema": table.schema, "name": table.name}
+
+
+def _schema_id(ids: SchemaIds | None) -> dict[str, int | None] | None:
+    return None if ids is None else {"key": ids.key, "value": ids.value}
+
+
+def _position(position: Position) -> dict[str, Any]:
+    topic, partition, offset, index = position[:4]
+    return {"topic": topic, "partition": partition, "offset": offset, "index": index}
+
+
+def _row(row: Row | None, schema: TableSchema | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {name: _value(name, value, schema) for name, value in row.items()}
+
+
+def _value(name: str, value: Value, schema: TableSchema | None) -> Any:
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes):
+        return {"base64": base64_text(value)}
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return _number(name, value, schema)
+
+
+def _number(name: str, value: float, schema: TableSchema | None) -> float:
+    if not math.isfinite(value):
+        raise ValueOutOfRangeError(f"{value} is no number a column can hold", column=name)
+    column = schema.by_name.get(name) if schema else None
+    return shortest_float32(value) if column and column.type.name == "float" else value
+
+
+def error_json(error: TidesinkError, message: Message) -> dict[str, Any]:
+    """The line of a record that cannot be decoded: why, what to do, and its bytes."""
+    return {
+        "type": "error",
+        "error": type(error).__name__,
+        "reason": error.message,
+        "remedy": error.remedy,
+        "position": _position(Position(message.topic, message.partition, message.offset)),
+        "key_b64": base64_text(message.key),
+        "value_b64": base64_text(message.value),
+    }

@@ -1,0 +1,63 @@
+"""``tidesink``: the commands put together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidesink.cli import (
+    decode,
+    dev,
+    encode,
+    failures,
+    init,
+    run_worker,
+    status,
+    validate,
+)
+from tidesink.version import __version__
+
+app = typer.Typer(
+    name="tidesink",
+    help="TiCDC change topics to correct tables: decode, check, plan, run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_COMMANDS = (
+    ("init", init.init),
+    ("validate", validate.validate),
+    ("run", run_worker.run_worker),
+    ("status", status.status),
+    ("decode", decode.decode),
+    ("encode", encode.encode),
+)
+for _name, _command in _COMMANDS:
+    app.command(_name)(failures.guarded(_command))
+app.add_typer(dev.app, name="dev")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tidesink {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """TiCDC change topics to correct tables."""
+    failures.set_debug(debug)
+
+
+def run() -> None:
+    """The entry point of the ``tidesink`` script."""
+    failures.interrupt_on_sigterm()
+    app()

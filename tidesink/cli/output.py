@@ -1,0 +1,57 @@
+"""What commands print: JSON for programs, rich tables for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+class OutputFormat(str, Enum):
+    """How a command prints its result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
+
+
+def console() -> Console:
+    """stdout as rich sees it now; plain text where it is no terminal."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def write_json(value: Any) -> None:
+    """One JSON value on one line of stdout."""
+    sys.stdout.write(orjson.dumps(value, default=str).decode("utf-8") + "\n")
+    sys.stdout.flush()
+
+
+def warn(text: str) -> None:
+    """A warning on stderr, where it cannot mix with output that programs read."""
+    sys.stderr.write(f"warning: {text}\n")
+
+
+def note(text: str) -> None:
+    """A line of progress on stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A plain table; numbers stand at the right."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    listed = [list(row) for row in rows]
+    for index, name in enumerate(columns):
+        numeric = bool(listed) and all(isinstance(row[index], int | float) for row in listed)
+        made.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in listed:
+        made.add_row(*("" if cell is None else str(cell) for cell in row))
+    return made

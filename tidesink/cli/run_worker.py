@@ -1,0 +1,158 @@
+"""``tidesink run``: the worker, until it is stopped, or until there is nothing left to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import structlog
+import typer
+
+from tidesink.cli import exits
+from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
+from tidesink.cli.output import Output, OutputFormat, console, note, table, write_json
+from tidesink.cli.status import commit_time
+from tidesink.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tidesink.sinks.listener import Listener
+    from tidesink.sinks.report import RunReport, TableReport
+
+
+class Until(str, Enum):
+    """When a run ends by itself."""
+
+    DRAINED = "drained"
+
+
+class LogFormat(str, Enum):
+    """How the run's steps are told on stderr."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def run_worker(
+    config: ConfigArgument = None,
+    config_option: ConfigOption = None,
+    *,
+    until: Annotated[
+        Until | None, typer.Option(help="End when all that was in the topics is applied.")
+    ] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="End after N batches of each table.")] = None,
+    log: Annotated[LogFormat, typer.Option(help="How steps are told on stderr.")] = LogFormat.TEXT,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address to serve metrics on.")] = "127.0.0.1",
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Run the worker. Exit code 3 where some table is paused or failing at the end."""
+    settings = chosen_config(config, config_option)
+    if until is not None and batches is not None:
+        raise ConfigError("--until and --batches exclude each other: keep one")
+    _log_to_stderr()
+    listeners = [_listener(log), *_metrics(metrics_host, metrics_port)]
+    from tidesink.sinks.worker import run
+
+    report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
+    if output is OutputFormat.JSON:
+        write_json(report_json(report))
+    else:
+        show_report(report)
+    if report.exit_code != exits.DONE:
+        raise typer.Exit(report.exit_code)
+
+
+def _log_to_stderr() -> None:
+    """The log must not mix with results, which programs read from stdout."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+
+
+def _listener(log: LogFormat) -> Listener:
+    from tidesink.cli.progress_lines import ProgressLines
+    from tidesink.sinks.observers import LogListener
+
+    return ProgressLines(note) if log is LogFormat.TEXT else LogListener()
+
+
+def _metrics(host: str, port: int | None) -> list[Listener]:
+    if port is None:
+        return []
+    from prometheus_client import start_http_server
+
+    from tidesink.sinks.observers import MetricsListener
+
+    metrics = MetricsListener()
+    try:
+        start_http_server(port, addr=host, registry=metrics.registry)
+    except OSError as error:
+        raise ConfigError(f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
+    return [metrics]
+
+
+def report_json(report: RunReport) -> dict[str, Any]:
+    """A run's report as JSON."""
+    shown = dataclasses.asdict(report)
+    shown["exit_code"] = report.exit_code
+    for entry, found in zip(shown["tables"], report.tables, strict=True):
+        entry["table"] = {"schema": found.table.schema, "name": found.table.name}
+    return shown
+
+
+def show_report(report: RunReport) -> None:
+    """A run's report for people."""
+    console().print(table(None, _COLUMNS, [_row(entry) for entry in report.tables]))
+    for entry in report.tables:
+        for line in _remarks(entry):
+            typer.echo(f"{entry.table}: {line}", err=True)
+    if report.error:
+        typer.echo(f"error: {report.error}", err=True)
+    ending = "interrupted" if report.interrupted else "done"
+    typer.echo(f"{report.pipeline}: {ending} after {report.seconds:.1f} s")
+
+
+_COLUMNS = (
+    "table",
+    "state",
+    "batches",
+    "read",
+    "applied",
+    "superseded",
+    "filtered",
+    "dead letters",
+    "lag",
+    "last commit",
+)
+
+
+def _row(entry: TableReport) -> tuple[Any, ...]:
+    counts = [entry.counters.get(name, 0) for name in ("read", "applied", "superseded", "filtered")]
+    return (
+        str(entry.table),
+        entry.state,
+        entry.batches,
+        *counts,
+        entry.counters.get("dead_lettered", 0),
+        entry.lag,
+        commit_time(entry.commit_ts),
+    )
+
+
+def _remarks(entry: TableReport) -> list[str]:
+    remarks = [f"error: {entry.error}"] if entry.error else []
+    remarks += [f"warning: {warning}" for warning in entry.warnings]
+    return remarks + [
+        f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
+        for column, count in entry.zero_dates.items()
+        if count
+    ]

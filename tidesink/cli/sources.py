@@ -1,0 +1,175 @@
+"""What ``decode`` and ``encode`` work with: a codec with its registry and definitions, and records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidesink.change import Message, TableId, TableSchema
+from tidesink.cli.capture import read_capture, read_schemas
+from tidesink.cli.codec_options import Given, codec_options, protocol_named
+from tidesink.codecs.base import CodecOptions, TableOfTopic
+from tidesink.config import Config, load_config
+from tidesink.config.identity import topic_tables
+from tidesink.errors import ConfigError
+from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
+from tidesink.typemap.ddl import TableDefinitions
+
+Input = Annotated[
+    str | None, typer.Option("--input", "-i", help="A file of JSON Lines, gzipped or not; - is stdin.")
+]
+ProtocolName = Annotated[
+    str | None, typer.Option("--protocol", help="TiCDC's name: avro, flat-avro or canal-json.")
+]
+Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
+RegistryUrl = Annotated[
+    str | None, typer.Option("--schema-registry", help="The registry's URL, several separated by commas.")
+]
+Definitions = Annotated[
+    Path | None, typer.Option("--table-definition", help="SQL DDL: gives types a codec does not carry.")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Take brokers, registry and options from a config.")
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that says how bytes are read: what was given on the command line, over what a config says.
+
+    ``declared`` are the producer options that were stated, and so can be compared with the bytes.
+    """
+
+    protocol: str
+    options: CodecOptions
+    declared: Given
+    registry: SchemaRegistry | None
+    definitions: TableDefinitions
+    table_of_topic: TableOfTopic | None
+    config: Config | None
+
+
+class FileDefinitions(TableDefinitions):
+    """Definitions from a file: a table without a schema's name stands for that table in any schema."""
+
+    def get(self, table: TableId) -> TableSchema | None:
+        """The table's columns and keys, or None."""
+        found = super().get(table)
+        if found is None and table.schema:
+            bare = super().get(TableId("", table.name))
+            return None if bare is None else replace(bare, table=table)
+        return found
+
+
+def setting(
+    *,
+    protocol: str | None,
+    given: Given,
+    schemas: Path | None,
+    schema_registry: str | None,
+    definitions: Path | None,
+    config: Path | None,
+) -> Setting:
+    """The setting that a command line describes.
+
+    Raises:
+        ConfigError: something is missing, unknown, or cannot be read.
+    """
+    loaded = load_config(config) if config else None
+    name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
+    base = loaded.source.codec_options() if loaded else None
+    registry = _registry(name, schemas, schema_registry, loaded)
+    return Setting(
+        protocol=name,
+        options=codec_options(given, base),
+        declared={**_declared(loaded), **given},
+        registry=registry,
+        definitions=_definitions(definitions, loaded),
+        table_of_topic=topic_tables(loaded, registry) if loaded and registry else None,
+        config=loaded,
+    )
+
+
+def _declared(config: Config | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    known = CodecOptions.__dataclass_fields__
+    return {name: getattr(config.source, name) for name in config.source.model_fields_set if name in known}
+
+
+def _registry(
+    protocol: str, schemas: Path | None, url: str | None, config: Config | None
+) -> SchemaRegistry | None:
+    if schemas is not None and url is not None:
+        raise ConfigError("--schemas and --schema-registry exclude each other: keep one")
+    if schemas is not None:
+        return MemorySchemaRegistry(read_schemas(str(schemas)), url=schemas.name)
+    if url is not None:
+        return open_registry(url)
+    if config is not None and config.source.schema_registry is not None:
+        return config.source.open_registry()
+    if protocol == "flat-avro":
+        raise ConfigError(
+            "flat-avro needs its schemas: give --schemas FILE, --schema-registry URL or --config"
+        )
+    return None
+
+
+def _definitions(file: Path | None, config: Config | None) -> TableDefinitions:
+    definitions = FileDefinitions()
+    if config is not None:
+        for entry in config.tables:
+            if entry.definition and entry.table:
+                definitions.apply(entry.definition.sql, entry.table.schema)
+    if file is None:
+        return definitions
+    try:
+        sql = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--table-definition {file} cannot be read: {reason}") from error
+    if not definitions.apply(sql):
+        raise ConfigError(f"--table-definition {file} holds no CREATE TABLE")
+    return definitions
+
+
+def records(
+    *, file: str | None, topic: str | None, start: str, limit: int | None, brokers: str | None, found: Setting
+) -> Iterator[Message]:
+    """The records to read: of a file, of stdin, or of a topic.
+
+    Raises:
+        ConfigError: neither or both are given, or a capture line is none.
+        SourceUnavailableError: the broker does not answer.
+    """
+    if (file is None) == (topic is None):
+        raise ConfigError("give either --input FILE (- is stdin) or --topic NAME")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--max {limit}: give a number of records, 1 or more")
+    if file is not None:
+        return _first(read_capture(file), limit)
+    return _from_topic(str(topic), start, limit, brokers, found)
+
+
+def _first(messages: Iterator[Message], limit: int | None) -> Iterator[Message]:
+    for count, message in enumerate(messages, start=1):
+        yield message
+        if count == limit:
+            return
+
+
+def _from_topic(
+    topic: str, start: str, limit: int | None, brokers: str | None, found: Setting
+) -> Iterator[Message]:
+    from tidesink.cli.kafka import parse_start, read_topic
+
+    properties = found.config.source.confluent_properties() if found.config else {}
+    if brokers is not None:
+        properties["bootstrap.servers"] = brokers
+    if not properties:
+        raise ConfigError("--topic needs a broker: give --brokers host:port or --config FILE")
+    return read_topic(properties, topic, start=parse_start(start), limit=limit)
