@@ -62,6 +62,8 @@ class Record:
         value = self.message.value or b""
         if self.raw["codec"] == "avro" and value[:1] == b"\x03":
             yield "+delete-marker"
+        if '"_ticdc_before": value does not match its schema' in self.raw.get("error", ""):
+            yield "+stale-before-name"
         if self.config.get("large-message-handle-compression", "none") != "none":
             yield "+compressed"
         if "claim_check_b64" in self.raw or "claim_check_file" in self.raw:

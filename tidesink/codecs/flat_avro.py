@@ -1,0 +1,233 @@
+"""The flat-avro codec: TiCDC's ``avro`` protocol, of classic TiCDC and of the new architecture.
+
+Bytes: a Confluent header and one Avro record for the key, one for the value. A delete is a null value, or,
+with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d`` (tiflow c7b2588, ticdc b813e76).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tidesink.change import (
+    ChangeEvent,
+    Column,
+    DdlEvent,
+    Event,
+    Message,
+    Op,
+    SchemaIds,
+    TableId,
+    TableSchema,
+)
+from tidesink.codecs.base import CodecOptions, EncodedRecord, TableOfTopic
+from tidesink.codecs.flat_avro_control import (
+    decode_control,
+    encode_ddl,
+    encode_delete_marker,
+    encode_watermark,
+)
+from tidesink.codecs.flat_avro_decode import DecodePlan, RecordReader
+from tidesink.codecs.flat_avro_encode import RecordWriter, key_row
+from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
+from tidesink.codecs.flat_avro_schema import BuiltRecord, includes_before, key_record, value_record
+from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
+from tidesink.errors import DecodeError, EncodeError, TidesinkError
+from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.schema_registry.naming import SubjectPart, subject
+
+# Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
+_RECORD_OVERHEAD: Final = 36
+_MOST_WRITERS: Final = 4096
+# Topic, table, part, and the identity of the schema object.
+_Place = tuple[str, TableId, SubjectPart, int]
+
+
+class FlatAvroCodec:
+    """Decodes and encodes flat-avro; one instance may be shared by threads.
+
+    ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
+    the record's own names, which are sanitised.
+    """
+
+    name: Final = "flat-avro"
+
+    def __init__(
+        self,
+        *,
+        registry: SchemaRegistry,
+        options: CodecOptions | None = None,
+        table_of_topic: TableOfTopic | None = None,
+    ) -> None:
+        self._registry = registry
+        self._options = options or CodecOptions()
+        self._table_of_topic = table_of_topic
+        self._records: dict[int, WriterRecord] = {}
+        self._plans: dict[Any, DecodePlan] = {}
+        self._writers: dict[_Place, tuple[TableSchema, RecordWriter | None]] = {}
+        self._id_writers: dict[int, RecordWriter] = {}
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """The one event of a Kafka record.
+
+        Raises:
+            DecodeError: this record cannot be decoded; context has topic, partition and offset.
+            RegistryError: the writer's schema cannot be had.
+        """
+        key, value = message.key, message.value
+        plan = self._plans.get((message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]))
+        try:
+            if plan is None:
+                control = decode_control(message)
+                if control is not None:
+                    return (control,)
+                plan = self._plan(message)
+            return (plan.read(message),)
+        except DecodeError as error:
+            raise _placed(error, message) from error
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The Kafka record of an event, its schemas registered under the topic's subjects.
+
+        DDL and watermarks are sent only with ``enable-tidb-extension`` and ``avro-enable-watermark``.
+
+        Raises:
+            EncodeError: flat-avro cannot write this event.
+            IncompatibleSchemaError: the registry refuses the table's schema; names the field.
+            RegistryError: the schema cannot be registered.
+        """
+        if not isinstance(event, ChangeEvent):
+            return self._encode_control(event)
+        try:
+            key = _key(self._writer(event, topic, "key"), event)
+            return self._checked(EncodedRecord(key, self._value(event, topic)))
+        except TidesinkError as error:
+            raise error.with_context(table=str(event.table), topic=topic) from error
+
+    def encode_with_ids(self, event: ChangeEvent) -> EncodedRecord:
+        """The Kafka record of an event under the very schemas ``event.schema_id`` names; registers nothing.
+
+        The exact inverse of ``decode``, for rows under the schema's own (sanitised) column names. BIT is
+        written as the ``producer`` option says, or in full width where the schema shows the new architecture.
+
+        Raises:
+            EncodeError: the event has no schema ids, or does not fit them.
+            RegistryError: an id is unknown, or the registry does not answer.
+        """
+        if event.schema_id is None or event.schema_id == (None, None):
+            raise EncodeError("the event has no schema ids", table=str(event.table))
+        key_id, value_id = event.schema_id
+        try:
+            key = None if key_id is None else _key(self._id_writer(key_id), event)
+            value = None if value_id is None else self._id_writer(value_id).write_event(event)
+        except TidesinkError as error:
+            raise error.with_context(table=str(event.table)) from error
+        return EncodedRecord(key, value)
+
+    def schema_of(self, schema_id: int, *, keys: tuple[str, ...] = ()) -> TableSchema:
+        """The columns of a registered schema as a table's, under its own names; ``keys`` are the key's.
+
+        Raises:
+            SchemaMismatchError: the schema is none of flat-avro.
+            RegistryError: the id is unknown, or the registry does not answer.
+        """
+        record = self._record(schema_id)
+        return record.table_schema(record.table, keys)
+
+    def _record(self, schema_id: int) -> WriterRecord:
+        record = self._records.get(schema_id)
+        if record is None:
+            text = self._registry.schema_by_id(schema_id)
+            try:
+                record = self._records[schema_id] = parse_record(text)
+            except DecodeError as error:
+                raise error.with_context(schema_id=schema_id) from error
+        return record
+
+    def _plan(self, message: Message) -> DecodePlan:
+        key = None if message.key is None else schema_id_of(message.key, "key")
+        value = None if message.value is None else schema_id_of(message.value, "value")
+        key_reader, value_reader = self._reader("key", key), self._reader("value", value)
+        # decode_control has refused a record with neither.
+        record = self._record(next(one for one in (value, key) if one is not None))
+        named = self._table_of_topic(message.topic) if self._table_of_topic else None
+        table = record.table if named is None else named
+        keys = key_reader.record.column_names if key_reader else ()
+        schema = record.table_schema(table, keys)
+        plan = DecodePlan(key_reader, value_reader, table, schema, SchemaIds(key, value))
+        heads = (message.key and message.key[:HEADER_SIZE], message.value and message.value[:HEADER_SIZE])
+        self._plans[message.topic, heads[0], heads[1]] = plan
+        return plan
+
+    def _reader(self, part: str, schema_id: int | None) -> RecordReader | None:
+        return None if schema_id is None else RecordReader(part, self._record(schema_id))
+
+    def _encode_control(self, event: Event) -> EncodedRecord | None:
+        if not self._sends_control:
+            return None
+        if isinstance(event, DdlEvent):
+            return EncodedRecord(None, encode_ddl(event))
+        return EncodedRecord(None, encode_watermark(event))  # type: ignore[arg-type]
+
+    @property
+    def _sends_control(self) -> bool:
+        return self._options.enable_tidb_extension and self._options.avro_enable_watermark
+
+    def _value(self, event: ChangeEvent, topic: str) -> bytes | None:
+        if event.op is Op.TRUNCATE:
+            raise EncodeError("flat-avro has no message for a truncate")
+        if event.op is not Op.DELETE or includes_before(self._options):
+            writer = self._writer(event, topic, "value")
+            return None if writer is None else writer.write_event(event)
+        if self._sends_control and self._options.producer == "new":
+            return encode_delete_marker(event.commit_ts)
+        return None
+
+    def _checked(self, record: EncodedRecord) -> EncodedRecord:
+        size = len(record.key or b"") + len(record.value or b"") + _RECORD_OVERHEAD
+        if size > self._options.max_message_bytes:
+            raise EncodeError(
+                f"the message has {size} bytes and max-message-bytes is {self._options.max_message_bytes}: "
+                "flat-avro cannot split or move it, so raise the limit here and at the topic"
+            )
+        return record
+
+    def _writer(self, event: ChangeEvent, topic: str, part: SubjectPart) -> RecordWriter | None:
+        schema = event.schema
+        if schema is None:
+            raise EncodeError("the event has no schema, from which its Avro schemas are built")
+        place = (topic, event.table, part, id(schema))
+        known = self._writers.get(place)
+        if known is not None and known[0] is schema:
+            return known[1]
+        build = key_record if part == "key" else value_record
+        built = build(schema, event.table, self._options)
+        writer = None if built is None else self._registered(built, topic, part)
+        if len(self._writers) >= _MOST_WRITERS:
+            self._writers.clear()  # a caller that builds a schema for each event must not fill the memory
+        self._writers[place] = (schema, writer)
+        return writer
+
+    def _registered(self, built: BuiltRecord, topic: str, part: SubjectPart) -> RecordWriter:
+        text = built.text
+        record = parse_record(text)
+        schema_id = self._registry.register(subject(topic, part), text)
+        full_width = self._options.producer == "new"
+        return RecordWriter.of(schema_id, record, columns=built.columns, full_width_bit=full_width)
+
+    def _id_writer(self, schema_id: int) -> RecordWriter:
+        writer = self._id_writers.get(schema_id)
+        if writer is None:
+            record = self._record(schema_id)
+            columns: tuple[Column, ...] = record.table_schema(record.table, ()).columns
+            full_width = self._options.producer == "new" or record.before is not None
+            writer = RecordWriter.of(schema_id, record, columns=columns, full_width_bit=full_width)
+            self._id_writers[schema_id] = writer
+        return writer
+
+
+def _key(writer: RecordWriter | None, event: ChangeEvent) -> bytes | None:
+    return None if writer is None else writer.write_row(key_row(event, writer.rows.names))
+
+
+def _placed(error: DecodeError, message: Message) -> TidesinkError:
+    return error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)

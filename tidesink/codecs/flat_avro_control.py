@@ -1,0 +1,140 @@
+"""DDL and watermark events in flat-avro topics, and the messages that are none.
+
+With ``avro-enable-watermark`` a record with a null key starts with 01 (DDL, JSON) or 02 (watermark, uint64
+big-endian); the new architecture writes deletes as 03 and uint64 (tiflow c7b2588 and ticdc b813e76).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, Final, NoReturn
+
+from tidesink.change import DdlEvent, Message, Position, TableId, WatermarkEvent
+from tidesink.codecs.flat_avro_schema import schema_text
+from tidesink.codecs.wire import is_glue
+from tidesink.errors import (
+    EncodeError,
+    FramingError,
+    SchemaMismatchError,
+    UnnamedRowError,
+    UnsupportedMessageError,
+)
+
+_DDL: Final = 1
+_WATERMARK: Final = 2
+_DELETE_MARKER: Final = 3
+_UINT64: Final = struct.Struct(">BQ")
+_UINT64_END: Final = 1 << 64
+_REMEDY: Final = "set avro-include-before-value=true in the changefeed's sink URI"
+
+
+def decode_control(message: Message) -> DdlEvent | WatermarkEvent | None:
+    """The DDL or watermark of a record; None where the record is a row's.
+
+    Raises:
+        FramingError: the record starts like a control event and is none.
+        SchemaMismatchError: a control event of another shape than TiCDC's.
+        UnnamedRowError: a delete that does not say which row.
+        UnsupportedMessageError: a delete marker.
+    """
+    key, value = message.key, message.value
+    if value is None:
+        if key is None:
+            _refuse_unnamed("key and value are null")
+        return None
+    kind = value[0] if value else None
+    if kind == _DELETE_MARKER and not is_glue(value):
+        _refuse_marker(key)
+    if kind not in (_DDL, _WATERMARK):
+        return None
+    if key is not None:
+        raise FramingError(
+            f"the value starts with {kind:02x}, a control event's byte, and the key is not null"
+        )
+    return _ddl(message, value) if kind == _DDL else _watermark(message, value)
+
+
+def _refuse_unnamed(how: str) -> NoReturn:
+    raise UnnamedRowError(
+        f"a delete names no row: {how}. New-architecture TiCDC writes this for a table without primary key, "
+        f"so the delete is lost: {_REMEDY}"
+    )
+
+
+def _refuse_marker(key: bytes | None) -> NoReturn:
+    if key is None:
+        _refuse_unnamed("the key is null and the value is a delete marker")
+    raise UnsupportedMessageError(
+        "a delete marker (first byte 03), which this version does not read: "
+        f"{_REMEDY}, or switch avro-enable-watermark off"
+    )
+
+
+def _watermark(message: Message, value: bytes) -> WatermarkEvent:
+    if len(value) != _UINT64.size:
+        raise SchemaMismatchError(f"a watermark has {_UINT64.size} bytes, not {len(value)}")
+    (_, commit_ts) = _UINT64.unpack(value)
+    position = Position(message.topic, message.partition, message.offset, 0, (commit_ts,))
+    return WatermarkEvent(commit_ts, position)
+
+
+def _ddl(message: Message, value: bytes) -> DdlEvent:
+    try:
+        found: Any = json.loads(value[1:])
+    except (ValueError, RecursionError) as error:
+        raise SchemaMismatchError(f"a DDL event is no JSON: {error!s:.120}") from error
+    if not isinstance(found, dict):
+        raise SchemaMismatchError("a DDL event is no JSON object")
+    query, schema, table = (_member(found, name, str) for name in ("query", "schema", "table"))
+    kind, commit_ts = (_member(found, name, int) for name in ("type", "commitTs"))
+    return DdlEvent(
+        table=TableId(schema, table),
+        query=query,
+        kind=str(kind),
+        commit_ts=commit_ts,
+        position=Position(message.topic, message.partition, message.offset, 0, (commit_ts,)),
+        extension={"type": kind},
+    )
+
+
+def _member(found: dict[str, Any], name: str, kind: type) -> Any:
+    value = found.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise SchemaMismatchError(f"a DDL event has {name}={value!r:.40}, not a {kind.__name__}")
+    return value
+
+
+def encode_watermark(event: WatermarkEvent) -> bytes:
+    """The value of a watermark's record."""
+    return _with_ts(_WATERMARK, event.commit_ts)
+
+
+def encode_delete_marker(commit_ts: int | None) -> bytes:
+    """The value of a delete marker's record."""
+    return _with_ts(_DELETE_MARKER, commit_ts)
+
+
+def _with_ts(kind: int, commit_ts: int | None) -> bytes:
+    if commit_ts is None or not 0 <= commit_ts < _UINT64_END:
+        raise EncodeError(f"commit_ts {commit_ts} is no unsigned 64-bit number")
+    return _UINT64.pack(kind, commit_ts)
+
+
+def encode_ddl(event: DdlEvent) -> bytes:
+    """The value of a DDL event's record.
+
+    Raises:
+        EncodeError: TiDB's number of the action is neither in ``extension["type"]`` nor in ``kind``.
+    """
+    number = (event.extension or {}).get("type", event.kind)
+    if not isinstance(number, int) and not str(number).isdecimal():
+        raise EncodeError(f"a DDL event in flat-avro needs TiDB's number of its action, not {number!r:.40}")
+    members = {
+        "query": event.query,
+        "type": int(str(number)),
+        "schema": event.table.schema,
+        "table": event.table.name,
+        "commitTs": event.commit_ts,
+    }
+    return bytes([_DDL]) + schema_text(members).encode()

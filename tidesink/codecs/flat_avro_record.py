@@ -1,0 +1,230 @@
+"""A writer's schema taken apart once: its columns, its extras, and what fastavro is given to read it.
+
+fastavro gets the bare record: names and primitives in order. Defaults are left out, because TiCDC's are
+not Avro's (base64 for bytes, integers for doubles), and so are logical types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import fastavro
+from fastavro.schema import SchemaParseException
+
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.codecs.flat_avro_default import to_text
+from tidesink.codecs.flat_avro_schema import BEFORE
+from tidesink.errors import SchemaMismatchError
+from tidesink.typemap.render import split_allowed
+from tidesink.typemap.table import row_of_avro
+
+_PARAMETERS: Final = "connect.parameters"
+_EXTENSION_PREFIX: Final = "_tidb_"
+
+
+@dataclass(frozen=True)
+class AvroColumn:
+    """A field that is a column of the table: its Avro primitive and what it stands for."""
+
+    name: str
+    avro: str
+    type: ColumnType
+    null_first: bool | None  # None: the field cannot be null
+    default: str | None
+
+    @property
+    def bare(self) -> object:
+        """The field's type as fastavro needs it."""
+        if self.null_first is None:
+            return self.avro
+        return ["null", self.avro] if self.null_first else [self.avro, "null"]
+
+
+@dataclass(frozen=True)
+class WriterRecord:
+    """One registered flat-avro schema; ``columns`` and ``before`` stand in the order of the fields."""
+
+    name: str
+    namespace: str
+    columns: tuple[AvroColumn, ...]
+    before: tuple[AvroColumn, ...] | None
+    before_name: str | None
+    extension: tuple[str, ...]
+    bare: Any
+
+    @property
+    def table(self) -> TableId:
+        """The table as far as the record's names tell: both parts are sanitised."""
+        return TableId(self.namespace.rpartition(".")[2], self.name)
+
+    @cached_property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns' names in order."""
+        return tuple(column.name for column in self.columns)
+
+    def table_schema(self, table: TableId, keys: Iterable[str]) -> TableSchema:
+        """The columns as a table's, ``keys`` being the names in the key record.
+
+        Whether the key is the primary key or another unique one, flat-avro does not tell: it is called both.
+        """
+        named = frozenset(keys)
+        return TableSchema(table, tuple(_column(column, column.name in named) for column in self.columns))
+
+
+def _column(column: AvroColumn, is_key: bool) -> Column:
+    return Column(
+        name=column.name,
+        type=column.type,
+        nullable=column.null_first is not None,
+        default=column.default,
+        handle=is_key,
+        primary_key=is_key,
+    )
+
+
+def parse_record(text: str) -> WriterRecord:
+    """Take a registered schema apart.
+
+    Raises:
+        SchemaMismatchError: it is no schema that TiCDC writes for flat-avro; says which field is not.
+    """
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaMismatchError(f"the writer's schema is no JSON: {error!s:.200}") from error
+    fields = _fields(schema)
+    before = next((field for field in fields if field["name"] == BEFORE and _is_before(field)), None)
+    columns = [field for field in fields if field is not before and not _is_extension(field)]
+    before_record = before["type"][1] if before else None
+    return WriterRecord(
+        name=str(schema["name"]),
+        namespace=str(schema.get("namespace", "")),
+        columns=tuple(map(_avro_column, columns)),
+        before=tuple(map(_avro_column, _fields(before_record))) if before_record else None,
+        before_name=_full_name(before_record, schema) if before_record else None,
+        extension=tuple(str(field["name"]) for field in fields if _is_extension(field)),
+        bare=_parsed(_bare_record(schema, fields)),
+    )
+
+
+def _full_name(record: dict[str, Any], outer: dict[str, Any]) -> str:
+    namespace = record.get("namespace", outer.get("namespace", ""))
+    return f"{namespace}.{record['name']}" if namespace else str(record["name"])
+
+
+def _fields(schema: object) -> list[dict[str, Any]]:
+    if not isinstance(schema, dict) or schema.get("type") != "record" or "name" not in schema:
+        raise SchemaMismatchError("the writer's schema is no Avro record: is the topic flat-avro?")
+    fields = schema.get("fields")
+    if not isinstance(fields, list) or not all(
+        isinstance(field, dict) and isinstance(field.get("name"), str) and "type" in field for field in fields
+    ):
+        raise SchemaMismatchError("the writer's schema has a field without name or type")
+    return fields
+
+
+def _is_extension(field: dict[str, Any]) -> bool:
+    # Extension fields have plain types; a user's column of that name has connect.parameters.
+    return isinstance(field["type"], str) and field["name"].startswith(_EXTENSION_PREFIX)
+
+
+def _is_before(field: dict[str, Any]) -> bool:
+    branches = field["type"]
+    return (
+        isinstance(branches, list)
+        and len(branches) == 2
+        and branches[0] == "null"
+        and isinstance(branches[1], dict)
+        and branches[1].get("type") == "record"
+    )
+
+
+def _avro_column(field: dict[str, Any]) -> AvroColumn:
+    try:
+        return _read_column(field)
+    except SchemaMismatchError as error:
+        raise error.with_context(column=field["name"]) from error
+
+
+def _read_column(field: dict[str, Any]) -> AvroColumn:
+    branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
+    typed = [branch for branch in branches if branch != "null"]
+    if len(typed) != 1 or len(branches) > 2:
+        raise SchemaMismatchError(f"the field's type {_shown(field['type'])} is no column of flat-avro")
+    (avro,) = typed
+    column_type, primitive, reader = _read_type(avro)
+    null_first = None if len(branches) == 1 else branches[0] == "null"
+    return AvroColumn(
+        name=field["name"],
+        avro=primitive,
+        type=column_type,
+        null_first=null_first,
+        default=to_text(field.get("default"), reader, primitive),
+    )
+
+
+def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
+    parameters = avro.get(_PARAMETERS) if isinstance(avro, dict) else None
+    if not isinstance(avro, dict) or not isinstance(parameters, dict):
+        raise SchemaMismatchError(f"{_shown(avro)} has no {_PARAMETERS}, which TiCDC writes for each column")
+    primitive, tidb_type = str(avro.get("type")), str(parameters.get("tidb_type"))
+    row = row_of_avro(tidb_type, primitive)
+    if row is None:
+        raise SchemaMismatchError(f"tidb_type {tidb_type!r} as Avro {primitive!r:.40} is unknown to tidesink")
+    allowed, length = parameters.get("allowed"), parameters.get("length")
+    column_type = ColumnType(
+        name=row.name,
+        precision=_number(avro.get("precision")),
+        scale=_number(avro.get("scale")),
+        length=_number(length),
+        members=split_allowed(str(allowed)) if allowed is not None else None,
+    )
+    if row.reader == "decimal" and primitive == "bytes" and column_type.precision is None:
+        raise SchemaMismatchError("a decimal in bytes has no precision")
+    return column_type, primitive, row.reader
+
+
+def _number(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 5:
+        return int(value)
+    if isinstance(value, int) and 0 <= value < 10000:
+        return value
+    raise SchemaMismatchError(f"{value!r:.40} is no length, precision or scale")
+
+
+def _shown(avro: object) -> str:
+    return json.dumps(avro)[:120]
+
+
+def _bare_record(schema: dict[str, Any], fields: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "type": "record",
+        "name": str(schema["name"]),
+        "namespace": str(schema.get("namespace", "")),
+        "fields": list(_bare_fields(schema, fields)),
+    }
+
+
+def _bare_fields(schema: dict[str, Any], fields: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for field in fields:
+        bare: object = field["type"]
+        if field["name"] == BEFORE and _is_before(field):
+            inner = field["type"][1]
+            named = {"namespace": schema.get("namespace", ""), **inner}
+            bare = ["null", _bare_record(named, _fields(inner))]
+        elif not _is_extension(field):
+            bare = _avro_column(field).bare
+        yield {"name": field["name"], "type": bare}
+
+
+def _parsed(bare: dict[str, Any]) -> Any:
+    try:
+        return fastavro.parse_schema(bare)
+    except (SchemaParseException, ValueError, TypeError, KeyError) as error:
+        raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
