@@ -102,9 +102,12 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 def _default_at_source(column: ShapeColumn) -> int | float | Decimal | str | bytes | None:
     text = column.default or ""
-    if row_of(column.type).reader == "bit":
+    reader = row_of(column.type).reader
+    if reader == "bit":
         # TiDB holds the default of a BIT column as its bytes (one character each).
         return int.from_bytes(text.encode("latin-1"), "big")
+    if reader in ("enum", "set"):
+        return text  # by label, where rows in canal-json carry the number
     return text_reader(column.type)(text)
 
 

@@ -46,7 +46,7 @@ class DeltaLog:
         self._session = session
         self._jvm: Any = session._jvm
         self._java_session: Any = session._jsparkSession
-        self._path = path
+        self.path = path
 
     @property
     def exists(self) -> bool:
@@ -138,7 +138,7 @@ class DeltaLog:
 
     def _delta_log(self) -> Any:
         # Asked anew each time: Delta caches it by path, and a table made again gets a new one.
-        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self._path)
+        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _snapshot(self) -> Any:
         with self._active():

@@ -33,6 +33,8 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "delta.columnMapping.mode": "name",
     "delta.enableDeletionVectors": "true",
     "delta.enableTypeWidening": "true",
+    # Delta refuses to add a column of this type later to a table made without it.
+    "delta.feature.timestampNtz": "supported",
     "delta.checkpointInterval": "50",
 }
 

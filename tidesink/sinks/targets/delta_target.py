@@ -135,6 +135,7 @@ class DeltaTable:
             return EvolveResult(created=created)
         with self._translating(translated):
             epoch = self._holding().epoch
+            self._entries_of(epoch)
             warnings = delta_schema.evolve_table(
                 self._session, self._log, self.location, shape=shape, plan=plan
             )
@@ -157,7 +158,6 @@ class DeltaTable:
                 "Run one worker a table, and start from its committed progress",
                 table=str(self._table),
             )
-        self._held = done
         return result_of(done.commit, batch)
 
     def close(self) -> None:
@@ -222,15 +222,19 @@ class DeltaTable:
                 f"this worker holds epoch {held.epoch}, and the batch is of epoch {progress.epoch}",
                 table=str(self._table),
             )
-        wanted = ("batch", progress.epoch, progress.batch)
-        own = held if (held.kind, held.epoch, held.batch) == wanted else None
+        entries = [*self._entries_of(held.epoch), held]
+        return next((e for e in entries if (e.kind, e.batch) == ("batch", progress.batch)), None)
+
+    def _entries_of(self, epoch: int) -> list[Entry]:
+        """Our commits since our last look; refuses those of others."""
         latest, entries = self._ledger.since(self._seen)
         for entry in entries:
-            if (entry.kind, entry.epoch, entry.batch) != wanted:
+            if entry.epoch != epoch:
                 raise self._ledger.lost_to(entry)
-            own = entry
         self._seen = latest
-        return own
+        if entries:
+            self._held = entries[0]
+        return entries
 
     def _holding(self) -> Entry:
         if self._held is None:

@@ -1,0 +1,49 @@
+"""Beds for the target contracts: one for each entry of TARGETS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.targets_bed import Bed
+from tidesink.change import TableId
+from tidesink.sinks.targets import TARGETS
+
+
+def memory_bed(_request: pytest.FixtureRequest, _folder: Path) -> Bed:
+    """Memory: a second target object would be another memory."""
+    from tidesink.sinks.targets.memory_target import MemoryTarget
+
+    target = MemoryTarget()
+    return Bed("memory", target, target.rows, lambda: target)
+
+
+def delta_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
+    """Delta tables in a folder of the test's own, read back by path."""
+    from tidesink.sinks.targets.delta_target import DeltaTarget
+
+    spark = request.getfixturevalue("spark")
+    target = DeltaTarget(spark, str(folder))
+
+    def read(table: TableId) -> list[dict[str, Any]]:
+        frame = spark.read.format("delta").load(target.path_of(table))
+        return [row.asDict() for row in frame.collect()]
+
+    return Bed("delta", target, read, lambda: DeltaTarget(spark, str(folder)), spark)
+
+
+BEDS = {"memory": memory_bed, "delta": delta_bed}
+
+
+@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.spark] * (n == "delta")) for n in TARGETS])
+def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """Every target in turn; a target without a bed fails here, so that none goes untested."""
+    return BEDS[request.param](request, tmp_path / "lake")
+
+
+@pytest.fixture
+def delta(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """The Delta target alone."""
+    return delta_bed(request, tmp_path / "lake")

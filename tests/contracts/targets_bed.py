@@ -1,0 +1,98 @@
+"""What the target contracts run on: batches from plain rows, and a way to read each target back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.shape import TableShape, shape_of
+from tidesink.sinks.targets.base import DeleteMode, ReducedBatch, ReducedRow, Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLE = TableId("shop", "orders")
+ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
+NAME = Column("name", ColumnType("varchar", length=20))
+AMOUNT = Column("amount", ColumnType("int"))
+
+Reader = Callable[[TableId], list[dict[str, Any]]]
+
+
+def shape(*columns: Column, table: TableId = TABLE) -> TableShape:
+    """A shape of some columns, by default the key, a name and an amount."""
+    return shape_of(TableSchema(table, columns or (ID, NAME, AMOUNT)))
+
+
+def progress(epoch: int, batch: int, *, table: TableId = TABLE, pipeline: str = "shop") -> Progress:
+    """Progress which says batch ``batch``: ten offsets a batch."""
+    at = PartitionProgress(batch * 10, batch * 10, 400 + batch, 401 + batch)
+    topics = {"shop_orders": TopicProgress("shop_orders", "topic-id", {0: at})}
+    return Progress(table, pipeline, epoch, batch, topics, commit_ts=400 + batch)
+
+
+@dataclass(frozen=True)
+class Bed:
+    """A target under test, with what differs between targets in a test."""
+
+    name: str
+    target: Target
+    read: Reader
+    reopen: Callable[[], Target]
+    spark: SparkSession | None = None
+
+    def rows(self, table: TableId = TABLE, *, by: str = "id") -> list[dict[str, Any]]:
+        """A table's rows in the order of a column."""
+        return sorted(self.read(table), key=lambda row: row[by])
+
+    def batch(
+        self,
+        shape: TableShape,
+        upserts: Sequence[dict[str, Any]] = (),
+        deletes: Sequence[dict[str, Any]] = (),
+        *,
+        delete_mode: DeleteMode = "hard",
+    ) -> ReducedBatch:
+        """A batch of whole rows to upsert and keys to delete."""
+        rows = [ReducedRow("upsert", {k: row[k] for k in shape.keys}, row) for row in upserts]
+        rows += [ReducedRow("delete", key, None) for key in deletes]
+        return ReducedBatch(
+            shape,
+            len(upserts),
+            len(deletes),
+            frame=frame_of(self.spark, shape, rows) if self.spark else None,
+            rows=None if self.spark else rows,
+            key_range=key_range(shape, rows),
+            delete_mode=delete_mode,
+        )
+
+
+def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[Any, Any]]:
+    """The least and greatest value of each key column."""
+    if not rows:
+        return {}
+    values = {name: [row.key[name] for row in rows] for name in shape.keys}
+    return {name: (min(column), max(column)) for name, column in values.items()}
+
+
+def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
+    """The frame a worker would hand to a target."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    after = StructType.fromDDL(shape.ddl)
+    key = StructType.fromDDL(shape.key_ddl)
+    schema = StructType(
+        [StructField("_op", StringType()), StructField("key", key), StructField("after", after)]
+    )
+    values = [
+        (
+            row.op,
+            tuple(row.key[name] for name in shape.keys),
+            None if row.after is None else tuple(row.after[column.name] for column in shape.columns),
+        )
+        for row in rows
+    ]
+    return spark.createDataFrame(values, schema).persist()

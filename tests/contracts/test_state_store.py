@@ -1,0 +1,143 @@
+"""What a state store promises, on SQLite in a file and in memory."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from tests.contracts.targets_bed import TABLE, progress
+from tidesink.change import TableId
+from tidesink.errors import ConfigError, StateStoreError
+from tidesink.sinks.progress import txn_version
+from tidesink.sinks.sql_state_store import KEPT_BATCHES, SqlStateStore
+from tidesink.sinks.state_store import StateStore, TableStatus, open_state_store
+
+
+@pytest.fixture(params=["path", "url"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore]:
+    place = tmp_path / "made" / "state.db"
+    opened = open_state_store(place if request.param == "path" else f"sqlite:///{place}")
+    yield opened
+    opened.close()
+
+
+def test_history_is_found_by_transaction_version(store: StateStore) -> None:
+    store.record_progress(progress(1, 1))
+    store.record_progress(progress(2, 2))
+    assert store.progress_of("shop", TABLE, txn_version(1, 1)) == progress(1, 1)
+    assert store.progress_of("shop", TABLE, txn_version(2, 2)) == progress(2, 2)
+    assert store.progress_of("shop", TABLE, txn_version(2, 3)) is None
+    assert store.progress_of("other", TABLE, txn_version(1, 1)) is None
+    assert store.progress_of("shop", TableId("shop.orders", ""), txn_version(1, 1)) is None
+
+
+def test_a_batch_recorded_again_replaces_itself(store: StateStore) -> None:
+    store.record_progress(progress(1, 1))
+    store.record_progress(progress(1, 1))
+    assert store.progress_of("shop", TABLE, txn_version(1, 1)) == progress(1, 1)
+
+
+def test_old_history_is_dropped(store: StateStore) -> None:
+    for batch in range(KEPT_BATCHES - 2, 2 * KEPT_BATCHES + 1):
+        store.record_progress(progress(1, batch))
+    assert store.progress_of("shop", TABLE, txn_version(1, KEPT_BATCHES)) is None
+    assert store.progress_of("shop", TABLE, txn_version(1, KEPT_BATCHES + 1)) is not None
+    assert store.progress_of("shop", TABLE, txn_version(1, 2 * KEPT_BATCHES)) is not None
+
+
+def test_status_is_replaced_and_listed_by_table(store: StateStore) -> None:
+    first = TableStatus("shop", TableId("shop", "b"), "RUNNING", counters={"read": 5})
+    store.save_status(first)
+    store.save_status(TableStatus("shop", TableId("shop", "a"), "IDLE"))
+    store.save_status(TableStatus("other", TableId("shop", "c"), "IDLE"))
+    failed = TableStatus(
+        "shop",
+        first.table,
+        "FAILING",
+        error="TargetError: no",
+        counters={"read": 9},
+        zero_dates={"d": 2},
+        warnings=("w",),
+        batch=7,
+        commit_ts=2**60,
+        details={"lag": 3},
+    )
+    store.save_status(failed)
+    found = store.statuses("shop")
+    assert [status.table.name for status in found] == ["a", "b"]
+    assert found[1].updated is not None
+    assert found[1].updated.tzinfo is not None
+    assert found[1] == TableStatus(**{**failed.__dict__, "updated": found[1].updated})
+
+
+def test_documents_are_kept_by_kind_and_name(store: StateStore) -> None:
+    assert store.load_document("definitions", "stream") is None
+    store.save_document("definitions", "stream", {"tables": [1, "ü", None]})
+    store.save_document("definitions", "stream", {"tables": []})
+    store.save_document("other", "stream", [1])
+    assert store.load_document("definitions", "stream") == {"tables": []}
+    assert store.load_document("other", "stream") == [1]
+
+
+def test_threads_share_a_store(store: StateStore) -> None:
+    def write(number: int) -> None:
+        table = TableId("shop", f"t{number}")
+        for batch in range(1, 20):
+            store.record_progress(progress(1, batch, table=table))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        table = TableId("shop", f"t{number}")
+        assert store.progress_of("shop", table, txn_version(1, 19)) == progress(1, 19, table=table)
+
+
+def test_what_is_written_outlives_the_store(tmp_path: Path) -> None:
+    first = open_state_store(tmp_path / "s.db")
+    first.record_progress(progress(3, 4))
+    first.close()
+    second = open_state_store(tmp_path / "s.db")
+    assert second.progress_of("shop", TABLE, txn_version(3, 4)) == progress(3, 4)
+    second.close()
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    open_state_store(tmp_path / "s.db").close()
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 's.db'}")
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE store_version SET version = 99"))
+    engine.dispose()
+    with pytest.raises(ConfigError, match="version 99"):
+        open_state_store(tmp_path / "s.db")
+
+
+def test_a_damaged_store_says_so(tmp_path: Path) -> None:
+    (tmp_path / "s.db").write_bytes(b"this is no database, not at all" * 100)
+    with pytest.raises(StateStoreError, match="state store"):
+        SqlStateStore(str(tmp_path / "s.db"))
+
+
+@pytest.mark.parametrize("place", ["nothing://x", "postgres+none://u:hunter2@h/d", "://"])
+def test_a_place_that_is_no_database_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match="SQLAlchemy") as refused:
+        open_state_store(place)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateStoreError, match="folder"):
+        open_state_store(tmp_path / "file" / "state.db")
+
+
+def test_the_file_is_a_file(tmp_path: Path) -> None:
+    open_state_store(tmp_path / "s.db").close()
+    assert stat.S_ISREG((tmp_path / "s.db").stat().st_mode)

@@ -1,0 +1,349 @@
+"""What is Delta's own: the log others write to, crashes between commits, and what columns become."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.errors import (
+    CommitUnknownError,
+    ConfigError,
+    ProgressError,
+    SchemaRefusedError,
+    StaleProgressError,
+    TargetError,
+    TransientTargetError,
+)
+from tidesink.sinks.evolve import plan_evolution
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.targets import delta_schema
+from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
+from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
+from tidesink.sinks.targets.delta_log import DeltaLog
+from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
+from tidesink.sinks.targets.identifier import quote_text
+
+# ruff: noqa: S608
+pytestmark = pytest.mark.spark
+SHAPE = shape()
+
+
+def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
+    return {"id": number, "name": name, "amount": amount}
+
+
+def loaded(bed: Bed, target: DeltaTarget | None = None) -> DeltaTable:
+    """A claimed table with batches 1 and 2 applied, at versions 2 and 3."""
+    table = (target or bed.target).open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    epoch = table.claim().epoch
+    table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))
+    table.apply(bed.batch(SHAPE, [row(2, "b"), row(3)]), progress(epoch, 2))
+    return table
+
+
+def sql(bed: Bed, text: str) -> list[Any]:
+    assert bed.spark is not None
+    return bed.spark.sql(text).collect()
+
+
+def opened(bed: Bed) -> DeltaTable:
+    table = bed.reopen().open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    return table
+
+
+def test_progress_is_found_behind_the_commits_of_others(delta: Bed) -> None:
+    table = loaded(delta)
+    sql(delta, f"OPTIMIZE {table.location}")
+    sql(delta, f"VACUUM {table.location}")
+    sql(delta, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('owner' = 'somebody')")
+    assert opened(delta).committed() == progress(1, 2)
+    table.apply(delta.batch(SHAPE, [row(4)]), progress(1, 3))
+    assert delta.rows() == [row(1), row(2, "b"), row(3), row(4)]
+
+
+def test_a_restored_table_is_refused_until_it_is_brought_forward(delta: Bed) -> None:
+    table = loaded(delta)
+    sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 2")
+    with pytest.raises(StaleProgressError, match="RESTORE at version 4") as refused:
+        opened(delta).claim()
+    assert "TO VERSION AS OF 3" in str(refused.value)
+    with pytest.raises(StaleProgressError, match="RESTORE"):
+        table.apply(delta.batch(SHAPE, [row(9)]), progress(1, 3))
+    sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 3")
+    again = opened(delta)
+    assert again.claim().progress == progress(2, 2)
+    again.apply(delta.batch(SHAPE, [row(4)]), progress(2, 3))
+    assert delta.rows() == [row(1), row(2, "b"), row(3), row(4)]
+
+
+def test_a_replaced_table_is_refused(delta: Bed) -> None:
+    table = loaded(delta)
+    sql(delta, f"CREATE OR REPLACE TABLE {table.location} (id bigint, name string, amount int) USING delta")
+    with pytest.raises(StaleProgressError, match="REPLACE TABLE"):
+        opened(delta).committed()
+
+
+def clean_log(bed: Bed, table: DeltaTable) -> None:
+    """What Delta does to commits after 30 days: a checkpoint stays, the commits before it go."""
+    spark: Any = bed.spark
+    logs = spark._jvm.org.apache.spark.sql.delta.DeltaLog
+    log = logs.forTable(spark._jsparkSession, table.path)
+    sql(bed, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('touched' = 'later')")
+    log.checkpoint(log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")()))
+    for commit in sorted(Path(table.path, "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+    logs.clearCache()
+
+
+def test_after_log_clean_up_the_state_store_knows(delta: Bed, tmp_path: Path) -> None:
+    assert delta.spark is not None
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    target = DeltaTarget(delta.spark, str(tmp_path / "lake"), history=store)
+    table = loaded(delta, target)
+    clean_log(delta, table)
+    again = target.open_table(SHAPE, pipeline="shop")
+    assert again.committed() == progress(1, 2)
+    claim = again.claim()
+    assert claim.progress == progress(2, 2)
+    again.apply(delta.batch(SHAPE, [row(4)]), progress(2, 3))
+    assert delta.rows() == [row(1), row(2, "b"), row(3), row(4)]
+    store.close()
+
+
+def test_after_log_clean_up_and_loss_of_the_store_nothing_is_guessed(delta: Bed) -> None:
+    table = loaded(delta)
+    clean_log(delta, table)
+    with pytest.raises(ProgressError, match="epoch 1 batch 2 is applied") as refused:
+        opened(delta).claim()
+    assert table.path in str(refused.value)
+    with pytest.raises(ProgressError):
+        opened(delta).committed()
+
+
+def test_a_cleaned_table_of_somebody_else_has_no_progress(delta: Bed) -> None:
+    table = delta.target.open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    sql(delta, f"INSERT INTO {table.location} VALUES (1, 'a', 1)")
+    clean_log(delta, table)
+    assert opened(delta).committed() is None
+
+
+class CutOff:
+    """A Spark session whose next statement of a kind raises as a lost connection does, before or after."""
+
+    def __init__(self, session: Any, *, before: bool, word: str = "MERGE") -> None:
+        self._session, self._before, self._word = session, before, word
+        self.armed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def newSession(self) -> CutOff:  # noqa: N802  Spark's name
+        self._session = self._session.newSession()
+        return self
+
+    def sql(self, text: str) -> Any:
+        from py4j.protocol import Py4JNetworkError
+
+        cut = self.armed and text.startswith(self._word)
+        if cut:
+            self.armed = False
+        if cut and self._before:
+            raise Py4JNetworkError("cut off")
+        done = self._session.sql(text)
+        if cut:
+            raise Py4JNetworkError("cut off")
+        return done
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_commit_that_was_cut_off_is_looked_for(delta: Bed, tmp_path: Path, before: bool) -> None:
+    session: Any = CutOff(delta.spark, before=before)
+    table = loaded(delta, DeltaTarget(session, str(tmp_path / "lake")))
+    session.armed = True
+    batch = delta.batch(SHAPE, [row(1, "c")], [{"id": 2}])
+    if before:
+        with pytest.raises(CommitUnknownError):
+            table.apply(batch, progress(1, 3))
+        assert table.committed() == progress(1, 2)
+    result = table.apply(batch, progress(1, 3))
+    assert (result.updated, result.deleted) == (1, 1)
+    assert table.committed() == progress(1, 3)
+    assert delta.rows() == [row(1, "c"), row(3)]
+
+
+def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed) -> None:
+    table = loaded(delta)
+    assert delta.spark is not None
+    rows = [ReducedRow("upsert", {"id": 1}, row(1, "zombie"))]
+    slow = frame_of(delta.spark, SHAPE, rows).selectExpr(
+        "CASE WHEN reflect('java.lang.Thread', 'sleep', 6000L) IS NULL THEN 'x' ELSE _op END AS _op",
+        "key",
+        "after",
+    )
+    raised: list[BaseException] = []
+
+    def merge() -> None:
+        try:
+            table.apply(ReducedBatch(SHAPE, 1, 0, frame=slow), progress(1, 3))
+        except (StaleProgressError, TransientTargetError) as exc:
+            raised.append(exc)
+
+    zombie = threading.Thread(target=merge)
+    zombie.start()
+    zombie.join(2)
+    other = opened(delta)
+    assert other.claim().progress == progress(2, 2)
+    zombie.join()
+    assert [type(exc) for exc in raised] == [StaleProgressError]
+    assert other.committed() == progress(2, 2)
+    assert delta.rows()[0] == row(1)
+
+
+WIDER = shape(ID, NAME, AMOUNT, Column("state", ColumnType("int"), default="7"))
+
+
+def cut_evolution(bed: Bed, table: DeltaTable) -> DeltaLog:
+    """The column is there, and the worker died before old rows got the default."""
+    assert bed.spark is not None
+    log = DeltaLog(bed.spark, table.path)
+    plan = plan_evolution(delta_schema.present_columns(log), WIDER)
+    delta_schema.evolve_table(bed.spark, log, table.location, shape=WIDER, plan=plan)
+    assert delta_schema.pending_defaults(log) == {"state": "7"}
+    return log
+
+
+def test_a_crash_between_column_and_default_heals(delta: Bed) -> None:
+    log = cut_evolution(delta, loaded(delta))
+    assert {r["state"] for r in delta.rows()} == {None}
+    table = delta.reopen().open_table(WIDER, pipeline="shop")
+    epoch = table.claim().epoch
+    assert {r["state"] for r in delta.rows()} == {7}
+    assert delta_schema.pending_defaults(log) == {}
+    table.apply(delta.batch(WIDER, [{**row(1), "state": None}]), progress(epoch, 3))
+    assert [r["state"] for r in delta.rows()] == [None, 7, 7]
+
+
+def test_a_crash_before_the_column_heals(delta: Bed) -> None:
+    table = loaded(delta)
+    assert delta.spark is not None
+    pending = quote_text(json.dumps({"state": "7"}))
+    sql(delta, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('tidesink.backfill' = {pending})")
+    again = delta.reopen().open_table(WIDER, pipeline="shop")
+    again.claim()
+    assert again.evolve(WIDER).backfilled == ("state",)
+    assert {r["state"] for r in delta.rows()} == {7}
+
+
+def test_a_lost_worker_does_not_fill_over_newer_rows(delta: Bed) -> None:
+    log = cut_evolution(delta, loaded(delta))
+    assert delta.spark is not None
+    table = delta.reopen().open_table(WIDER, pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(delta.batch(WIDER, [{**row(1), "state": None}]), progress(epoch, 3))
+    location = f"delta.`{log.path}`"
+    pending = quote_text(json.dumps({"state": "7"}))
+    sql(delta, f"ALTER TABLE {location} SET TBLPROPERTIES ('tidesink.backfill' = {pending})")
+    delta_schema.fill_pending(delta.spark.newSession(), log, location, epoch=1)
+    assert [r["state"] for r in delta.rows()] == [None, 7, 7]
+
+
+def test_columns_carry_their_types_and_comments(delta: Bed) -> None:
+    table = delta.target.open_table(
+        shape(ID, Column("price", ColumnType("decimal", precision=60, scale=2, sql="decimal(60,2)"))),
+        pipeline="shop",
+    )
+    assert isinstance(table, DeltaTable)
+    described = {
+        r["col_name"]: (r["data_type"], r["comment"]) for r in sql(delta, f"DESCRIBE {table.location}")
+    }
+    assert described["id"] == ("bigint", "bigint")
+    assert described["price"][0] == "string"
+    assert "60" in described["price"][1]
+    detail = sql(delta, f"DESCRIBE DETAIL {table.location}")[0]
+    assert {"deletionVectors", "columnMapping", "typeWidening"} <= set(detail["tableFeatures"])
+
+
+def test_a_row_without_a_key_never_gets_in(delta: Bed) -> None:
+    table = loaded(delta)
+    nameless = delta.batch(SHAPE, [row(5), {**row(6), "id": None}][:1])
+    assert delta.spark is not None
+    frame = frame_of(delta.spark, SHAPE, [ReducedRow("upsert", {"id": None}, {**row(6), "id": None})])
+    with pytest.raises(TargetError, match="nothing was written"):
+        table.apply(ReducedBatch(SHAPE, 1, 0, frame=frame), progress(1, 3))
+    table.apply(nameless, progress(1, 3))
+    assert [r["id"] for r in delta.rows()] == [1, 2, 3, 5]
+
+
+def test_the_key_range_keeps_other_files_out(delta: Bed) -> None:
+    table = loaded(delta)
+    table.apply(delta.batch(SHAPE, [row(n) for n in range(1000, 1010)]), progress(1, 3))
+    table.apply(delta.batch(SHAPE, [row(1001, "b")], [{"id": 1002}]), progress(1, 4))
+    metrics = sql(delta, f"DESCRIBE HISTORY {table.location} LIMIT 1")[0]["operationMetrics"]
+    assert int(metrics["numTargetRowsUpdated"]) == 1
+    before, after = (int(metrics[f"numTargetFiles{w}Skipping"]) for w in ("Before", "After"))
+    assert after < before
+
+
+def test_soft_deletes_can_be_switched_on_and_off(delta: Bed) -> None:
+    loaded(delta)
+    soft = delta.reopen().open_table(SHAPE, pipeline="shop", delete_mode="soft")
+    epoch = soft.claim().epoch
+    soft.apply(delta.batch(SHAPE, [], [{"id": 1}], delete_mode="soft"), progress(epoch, 3))
+    assert [r["_tidesink_deleted"] for r in delta.rows()] == [True, None, None]
+    hard = opened(delta)
+    epoch = hard.claim().epoch
+    hard.apply(delta.batch(SHAPE, [row(1, "back")]), progress(epoch, 4))
+    assert [r["_tidesink_deleted"] for r in delta.rows()] == [False, None, None]
+
+
+def test_a_source_column_of_our_name_is_refused(delta: Bed) -> None:
+    with pytest.raises(SchemaRefusedError, match="_tidesink_deleted"):
+        delta.target.open_table(shape(ID, Column("_Tidesink_Deleted", ColumnType("int"))), pipeline="shop")
+
+
+def test_a_template_must_tell_tables_apart(delta: Bed) -> None:
+    assert delta.spark is not None
+    with pytest.raises(ConfigError, match="table"):
+        DeltaTarget(delta.spark, "/lake", template="all").path_of(TABLE)
+
+
+def dead_letters(bed: Bed, offsets: list[int]) -> Any:
+    assert bed.spark is not None
+    return bed.spark.createDataFrame(
+        [("t", 0, o, b"k", b"\xff", 7, "FramingError", "no magic byte", None) for o in offsets],
+        "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
+        "reason string, time timestamp",
+    )
+
+
+def test_dead_letters_are_kept_once(delta: Bed, tmp_path: Path) -> None:
+    assert delta.spark is not None
+    letters = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
+    assert letters.count(TABLE) == 0
+    assert letters.append(dead_letters(delta, [1, 2]), progress(1, 1)) == 2
+    # The same records again: by the same worker, then by the next one, with one more.
+    assert letters.append(dead_letters(delta, [1, 2]), progress(1, 1)) == 0
+    later = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
+    assert later.append(dead_letters(delta, [1, 2, 3]), progress(2, 1)) == 1
+    other = TableId("shop", "it's")
+    mine: Progress = progress(1, 1, table=other)
+    assert later.append(dead_letters(delta, [1]), mine) == 1
+    assert (later.count(TABLE), later.count(other)) == (3, 1)
+    kept = sql(delta, f"SELECT * FROM {letters.location} WHERE offset = 3")[0]
+    assert kept["value"] == b"\xff"
+    assert (kept["table"], kept["pipeline"], kept["batch"], kept["schema_id"]) == (
+        "shop.orders",
+        "shop",
+        1,
+        7,
+    )

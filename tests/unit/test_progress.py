@@ -1,0 +1,92 @@
+"""Progress goes through JSON unchanged, and what is not progress is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidesink.change import TableId
+from tidesink.errors import ProgressError
+from tidesink.sinks.progress import (
+    PartitionProgress,
+    Progress,
+    TopicProgress,
+    from_json,
+    split_txn_version,
+    to_json,
+    txn_version,
+)
+
+offsets = st.integers(0, 2**63 - 1)
+times = st.none() | st.integers(0, 2**63 - 1)
+partitions = st.dictionaries(
+    st.integers(0, 2**31 - 1), st.builds(PartitionProgress, offsets, offsets, times, times), max_size=4
+)
+topics = st.lists(st.builds(TopicProgress, st.text(), st.text(), partitions), max_size=3)
+
+
+@st.composite
+def progresses(draw: st.DrawFn) -> Progress:
+    return Progress(
+        TableId(draw(st.text()), draw(st.text())),
+        draw(st.text()),
+        draw(st.integers(0, 2**23 - 1)),
+        draw(st.integers(0, 2**40 - 1)),
+        {topic.topic: topic for topic in draw(topics)},
+        draw(times),
+        draw(st.sampled_from(["kafka", "source"])),
+    )
+
+
+@given(progresses())
+def test_json_round_trip(progress: Progress) -> None:
+    text = to_json(progress)
+    assert from_json(text) == progress
+    assert to_json(from_json(text)) == text
+
+
+@given(st.integers(0, 2**23 - 1), st.integers(0, 2**40 - 1))
+def test_transaction_versions_order_epochs_then_batches(epoch: int, batch: int) -> None:
+    version = txn_version(epoch, batch)
+    assert split_txn_version(version) == (epoch, batch)
+    assert version < 2**63
+    if epoch < 2**23 - 1:
+        assert txn_version(epoch + 1, 0) > version
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(-1, 0), (0, -1), (0, 2**40), (2**23, 0)])
+def test_what_does_not_fit_is_refused(epoch: int, batch: int) -> None:
+    with pytest.raises(ValueError, match="no transaction version"):
+        txn_version(epoch, batch)
+
+
+def test_offsets_of_a_partition() -> None:
+    at = {3: PartitionProgress(10, 8)}
+    progress = Progress(TableId("s", "t"), "p", 1, 1, {"a": TopicProgress("a", "id", at)})
+    assert progress.next_offset("a", 3) == 10
+    assert progress.next_offset("a", 4) is None
+    assert progress.next_offset("b", 3) is None
+
+
+GOOD = json.loads(to_json(Progress(TableId("s", "t"), "p", 1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no json", "not JSON"),
+        ("[]", "format None"),
+        (json.dumps({**GOOD, "version": 2}), "format 2"),
+        (json.dumps({**GOOD, "table": ["one"]}), "damaged"),
+        (json.dumps({**GOOD, "sequence_by": "moon"}), "damaged"),
+        (json.dumps({k: v for k, v in GOOD.items() if k != "epoch"}), "damaged"),
+        (json.dumps({**GOOD, "topics": {"a": {"topic_id": "x", "partitions": {"0": [1]}}}}), "damaged"),
+        (json.dumps({**GOOD, "topics": []}), "damaged"),
+    ],
+)
+def test_what_is_not_progress_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ProgressError, match=words):
+        from_json(text)
