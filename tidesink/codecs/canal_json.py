@@ -8,7 +8,7 @@ CREATE and ALTER events, which this codec reads as they pass, or from a content-
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from tidesink.change import ChangeEvent, DdlEvent, Event, Message, TableSchema
 from tidesink.codecs.base import CodecOptions, EncodedRecord
@@ -60,7 +60,7 @@ class CanalJsonCodec:
         """
         events = self._reader.events(message)
         for event in events:
-            if isinstance(event, DdlEvent):
+            if type(event) is DdlEvent:
                 self._learn(event)
         return tuple(events)
 
@@ -111,9 +111,9 @@ class CanalJsonCodec:
         schema = self._shapes.find(
             event.table.schema,
             event.table.name,
-            row=dict.fromkeys(names),
-            mysql_type=mysql_type if isinstance(mysql_type, Mapping) else {},
-            pk_names=pk_names if isinstance(pk_names, list) else [],
+            dict.fromkeys(names),
+            mysql_type=mysql_type,
+            pk_names=pk_names,
         ).schema
         self._refuse_untyped(schema, mysql_type)
         return schema

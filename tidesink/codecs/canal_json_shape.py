@@ -9,19 +9,21 @@ own word is older or newer than the row and is passed over for that column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tidesink.change import Column, ColumnType, TableId, TableSchema, Value
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
 from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.parse import keeps_text, text_reader
+from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader
 from tidesink.typemap.sql_type import parse_sql_type
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]
+# Name, least value, greatest value, and the reader of what is not plain digits.
+IntegerColumn = tuple[str, int, int, TextReader]
 
-_TEXT_OR_NULL = frozenset({str, type(None)})
 # Shapes kept per table: the producer writes one at a time; a handle-key-only delete is another.
 _KEPT_SHAPES = 8
 
@@ -36,13 +38,15 @@ class RowShape:
     """
 
     table: TableId
-    names: tuple[str, ...]
-    mysql_type: Mapping[str, object]
-    pk_names: Sequence[str] | None
+    names: list[str]
+    mysql_type: Mapping[str, str]
+    pk_names: list[str]
     schema: TableSchema
-    readers: tuple[tuple[str, Callable[[str], Value]], ...]
+    integers: tuple[IntegerColumn, ...]
+    others: tuple[tuple[str, TextReader], ...]
+    texts: tuple[str, ...]
     key: tuple[str, ...]
-    wire_types: Mapping[str, object] | None = None
+    wire_types: Mapping[str, str] | None = None
 
     def read(self, row: RawRow) -> dict[str, Value]:
         """The row's values, in its own order; the row is used up.
@@ -51,18 +55,15 @@ class RowShape:
             ValueOutOfRangeError: a text that is no value of its column's type.
             SchemaMismatchError: a value that is neither text nor null.
         """
-        if not {*map(type, row.values())} <= _TEXT_OR_NULL:
-            raise _not_text(row)
-        name = ""
-        try:
-            for name, read in self.readers:
-                text = row.get(name)
-                if text is not None:
-                    row[name] = read(text)  # type: ignore[arg-type]  # the check above holds it
-        except ValueOutOfRangeError as error:
-            error.with_context(column=name)
-            raise
-        return row  # type: ignore[return-value]
+        return _read(row, self if len(row) == len(self.names) else self._part(row))
+
+    def _part(self, row: RawRow) -> RowShape:
+        return replace(
+            self,
+            integers=tuple(column for column in self.integers if column[0] in row),
+            others=tuple(column for column in self.others if column[0] in row),
+            texts=tuple(name for name in self.texts if name in row),
+        )
 
     def key_of(self, row: Mapping[str, Value]) -> dict[str, Value] | None:
         """The key's values, or None where nothing names the row.
@@ -70,8 +71,6 @@ class RowShape:
         Raises:
             UnnamedRowError: a key column is NULL, or not in the row.
         """
-        if not self.key:
-            return None
         key = {name: row.get(name) for name in self.key}
         if None in key.values():
             nulls = ", ".join(name for name, value in key.items() if value is None)
@@ -80,11 +79,39 @@ class RowShape:
                 "give keys that no row lacks",
                 table=str(self.table),
             )
-        return key
+        return key or None
 
 
-def _not_text(row: RawRow) -> SchemaMismatchError:
-    name, value = next((n, v) for n, v in row.items() if type(v) not in _TEXT_OR_NULL)
+def _read(row: RawRow, columns: RowShape) -> dict[str, Value]:
+    name = ""
+    text: Any
+    try:
+        for name in columns.texts:
+            text = row[name]
+            if text.__class__ is not str and text is not None:
+                raise _not_text(name, text)
+        for name, low, high, read in columns.integers:
+            text = row[name]
+            if text is None:
+                continue
+            # Most integers are read here, without a call; the reader says what else is one.
+            if text.isdigit() and text.isascii() and len(text) < 20 and low <= (value := int(text)) <= high:
+                row[name] = value
+            else:
+                row[name] = read(text)
+        for name, read in columns.others:
+            text = row[name]
+            if text is not None:
+                row[name] = read(text)
+    except ValueOutOfRangeError as error:
+        error.with_context(column=name)
+        raise
+    except (AttributeError, TypeError):  # a number, a list, ... has none of a text's methods
+        raise _not_text(name, row[name]) from None
+    return row  # type: ignore[return-value]  # each value is now its column's
+
+
+def _not_text(name: str, value: object) -> SchemaMismatchError:
     return SchemaMismatchError(
         f"canal-json values are text or null, this one is {type(value).__name__}", column=name
     )
@@ -100,45 +127,43 @@ class RowShapes:
         self._version = definitions.version
 
     def find(
-        self,
-        database: str,
-        name: str,
-        *,
-        row: RawRow,
-        mysql_type: Mapping[str, object],
-        pk_names: Sequence[str] | None,
+        self, database: object, name: object, row: RawRow, *, mysql_type: object, pk_names: object
     ) -> RowShape:
         """The shape of a row.
 
         Raises:
-            SchemaMismatchError: ``mysqlType`` holds something that is no text.
+            SchemaMismatchError: a member of the message that is not what it should be.
         """
         if self._version != self._definitions.version:
             self._shapes.clear()
             self._version = self._definitions.version
-        known = self._shapes.setdefault((database, name), [])
-        names = tuple(row)
-        for shape in known:
+        names = [*row]
+        for shape in self._known(database, name):
             # The order inside mysqlType is random at the producer: dicts compare without it.
-            if shape.names == names and shape.mysql_type == mysql_type and shape.pk_names == pk_names:
+            if shape.mysql_type == mysql_type and shape.names == names and shape.pk_names == pk_names:
                 return shape
-        shape = self._build(TableId(database, name), names, mysql_type, pk_names)
+        return self._add(_table(database, name), names, _types(mysql_type), _names(pk_names))
+
+    def _known(self, database: object, name: object) -> Sequence[RowShape]:
+        try:
+            return self._shapes.get((database, name), ())  # type: ignore[arg-type]  # answers for any key
+        except TypeError:  # a JSON list or object, which is no name
+            return ()
+
+    def _add(self, table: TableId, names: list[str], types: Mapping[str, str], pk: list[str]) -> RowShape:
+        shape = self._build(table, names, types, pk)
+        known = self._shapes.setdefault(table, [])
         known.insert(0, shape)
         del known[_KEPT_SHAPES:]
         return shape
 
     def _build(
-        self,
-        table: TableId,
-        names: tuple[str, ...],
-        mysql_type: Mapping[str, object],
-        pk_names: Sequence[str] | None,
+        self, table: TableId, names: list[str], mysql_type: Mapping[str, str], pk_names: list[str]
     ) -> RowShape:
         definition = self._definitions.get(table)
         known = {} if definition is None else {c.name.casefold(): c for c in definition.columns}
-        primary = frozenset(pk_names or ())
         columns = tuple(
-            _column(name, mysql_type.get(name), known.get(name.casefold()), primary=name in primary)
+            _column(name, mysql_type.get(name), known.get(name.casefold()), primary=name in pk_names)
             for name in names
         )
         complete = all(name.casefold() in known for name in names)
@@ -148,26 +173,59 @@ class RowShapes:
             mysql_type=mysql_type,
             pk_names=pk_names,
             schema=TableSchema(table, columns),
-            readers=tuple((c.name, text_reader(c.type)) for c in columns if not keeps_text(c.type)),
+            integers=tuple(_integers(columns)),
+            others=tuple((c.name, text_reader(c.type)) for c in columns if not _is_read_apart(c.type)),
+            texts=tuple(c.name for c in columns if keeps_text(c.type)),
             key=self._key(table, names, pk_names),
             wire_types=None if complete else mysql_type,
         )
 
-    def _key(self, table: TableId, names: tuple[str, ...], pk_names: Sequence[str] | None) -> tuple[str, ...]:
+    def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
         wanted = self._keys.get(_folded(table))
         if wanted is None:
-            return tuple(pk_names or ())
+            return tuple(pk_names)
         spelt = {name.casefold(): name for name in names}
         return tuple(spelt.get(name.casefold(), name) for name in wanted)
+
+
+def _integers(columns: Sequence[Column]) -> Iterator[IntegerColumn]:
+    for column in columns:
+        bounds = integer_bounds(column.type)
+        if bounds is not None:
+            yield column.name, *bounds, text_reader(column.type)
+
+
+def _is_read_apart(column_type: ColumnType) -> bool:
+    return keeps_text(column_type) or integer_bounds(column_type) is not None
+
+
+def _table(database: object, name: object) -> TableId:
+    if not (isinstance(database, str) and isinstance(name, str) and database and name):
+        raise SchemaMismatchError("the message names no table: 'database' and 'table' must be text")
+    return TableId(database, name)
+
+
+def _types(mysql_type: object) -> Mapping[str, str]:
+    if mysql_type is None:
+        return {}
+    if not isinstance(mysql_type, Mapping) or not all(isinstance(word, str) for word in mysql_type.values()):
+        raise SchemaMismatchError("'mysqlType' must be an object of type words")
+    return mysql_type
+
+
+def _names(pk_names: object) -> list[str]:
+    if pk_names is None:
+        return []
+    if not isinstance(pk_names, list) or not all(isinstance(name, str) for name in pk_names):
+        raise SchemaMismatchError("'pkNames' must be a list of column names")
+    return pk_names
 
 
 def _folded(table: TableId) -> tuple[str, str]:
     return table.schema.casefold(), table.name.casefold()
 
 
-def _column(name: str, word: object, defined: Column | None, *, primary: bool) -> Column:
-    if word is not None and not isinstance(word, str):
-        raise SchemaMismatchError("mysqlType holds something that is no text", column=name)
+def _column(name: str, word: str | None, defined: Column | None, *, primary: bool) -> Column:
     wire = _wire_type(word)
     if defined is None:
         column_type = wire or ColumnType("text", sql=word)

@@ -50,7 +50,7 @@ def _refuse(text: object, column_type: ColumnType) -> ValueOutOfRangeError:
 
 
 def _integer(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
-    low, high = row.minimum or 0, row.maximum if row.maximum is not None else 2**64 - 1
+    low, high = _bounds(row)
 
     def read(text: str) -> int:
         # isdigit alone would take other scripts' digits; int alone would take spaces and underscores.
@@ -61,6 +61,20 @@ def _integer(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
         return value
 
     return read
+
+
+def _bounds(row: TypeRow) -> tuple[int, int]:
+    return row.minimum or 0, row.maximum if row.maximum is not None else 2**64 - 1
+
+
+def integer_bounds(column_type: ColumnType) -> tuple[int, int] | None:
+    """The least and greatest value of an integer type; None for any other type.
+
+    Text of ASCII digits alone within these bounds is what ``text_reader`` takes, so that a loop over
+    many columns can read it without a call.
+    """
+    row = row_of(column_type)
+    return _bounds(row) if row.reader in ("integer", "unsigned64") else None
 
 
 def _bit(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:
