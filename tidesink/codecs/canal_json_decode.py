@@ -37,7 +37,8 @@ _LZ4_FRAME = b"\x04\x22\x4d\x18"
 _CUT_DOWN = {
     "onlyHandleKey": "the row was too large and was cut down to its handle key (large-message-handle: "
     "handle-key-only), its other columns are not in the topic: raise max-message-bytes",
-    "claimCheckLocation": "the row was too large and lies in claim-check storage: raise max-message-bytes",
+    "claimCheckLocation": "the row was too large and lies in claim-check storage (large-message-handle: "
+    "claim-check): raise max-message-bytes",
 }
 
 Parsed = dict[str, Any]
