@@ -51,12 +51,12 @@ class ShopChanges:
 
     def transactions(self) -> Iterator[list[Change]]:
         """Transactions until at least the asked number of row events is reached."""
-        yield [self._ddl(table, sql, "CREATE") for table, sql in shop.CREATE.items()]
+        yield [self._create(table, sql) for table, sql in shop.CREATE.items()]
         altered = False
         while self._written < self._events:
             if not altered and self._written >= self._events // 2:
                 altered = True
-                yield [self._ddl(table, sql, "ALTER") for table, sql in shop.ALTER.items()]
+                yield [self._alter(table, added) for table, added in shop.ALTER.items()]
             changes = self._transaction()
             self._written += len(changes)
             yield changes
@@ -65,13 +65,18 @@ class ShopChanges:
         self._clock_ms += self.random.randint(1, 400)
         return self._clock_ms << 18 | self.random.randrange(16)
 
+    def _create(self, table: TableId, sql: str) -> Change:
+        self.tables.rows[table] = {}
+        return self._ddl(table, sql, "CREATE")
+
+    def _alter(self, table: TableId, added: shop.AddedColumn) -> Change:
+        for row in self.tables.rows[table].values():
+            row[added.name] = added.in_old_rows
+        return self._ddl(table, added.sql, "ALTER")
+
     def _ddl(self, table: TableId, sql: str, kind: str) -> Change:
         query = " ".join(sql.split())
         self.tables.definitions.apply(query, table.schema)
-        rows = self.tables.rows.setdefault(table, {})
-        for row in rows.values():
-            for column in self.tables.schema(table).columns:
-                row.setdefault(column.name, column.default)
         return DdlEvent(table, query, kind, self._commit_ts(), _NOWHERE)
 
     def _transaction(self) -> list[Change]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tidesink.change import TableId
+from typing import NamedTuple
+
+from tidesink.change import TableId, Value
 
 SCHEMA = "shop"
 
@@ -71,10 +73,28 @@ CREATE: dict[TableId, str] = {
         )""",
 }
 
-# In mid-stream, as a release of the shop would do it.
-ALTER: dict[TableId, str] = {
-    TableId(
-        SCHEMA, "orders"
-    ): "ALTER TABLE `shop`.`orders` ADD COLUMN `channel` VARCHAR(20) NOT NULL DEFAULT 'web'",
-    TableId(SCHEMA, "products"): "ALTER TABLE `shop`.`products` ADD COLUMN `rating` DECIMAL(4,2) NULL",
+
+class AddedColumn(NamedTuple):
+    """A column that comes in mid-stream, and what the rows that are there have in it from then on."""
+
+    name: str
+    in_old_rows: Value
+    sql: str
+
+
+# As a release of the shop would do it: with a default that old rows get, and without one.
+ALTER: dict[TableId, AddedColumn] = {
+    TableId(SCHEMA, "customers"): AddedColumn(
+        "nickname", None, "ALTER TABLE `shop`.`customers` ADD COLUMN `nickname` VARCHAR(40)"
+    ),
+    TableId(SCHEMA, "products"): AddedColumn(
+        "stock_least",
+        3,
+        "ALTER TABLE `shop`.`products` ADD COLUMN `stock_least` INT UNSIGNED NOT NULL DEFAULT 3",
+    ),
+    TableId(SCHEMA, "orders"): AddedColumn(
+        "channel",
+        "web",
+        "ALTER TABLE `shop`.`orders` ADD COLUMN `channel` VARCHAR(20) NOT NULL DEFAULT 'web'",
+    ),
 }

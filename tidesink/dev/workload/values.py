@@ -26,6 +26,17 @@ _WORDS = (
 _ZERO_DATES = ("0000-00-00", "2020-00-00", "2020-02-30")
 
 
+_EXTREMES = {
+    "date": ("1000-01-01", "9999-12-31"),
+    "datetime": ("1000-01-01 00:00:00", "9999-12-31 23:59:59"),
+    "timestamp": ("1970-01-01 00:00:01", "2038-01-19 03:14:07"),
+    "time": ("-838:59:59", "838:59:59", "00:00:00"),
+}
+_EXTREME_SHARE = 0.05
+_FLOAT32_MAX = 3.4028234663852886e38
+_FLOAT64_MAX = 1.7976931348623157e308
+
+
 def random_value(random: Random, column: Column) -> Value:
     """A value the column can hold; NULL now and then where it may be."""
     if column.nullable and random.random() < 0.1:
@@ -44,12 +55,12 @@ def _integer(random: Random, column: Column, row: TypeRow) -> Value:
 
 
 def _float32(random: Random, _column: Column, _row: TypeRow) -> Value:
-    value = random.choice((0.0, 1.5, random.uniform(-1e6, 1e6), 3.4e38))
+    value = random.choice((0.0, 1.5, random.uniform(-1e6, 1e6), _FLOAT32_MAX, -_FLOAT32_MAX))
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
 def _float64(random: Random, _column: Column, _row: TypeRow) -> Value:
-    return random.choice((0.0, -2.5e-3, random.uniform(-1e12, 1e12), 1.7e308))
+    return random.choice((0.0, -2.5e-3, random.uniform(-1e12, 1e12), _FLOAT64_MAX, -_FLOAT64_MAX))
 
 
 def _decimal(random: Random, column: Column, _row: TypeRow) -> Value:
@@ -109,21 +120,37 @@ def _clock(random: Random) -> str:
     return f"{random.randint(0, 23):02d}:{random.randint(0, 59):02d}:{random.randint(0, 59):02d}"
 
 
-def _date(random: Random, _column: Column, _row: TypeRow) -> Value:
-    return random.choice(_ZERO_DATES) if random.random() < 0.03 else _day(random, 1900, 2100)
+def _extreme(random: Random, row: TypeRow) -> str | None:
+    return random.choice(_EXTREMES[row.name]) if random.random() < _EXTREME_SHARE else None
 
 
-def _datetime(random: Random, column: Column, _row: TypeRow) -> Value:
-    if random.random() < 0.03:
-        return random.choice(_ZERO_DATES) + " 00:00:00" + _fraction(random, column)
-    return f"{_day(random, 1900, 2100)} {_clock(random)}{_fraction(random, column)}"
+def _zero_date(random: Random) -> str | None:
+    return random.choice(_ZERO_DATES) if random.random() < 0.03 else None
 
 
-def _timestamp(random: Random, column: Column, _row: TypeRow) -> Value:
-    return f"{_day(random, 1971, 2037)} {_clock(random)}{_fraction(random, column)}"
+def _date(random: Random, _column: Column, row: TypeRow) -> Value:
+    return _zero_date(random) or _extreme(random, row) or _day(random, 1900, 2100)
 
 
-def _time(random: Random, column: Column, _row: TypeRow) -> Value:
+def _datetime(random: Random, column: Column, row: TypeRow) -> Value:
+    zero = _zero_date(random)
+    whole = (
+        f"{zero} 00:00:00"
+        if zero
+        else _extreme(random, row) or f"{_day(random, 1900, 2100)} {_clock(random)}"
+    )
+    return whole + _fraction(random, column)
+
+
+def _timestamp(random: Random, column: Column, row: TypeRow) -> Value:
+    whole = _extreme(random, row) or f"{_day(random, 1971, 2037)} {_clock(random)}"
+    return whole + _fraction(random, column)
+
+
+def _time(random: Random, column: Column, row: TypeRow) -> Value:
+    extreme = _extreme(random, row)
+    if extreme:  # a fraction beyond the last second is out of MySQL's range
+        return extreme + ("." + "0" * column.type.fsp if column.type.fsp else "")
     sign = random.choice(("", "-"))
     hours, minutes = random.randint(0, 837), random.randint(0, 59)
     return f"{sign}{hours:02d}:{minutes:02d}:{random.randint(0, 59):02d}{_fraction(random, column)}"
