@@ -157,7 +157,7 @@ class CanalJsonReader:
                         _position((message.topic, message.partition, message.offset, len(found), source)),
                         shape.schema,
                         None,
-                        _extension(parsed, commit_ts, shape),
+                        _extension(parsed, commit_ts, shape, None if old is None else old[at]),
                     )
                 )
             )
@@ -199,11 +199,14 @@ def _timestamp(extension: Mapping[str, object], member: str) -> int | None:
     return value
 
 
-def _extension(parsed: Parsed, commit_ts: int | None, shape: RowShape) -> dict[str, object] | None:
+def _extension(
+    parsed: Parsed, commit_ts: int | None, shape: RowShape, old: object
+) -> dict[str, object] | None:
     """What an encoder needs to write the message again and the event does not hold."""
     es, members = parsed.get("es"), parsed.get("_tidb")
     as_told = es is None or (commit_ts is not None and commit_ts >> 18 == es)
-    if as_told and shape.wire_types is None and (members is None or len(members) < 2):
+    partial = old is not None and len(old) < len(shape.names)  # type: ignore[arg-type]  # was read as a row
+    if as_told and shape.wire_types is None and not partial and (members is None or len(members) < 2):
         return None
     extension: dict[str, object] = {}
     if not as_told:
@@ -211,6 +214,8 @@ def _extension(parsed: Parsed, commit_ts: int | None, shape: RowShape) -> dict[s
     if shape.wire_types is not None:
         extension["mysqlType"] = shape.wire_types
         extension["pkNames"] = shape.pk_names
+    if partial:
+        extension["old"] = list(old)  # type: ignore[call-overload]
     if members is not None and len(members) > 1:
         extension["_tidb"] = {name: value for name, value in members.items() if name != "commitTs"}
     return extension or None

@@ -135,7 +135,9 @@ class CanalJsonWriter:
         options = self._options
         if event.op is Op.DELETE and options.delete_only_output_handle_key_columns and writer.handle_names:
             texts = {name: text for name, text in texts.items() if name in writer.handle_names}
-        before = "null" if old is None else f"[{writer.object_of(self._old(writer.texts(old), texts))}]"
+        before = (
+            "null" if old is None else f"[{writer.object_of(self._old(event, writer.texts(old), texts))}]"
+        )
         value = self._message(
             event,
             kind=event.op.value.upper(),
@@ -151,7 +153,10 @@ class CanalJsonWriter:
             )
         return value
 
-    def _old(self, old: dict[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    def _old(self, event: ChangeEvent, old: dict[str, str], new: Mapping[str, str]) -> dict[str, str]:
+        sent = (event.extension or {}).get("old")
+        if isinstance(sent, list):  # a decoded event says which columns there were
+            return {name: text for name, text in old.items() if name in sent}
         if not (self._options.only_output_updated_columns or self._options.content_compatible):
             return old
         return {name: text for name, text in old.items() if new.get(name) != text}

@@ -27,7 +27,7 @@ class Index:
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table as DDL knows it: more than the wire ever says."""
+    """A table as DDL knows it: more than the wire ever says. ``declared``: a person stated it."""
 
     table: TableId
     columns: tuple[Column, ...] = ()
@@ -35,6 +35,7 @@ class TableDefinition:
     uniques: tuple[Index, ...] = ()
     next_column_id: int = 1
     charset: str | None = None
+    declared: bool = False
 
     def schema(self) -> TableSchema:
         """The columns with their keys marked."""

@@ -28,8 +28,10 @@ _Key = tuple[str, str]
 class TableDefinitions:
     """Table definitions by name, which compares without case as in TiDB.
 
-    ``apply`` is what a topic's DDL does; ``to_json`` and ``from_json`` carry the state over a restart.
-    ``version`` grows with every change, so that a reader can tell whether what it built still holds.
+    ``declare`` is what a person states, ``apply`` what a topic's DDL does: a declared table is not made
+    anew by the topic's own CREATE, but follows its ALTERs. ``to_json`` and ``from_json`` carry the state
+    over a restart. ``version`` grows with every change, so that a reader can tell whether what it built
+    still holds. A table declared without a schema's name stands for that table in any schema.
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
@@ -43,13 +45,36 @@ class TableDefinitions:
         """The table's columns and keys, or None where nothing told of it."""
         key = _key(table)
         schema = self._schemas.get(key)
-        if schema is None and key in self._tables:
-            schema = self._schemas[key] = self._tables[key].schema()
+        if schema is None:
+            definition = self._find(table)
+            schema = None if definition is None else definition.schema()
+            if schema is not None:
+                self._schemas[key] = schema
         return schema
 
+    def _find(self, table: TableId) -> TableDefinition | None:
+        found = self._tables.get(_key(table))
+        if found is None and table.schema:
+            bare = self._tables.get(_key(TableId("", table.name)))
+            return None if bare is None else replace(bare, table=table)
+        return found
+
     def put(self, schema: TableSchema) -> None:
-        """Sets a table, whatever was known of it."""
-        self._set(_definition_of(schema))
+        """Declares a table, whatever was known of it."""
+        self._set(replace(_definition_of(schema), declared=True))
+
+    def declare(self, sql: str, default_schema: str = "") -> tuple[TableId, ...]:
+        """Declares the tables of hand-written SQL (backslashes in its texts are escapes).
+
+        Raises:
+            ConfigError: SQL that cannot be read; no table is changed by that statement.
+        """
+        tables = self._run(tokens(sql), default_schema)
+        for table in tables:
+            declared = self._tables.get(_key(table))
+            if declared is not None:
+                self._set(replace(declared, declared=True))
+        return tables
 
     def __iter__(self) -> Iterator[TableId]:
         return iter([definition.table for definition in self._tables.values()])
@@ -58,7 +83,7 @@ class TableDefinitions:
         return len(self._tables)
 
     def __contains__(self, table: object) -> bool:
-        return isinstance(table, TableId) and _key(table) in self._tables
+        return isinstance(table, TableId) and self._find(table) is not None
 
     def apply(self, query: str, default_schema: str = "") -> tuple[TableId, ...]:
         """What DDL text does to the tables; the tables it changed, under their new names.
@@ -70,8 +95,11 @@ class TableDefinitions:
         Raises:
             ConfigError: a statement about a table that cannot be read; no table is changed by it.
         """
+        return self._run(_producer_tokens(query), default_schema)
+
+    def _run(self, sql: Iterable[Token], default_schema: str) -> tuple[TableId, ...]:
         changed: list[TableId] = []
-        for statement in _statements(query):
+        for statement in _statements(sql):
             read = _STATEMENTS.get(statement[0].text.upper())
             if read is not None:
                 changed += read(self, SqlReader(statement), default_schema)
@@ -99,11 +127,11 @@ class TableDefinitions:
     def _set(self, definition: TableDefinition) -> None:
         key = _key(definition.table)
         self._tables[key] = definition
-        self._schemas.pop(key, None)
+        self._schemas.clear()
         self.version += 1
 
     def _remove(self, table: TableId) -> TableDefinition | None:
-        self._schemas.pop(_key(table), None)
+        self._schemas.clear()
         self.version += 1
         return self._tables.pop(_key(table), None)
 
@@ -115,9 +143,13 @@ class TableDefinitions:
             created = read_create_table(sql, default_schema)
         else:
             old, new = source
-            if _key(old) not in self._tables:
+            like = self._find(old)
+            if like is None:
                 return []
-            created = replace(self._tables[_key(old)], table=new)
+            created = replace(like, table=new, declared=False)
+        known = self._find(created.table)
+        if known is not None and known.declared:
+            return []
         self._set(created)
         return [created.table]
 
@@ -133,7 +165,7 @@ class TableDefinitions:
         return self._change(table, lambda definition: add_unique(definition, name, columns))
 
     def _change(self, table: TableId, change: Callable[[TableDefinition], TableDefinition]) -> list[TableId]:
-        definition = self._tables.get(_key(table))
+        definition = self._find(table)
         if definition is None:
             return []
         self._set(change(definition))
@@ -142,7 +174,7 @@ class TableDefinitions:
     def _alter(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         if not sql.skip("ALTER", "TABLE"):
             return []
-        definition = self._tables.get(_key(read_table_name(sql, default_schema)))
+        definition = self._find(read_table_name(sql, default_schema))
         if definition is None:
             return []
         table = definition.table
@@ -207,9 +239,9 @@ def _rest(sql: SqlReader) -> list[Token]:
     return rest
 
 
-def _statements(query: str) -> Iterator[list[Token]]:
+def _statements(sql: Iterable[Token]) -> Iterator[list[Token]]:
     statement: list[Token] = []
-    for token in [*_producer_tokens(query), Token("sign", ";")]:
+    for token in [*sql, Token("sign", ";")]:
         if not token.says(";"):
             statement.append(token)
         elif statement:
@@ -265,6 +297,7 @@ def _restored(found: dict[str, object]) -> TableDefinition:
         uniques=tuple(Index(u["name"], tuple(u["columns"])) for u in found["uniques"]),  # type: ignore[attr-defined]
         next_column_id=found["next_column_id"],  # type: ignore[arg-type]
         charset=found["charset"],  # type: ignore[arg-type]
+        declared=found["declared"],  # type: ignore[arg-type]
     )
 
 
