@@ -22,7 +22,8 @@ from tidesink.cli.output import Output, OutputFormat, warn
 from tidesink.codecs.base import EncodedRecord
 from tidesink.errors import ConfigError, TidesinkError
 
-_JOINT = b"\n"
+# TiCDC's default terminator where several canal-json objects share a value (tiflow c7b2588).
+_TERMINATOR = b"\r\n"
 
 
 @with_codec_options
@@ -74,7 +75,7 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[tuple[Line, EncodedR
     """
     for number, line in json_lines(name):
         try:
-            record = _given(line) if line.get("type") == "error" else encode_line(line)
+            record = given_bytes(line) if line.get("type") == "error" else encode_line(line)
         except ConfigError as error:
             raise ConfigError(f"{name}, line {number}: {error.message}") from error
         except TidesinkError as error:
@@ -82,7 +83,7 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[tuple[Line, EncodedR
         yield line, record
 
 
-def _given(line: Line) -> EncodedRecord:
+def given_bytes(line: Line) -> EncodedRecord:
     """The bytes that an error line carries."""
     try:
         key, value = (
@@ -100,7 +101,7 @@ def joined(records: Iterator[tuple[Line, EncodedRecord | None]]) -> Iterator[Mes
         topic, partition, offset = place_of(line)
         found = None if record is None else Message(topic, partition, offset, record.key, record.value)
         if waiting and found and line["position"].get("index", 0) and _same_record(waiting, found):
-            waiting = replace(waiting, value=(waiting.value or b"") + _JOINT + (found.value or b""))
+            waiting = replace(waiting, value=_terminated(waiting.value) + _terminated(found.value))
             continue
         if waiting is not None:
             yield waiting
@@ -109,6 +110,10 @@ def joined(records: Iterator[tuple[Line, EncodedRecord | None]]) -> Iterator[Mes
             yield None
     if waiting is not None:
         yield waiting
+
+
+def _terminated(value: bytes | None) -> bytes:
+    return b"" if value is None else value.removesuffix(_TERMINATOR) + _TERMINATOR
 
 
 def _same_record(one: Message, other: Message) -> bool:

@@ -112,6 +112,7 @@ class CanalJsonLines:
     def _codec(self, line: Line) -> CanalJsonCodec:
         seen: dict[str, Any] = {"enable_tidb_extension": line.get("commit_ts") is not None}
         types = (line.get("extension") or {}).get("mysqlType")
+        seen["output_row_key"] = "rowkey" in ((line.get("extension") or {}).get("_tidb") or {})
         if types:
             seen["content_compatible"] = any("(" in str(word) for word in types.values())
         options = replace(

@@ -12,10 +12,12 @@ from tidesink.cli import (
     encode,
     failures,
     init,
+    plan,
     run_worker,
     status,
     validate,
 )
+from tidesink.cli.codec_options import CodecCommand
 from tidesink.version import __version__
 
 app = typer.Typer(
@@ -30,13 +32,15 @@ app = typer.Typer(
 _COMMANDS = (
     ("init", init.init),
     ("validate", validate.validate),
+    ("plan", plan.plan),
     ("run", run_worker.run_worker),
     ("status", status.status),
-    ("decode", decode.decode),
-    ("encode", encode.encode),
 )
+_CODEC_COMMANDS = (("decode", decode.decode), ("encode", encode.encode))
 for _name, _command in _COMMANDS:
     app.command(_name)(failures.guarded(_command))
+for _name, _codec_command in _CODEC_COMMANDS:
+    app.command(_name, cls=CodecCommand)(failures.guarded(_codec_command))
 app.add_typer(dev.app, name="dev")
 
 

@@ -11,6 +11,7 @@ import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 class OutputFormat(str, Enum):
@@ -53,5 +54,5 @@ def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any
         numeric = bool(listed) and all(isinstance(row[index], int | float) for row in listed)
         made.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in listed:
-        made.add_row(*("" if cell is None else str(cell) for cell in row))
+        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     return made

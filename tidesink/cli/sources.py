@@ -124,7 +124,7 @@ def _definitions(file: Path | None, config: Config | None) -> TableDefinitions:
     if config is not None:
         for entry in config.tables:
             if entry.definition and entry.table:
-                definitions.apply(entry.definition.sql, entry.table.schema)
+                definitions.declare(entry.definition.sql, entry.table.schema)
     if file is None:
         return definitions
     try:
@@ -132,7 +132,7 @@ def _definitions(file: Path | None, config: Config | None) -> TableDefinitions:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"--table-definition {file} cannot be read: {reason}") from error
-    if not definitions.apply(sql):
+    if not definitions.declare(sql):
         raise ConfigError(f"--table-definition {file} holds no CREATE TABLE")
     return definitions
 

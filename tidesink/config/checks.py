@@ -11,6 +11,7 @@ from tidesink.config.problems import Problem
 from tidesink.config.source import SourceSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
+from tidesink.typemap.ddl import TableDefinitions
 
 FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
 
@@ -154,6 +155,20 @@ def _tables(config: Config) -> Iterator[Problem]:
         seen.add((entry.name or "").lower())
 
 
+def _definitions(config: Config) -> Iterator[Problem]:
+    for index, entry in enumerate(config.tables):
+        if entry.definition is None or entry.table is None:
+            continue
+        field, definitions = f"tables[{index}].definition", TableDefinitions()
+        try:
+            definitions.apply(entry.definition.sql, entry.table.schema)
+        except ConfigError as error:
+            yield Problem(field, error.message, "give it as SHOW CREATE TABLE prints it")
+            continue
+        if entry.table not in definitions:
+            yield Problem(field, f"does not create {entry.table}", f"give the CREATE TABLE of {entry.table}")
+
+
 def _sequence(config: Config) -> Iterator[Problem]:
     places = [("defaults", config.defaults.sequence_by)]
     places += [
@@ -179,6 +194,9 @@ def _target(config: Config) -> Iterator[Problem]:
             "two tables could share one path",
             "use both placeholders, as in {schema}/{table}",
         )
+    rest = target.table.replace("{schema}", "").replace("{table}", "")
+    if "{" in rest or "}" in rest:
+        yield Problem("target.table", "it holds another placeholder", "use {schema} and {table} only")
     policies = [config.defaults.bad_record, *(entry.bad_record for entry in config.tables)]
     if config.dead_letters.path and "dead-letter" not in policies:
         yield Problem(
@@ -226,6 +244,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _without_effect,
     _raw_change_event,
     _tables,
+    _definitions,
     _sequence,
     _kafka_list,
     _kafka_security,

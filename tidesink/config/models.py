@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from tidesink.change import TableId
 from tidesink.config.definition import Definition, read_definition
 from tidesink.config.fields import ByteSize, Duration, Listed, LocalPath, Model
-from tidesink.config.paths import table_path
 from tidesink.config.source import SourceSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.render import ZeroDate
@@ -199,15 +198,6 @@ class Config(Model):
     @property
     def _splitting(self) -> list[TopicRule]:
         return [rule for rule in self.source.rules if rule.names_tables]
-
-    def target_path(self, table: TableId) -> str:
-        """The path of a table in the target; names are escaped so that no two tables share one."""
-        return table_path(self.target.path or "", self.target.table, table)
-
-    @property
-    def dead_letter_path(self) -> str:
-        """The path of the dead-letter table."""
-        return self.dead_letters.path or f"{(self.target.path or '').rstrip('/')}/_dead_letters"
 
 
 def _record_names(table: TableId) -> TableId:

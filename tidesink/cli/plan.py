@@ -1,0 +1,70 @@
+"""``tidesink plan``: what the worker would do with each table, and what is lost, if anything."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidesink.change import TableId
+from tidesink.cli import exits
+from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
+from tidesink.cli.output import Output, OutputFormat, console, table, write_json
+from tidesink.cli.status import read_statuses
+from tidesink.cli.table_plans import TablePlan, table_plans
+from tidesink.config import Config
+
+
+def plan(
+    config: ConfigArgument = None,
+    config_option: ConfigOption = None,
+    *,
+    sample: Annotated[
+        int, typer.Option(min=1, help="Records of each canal-json topic to look at for types.")
+    ] = 2000,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show each table's topic, columns with types and reasons, keys and policies. Starts no Spark.
+
+    Exit code 2 where a table needs something that the config does not say.
+    """
+    settings = chosen_config(config, config_option)
+    plans = list(table_plans(settings, sample=sample))
+    zero_dates = _zero_dates(settings)
+    if output is OutputFormat.JSON:
+        tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
+        write_json({"pipeline": settings.pipeline, "tables": tables})
+    else:
+        _show(settings, plans, zero_dates)
+    if any(entry.problem for entry in plans):
+        raise typer.Exit(exits.USAGE)
+
+
+def _zero_dates(config: Config) -> dict[TableId | None, dict[str, int]]:
+    """Per table and column, how many dates no calendar has the worker has turned to NULL so far."""
+    return {entry.table: dict(entry.zero_dates) for entry in read_statuses(config)}
+
+
+def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | None, dict[str, int]]) -> None:
+    screen = console()
+    if not plans:
+        typer.echo(f"no topic fits {', '.join(config.source.topics)} yet")
+    for entry in plans:
+        screen.print(f"[bold]{entry.table or '(no table)'}[/bold]  from topic {entry.topic}")
+        if entry.path:
+            typer.echo(f"  to {entry.path}")
+        if entry.policies:
+            typer.echo("  " + ", ".join(f"{name}: {value}" for name, value in entry.policies.items()))
+        if entry.columns:
+            rows = [
+                ("*" if column.key else "", column.name, column.source_type, column.target_type, column.note)
+                for column in entry.columns
+            ]
+            screen.print(table(None, ("key", "column", "source", "target", "note"), rows))
+        for column, count in zero_dates.get(entry.table, {}).items():
+            typer.echo(f"  {count} dates of column {column} became NULL so far")
+        for warning in entry.warnings:
+            typer.echo(f"  warning: {warning}")
+        if entry.problem:
+            typer.echo(f"  PROBLEM: {entry.problem}")
+        typer.echo("")

@@ -1,0 +1,231 @@
+"""What the worker would do with each table, found out without Spark."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tidesink.change import ChangeEvent, TableId, TableSchema
+from tidesink.cli.kafka import Start, read_topic, topic_names
+from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
+from tidesink.config import Config, TableConfig
+from tidesink.config.identity import topic_tables
+from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
+from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
+from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
+from tidesink.typemap.table import row_of
+
+_CALENDAR = frozenset({"date", "datetime", "timestamp"})
+_NO_KEY = (
+    "the topic names no key for this table, so no row can be found again: give its keys in the config, "
+    "as in tables: [{{name: {table}, keys: [...]}}]"
+)
+
+
+class ColumnPlan(NamedTuple):
+    """One column: its type at the source and at the target; ``note`` says what is not the same there."""
+
+    name: str
+    source_type: str
+    target_type: str
+    key: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look."""
+
+    table: TableId | None
+    topic: str
+    path: str = ""
+    columns: tuple[ColumnPlan, ...] = ()
+    keys: tuple[str, ...] = ()
+    policies: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    problem: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as a JSON object."""
+        shown = dataclasses.asdict(self)
+        shown["table"] = None if self.table is None else self.table._asdict()
+        shown["columns"] = [column._asdict() for column in self.columns]
+        return shown
+
+
+def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
+    """The plan of every table there is now. ``sample``: records a canal-json topic is looked at for.
+
+    Raises:
+        SourceUnavailableError: the broker does not answer.
+        RegistryError: the registry does not answer, or refuses.
+    """
+    topics = config.topics_among(topic_names(config.source.confluent_properties()))
+    if config.source.protocol == "canal-json":
+        yield from _canal_json(config, topics, sample)
+        return
+    registry = config.source.open_registry()
+    try:
+        table_of = topic_tables(config, registry)
+        for topic in topics:
+            try:
+                table = table_of(topic)
+            except ConfigError as error:
+                yield TablePlan(None, topic, problem=error.message)
+                continue
+            if table is not None:
+                yield _flat_avro(config, registry, topic, table)
+    finally:
+        registry.close()
+
+
+def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: TableId) -> TablePlan:
+    settings = config.table_config(table)
+    try:
+        keys = settings.keys or _key_names(registry, topic)
+        records = _records(registry, topic, "value")
+        shapes = [_shape(record.table_schema(table, keys), settings) for record in records]
+        if not shapes:
+            return _unplanned(config, topic, table, "the registry has no schema for this topic yet")
+        shape = shapes[0]
+        for newer in shapes[1:]:
+            shape = merge_shape(shape, newer)
+    except (ConfigError, DecodeError) as error:
+        return _unplanned(config, topic, table, error.message)
+    return _planned(config, topic, shape)
+
+
+def _key_names(registry: SchemaRegistry, topic: str) -> tuple[str, ...]:
+    records = _records(registry, topic, "key")
+    return records[-1].column_names if records else ()
+
+
+def _records(registry: SchemaRegistry, topic: str, part: SubjectPart) -> list[WriterRecord]:
+    name = subject(topic, part)
+    try:
+        versions = registry.versions(name)
+    except SchemaNotFoundError:
+        return []
+    return [parse_record(registry.schema_by_version(name, version).schema_text) for version in versions]
+
+
+class _Seen(NamedTuple):
+    topic: str
+    schema: TableSchema
+
+
+def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterator[TablePlan]:
+    definitions = TableDefinitions()
+    for entry in config.tables:
+        if entry.definition and entry.table:
+            definitions.apply(entry.definition.sql, entry.table.schema)
+    for topic in topics:
+        codec = CanalJsonCodec(options=config.source.codec_options(), definitions=definitions)
+        seen: dict[TableId, _Seen] = {}
+        bad: list[str] = []
+        properties = config.source.confluent_properties()
+        for message in read_topic(properties, topic, start=Start("earliest"), limit=sample):
+            try:
+                events = codec.decode(message)
+            except DecodeError as error:
+                bad.append(str(error))
+                continue
+            for event in events:
+                if isinstance(event, ChangeEvent) and event.schema is not None:
+                    seen[event.table] = _Seen(topic, event.schema)
+        for table, found in sorted(seen.items()):
+            yield _canal_table(config, table, found, definitions)
+        if bad:
+            yield TablePlan(None, topic, problem=f"{len(bad)} records cannot be decoded; the first: {bad[0]}")
+        elif not seen:
+            yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
+
+
+def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:
+    settings = config.table_config(table)
+    defined = definitions.get(table)
+    schema = defined or found.schema
+    keys = settings.keys or tuple(column.name for column in found.schema.primary_key)
+    try:
+        shape = _shape(dataclasses.replace(schema, table=table), settings, keys)
+    except TidesinkError as error:
+        return _unplanned(config, found.topic, table, error.message)
+    plan = _planned(config, found.topic, shape)
+    if defined is None:
+        told = "types come from the short words in mysqlType: a definition of the table gives full ones"
+        return dataclasses.replace(plan, warnings=(told, *plan.warnings))
+    return plan
+
+
+def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | None = None) -> TableShape:
+    return shape_of(
+        schema,
+        keys=keys if keys is not None else settings.keys,
+        zero_date=settings.zero_date,
+        time_zone=settings.time_zone,
+    )
+
+
+def _planned(config: Config, topic: str, shape: TableShape) -> TablePlan:
+    return TablePlan(
+        table=shape.table,
+        topic=topic,
+        path=_path(config, shape.table),
+        columns=tuple(_column(column, shape) for column in shape.columns),
+        keys=shape.keys,
+        policies=_policies(config.table_config(shape.table)),
+        warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
+        problem=None if shape.keys else _NO_KEY.format(table=shape.table),
+    )
+
+
+def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> TablePlan:
+    policies = _policies(config.table_config(table))
+    return TablePlan(table, topic, _path(config, table), policies=policies, problem=problem)
+
+
+def _path(config: Config, table: TableId) -> str:
+    from tidesink.sinks.targets.identifier import path_segment
+
+    place = config.target.table.format(schema=path_segment(table.schema), table=path_segment(table.name))
+    return f"{(config.target.path or 'memory:').rstrip('/')}/{place}"
+
+
+def _policies(settings: TableConfig) -> dict[str, str]:
+    return {
+        "sequence_by": settings.sequence_by,
+        "deletes": settings.deletes,
+        "zero-date": settings.zero_date,
+        "bad-record": settings.bad_record,
+        "time-zone": settings.time_zone,
+    }
+
+
+def _column(column: ShapeColumn, shape: TableShape) -> ColumnPlan:
+    source = column.type.sql or _source_type(column)
+    return ColumnPlan(column.name, source, column.spark, column.key, _note(column, shape))
+
+
+def _source_type(column: ShapeColumn) -> str:
+    kind = column.type
+    if kind.members is not None:
+        return f"{kind.name}({','.join(kind.members)})"
+    numbers = [number for number in (kind.precision, kind.scale, kind.length, kind.fsp) if number is not None]
+    return f"{kind.name}({','.join(map(str, numbers))})" if numbers else kind.name
+
+
+def _note(column: ShapeColumn, shape: TableShape) -> str:
+    row = row_of(column.type)
+    if column.reason:
+        return column.reason
+    if row.reader in _CALENDAR:
+        policy = "error" if column.key else shape.zero_date
+        zone = f"; read in {shape.time_zone}" if row.reader == "timestamp" else ""
+        return f"days no calendar has: {policy}{zone}"
+    if row.reader in ("enum", "set"):
+        return "" if column.type.members is not None else row.lost
+    return row.lost if row.reader == "time" else ""
