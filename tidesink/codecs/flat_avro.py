@@ -6,6 +6,7 @@ with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d`` (tiflow
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from tidesink.change import (
@@ -218,11 +219,16 @@ class FlatAvroCodec:
         writer = self._id_writers.get(schema_id)
         if writer is None:
             record = self._record(schema_id)
-            columns: tuple[Column, ...] = record.table_schema(record.table, ()).columns
+            columns = tuple(_without_labels(one) for one in record.table_schema(record.table, ()).columns)
             full_width = self._options.producer == "new" or record.before is not None
             writer = RecordWriter.of(schema_id, record, columns=columns, full_width_bit=full_width)
             self._id_writers[schema_id] = writer
         return writer
+
+
+def _without_labels(column: Column) -> Column:
+    # `allowed` cannot be split back with certainty, so it is no ground to refuse a label.
+    return replace(column, type=replace(column.type, members=None))
 
 
 def _key(writer: RecordWriter | None, event: ChangeEvent) -> bytes | None:

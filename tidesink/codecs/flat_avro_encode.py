@@ -11,7 +11,7 @@ import fastavro
 from fastavro import schemaless_writer
 
 from tidesink.change import ChangeEvent, Column, Op, Row, physical_ms
-from tidesink.codecs.flat_avro_record import AvroColumn, WriterRecord
+from tidesink.codecs.flat_avro_record import EXTENSION, AvroColumn, WriterRecord
 from tidesink.codecs.flat_avro_schema import (
     BEFORE,
     CHECKSUM,
@@ -48,9 +48,7 @@ class RowWriter:
     ) -> RowWriter:
         """The writer of one record's columns; ``columns`` stand in the order of ``fields``."""
         pairs = list(zip(fields, columns, strict=True))
-        writers = [
-            (avro.name, to_wire(avro.type, avro.avro, full_width_bit=full_width_bit)) for avro, _ in pairs
-        ]
+        writers = [(avro.name, _writer(avro, column, full_width_bit)) for avro, column in pairs]
         return cls(
             names=tuple((avro.name, column.name) for avro, column in pairs if not column.virtual),
             virtual=tuple(avro.name for avro, column in pairs if column.virtual),
@@ -91,6 +89,12 @@ class RowWriter:
                 raise EncodeError(why or "the column is NOT NULL and the value is NULL", column=column)
 
 
+def _writer(avro: AvroColumn, column: Column, full_width_bit: bool) -> ToWire | None:
+    # The table's own type: an Avro schema has no scale for decimals in string mode, and blurs labels.
+    nullable = avro.null_first is not None
+    return to_wire(column.type, avro.avro, nullable=nullable, full_width_bit=full_width_bit)
+
+
 @dataclass(frozen=True)
 class RecordWriter:
     """Writes the payloads of one registered schema, its id in front."""
@@ -129,11 +133,13 @@ class RecordWriter:
         Raises:
             EncodeError: the event does not fit the schema; context has the column.
         """
+        if event.op is Op.DELETE and OP not in self.record.extension:
+            raise EncodeError(f"schema {self.schema_id} has no {OP}: a delete cannot be written with it")
         datum = self.rows.wire_row(_row_of(event))
         if self.before is not None:
             datum[BEFORE] = self._before(event)
-        for name in self.record.extension:
-            datum[name] = _extension_value(name, event)
+        if self.record.extension:
+            datum[EXTENSION] = {name: _extension_value(name, event) for name in self.record.extension}
         return self._write(datum)
 
     def _before(self, event: ChangeEvent) -> object:

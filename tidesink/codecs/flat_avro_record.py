@@ -24,6 +24,9 @@ from tidesink.typemap.table import row_of_avro
 
 _PARAMETERS: Final = "connect.parameters"
 _EXTENSION_PREFIX: Final = "_tidb_"
+# In the bare record the extension is a record of its own: Avro's bytes are the same, and no field must
+# be picked out of each row.
+EXTENSION: Final = "__tidesink_extension"
 
 
 @dataclass(frozen=True)
@@ -212,15 +215,21 @@ def _bare_record(schema: dict[str, Any], fields: list[dict[str, Any]]) -> dict[s
 
 
 def _bare_fields(schema: dict[str, Any], fields: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for field in fields:
+    extension = [{"name": field["name"], "type": field["type"]} for field in fields if _is_extension(field)]
+    head = fields[: len(fields) - len(extension)]
+    for field in head:
         bare: object = field["type"]
+        if _is_extension(field):
+            raise SchemaMismatchError("an extension field stands before a column", column=field["name"])
         if field["name"] == BEFORE and _is_before(field):
             inner = field["type"][1]
             named = {"namespace": schema.get("namespace", ""), **inner}
             bare = ["null", _bare_record(named, _fields(inner))]
-        elif not _is_extension(field):
+        else:
             bare = _avro_column(field).bare
         yield {"name": field["name"], "type": bare}
+    if extension:
+        yield {"name": EXTENSION, "type": {"type": "record", "name": EXTENSION, "fields": extension}}
 
 
 def _parsed(bare: dict[str, Any]) -> Any:
