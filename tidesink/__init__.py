@@ -1,1 +1,56 @@
-"""Sink workers and codecs for TiCDC and Debezium change topics."""
+"""tidesink: TiCDC change topics to correct tables, and a codec toolkit that needs neither Spark nor Java."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tidesink.version import __version__
+
+if TYPE_CHECKING:
+    from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, TableId, TableSchema
+    from tidesink.change import WatermarkEvent as WatermarkEvent
+    from tidesink.codecs import open_codec
+    from tidesink.codecs.base import CodecOptions
+    from tidesink.config import load_config
+    from tidesink.errors import TidesinkError
+    from tidesink.schema_registry import open_registry
+    from tidesink.typemap.ddl import TableDefinitions
+
+__all__ = [
+    "ChangeEvent",
+    "CodecOptions",
+    "DdlEvent",
+    "Message",
+    "Op",
+    "Position",
+    "TableDefinitions",
+    "TableId",
+    "TableSchema",
+    "TidesinkError",
+    "WatermarkEvent",
+    "__version__",
+    "load_config",
+    "open_codec",
+    "open_registry",
+]
+
+# Loaded when first asked for, so that ``import tidesink`` costs next to nothing.
+_HOMES = {
+    "CodecOptions": "tidesink.codecs.base",
+    "TableDefinitions": "tidesink.typemap.ddl",
+    "TidesinkError": "tidesink.errors",
+    "load_config": "tidesink.config",
+    "open_codec": "tidesink.codecs",
+    "open_registry": "tidesink.schema_registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'tidesink' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "tidesink.change")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
