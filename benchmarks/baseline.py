@@ -13,6 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.streaming.query import StreamingQuery
 
 COLUMNS = ("id", "amount", "total", "name", "note", "ratio", "price", "at", "digest", "flag")
 TABLE_PROPERTIES = (
@@ -44,12 +45,21 @@ class BaselineJob:
     def run(self, spark: SparkSession) -> float:
         """Read all that is there, in batches; the seconds it took."""
         started = time.perf_counter()
+        self._drain(spark, self.max_records)
+        return time.perf_counter() - started
+
+    def steady(self, spark: SparkSession, batch: int) -> list[float]:
+        """Read what came since in small batches; the seconds of each."""
+        query = self._drain(spark, batch)
+        return [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress]
+
+    def _drain(self, spark: SparkSession, max_records: int) -> StreamingQuery:
         stream = (
             spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", self.brokers)
             .option("subscribe", self.topic)
             .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", self.max_records)
+            .option("maxOffsetsPerTrigger", max_records)
             .load()
         )
         query = (
@@ -59,7 +69,7 @@ class BaselineJob:
             .start()
         )
         query.awaitTermination()
-        return time.perf_counter() - started
+        return query
 
     def _merge(self, batch: DataFrame, batch_id: int) -> None:
         spark = batch.sparkSession

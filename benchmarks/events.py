@@ -22,6 +22,8 @@ DDL = """CREATE TABLE `bench`.`events` (
 )"""
 PARTITIONS = 4
 KEYS = 200_000
+STEADY_BATCH = 1_000
+STEADY_BATCHES = 12
 SCHEMA = parse_create_table(DDL)
 
 
