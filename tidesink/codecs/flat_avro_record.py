@@ -7,6 +7,7 @@ not Avro's (base64 for bytes, integers for doubles), and so are logical types.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +128,10 @@ def _fields(schema: object) -> list[dict[str, Any]]:
         isinstance(field, dict) and isinstance(field.get("name"), str) and "type" in field for field in fields
     ):
         raise SchemaMismatchError("the writer's schema has a field without name or type")
+    names = [field["name"] for field in fields]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise SchemaMismatchError(f"the writer's schema has the field {twice!r:.80} twice")
     return fields
 
 
