@@ -307,6 +307,21 @@ def test_a_value_outside_its_type_names_the_column(column: str, avro: Any, value
     assert caught.value.context["column"] == column
 
 
+_INT = {"type": "int", "connect.parameters": {"tidb_type": "INT"}}
+_TWICE = json.dumps({"type": "record", "name": "t", "fields": 2 * [{"name": "c", "type": _INT}]})
+_ITSELF = {"type": "record", "name": "t", "fields": [{"name": "c", "type": _INT}]}
+_BEFORE_ITSELF = json.dumps(
+    {"type": "record", "name": "t", "fields": [{"name": "_ticdc_before", "type": ["null", _ITSELF]}]}
+)
+_EXTENSION_FIRST = json.dumps(
+    {
+        "type": "record",
+        "name": "t",
+        "fields": [{"name": "_tidb_op", "type": "string"}, {"name": "c", "type": _INT}],
+    }
+)
+
+
 def _field(avro: object) -> str:
     return json.dumps(
         {"type": "record", "name": "t", "namespace": "a.b", "fields": [{"name": "c", "type": avro}]}
@@ -320,10 +335,6 @@ def _field(avro: object) -> str:
         ("[" * 100_000, "no JSON"),
         ('"string"', "no Avro record"),
         ('{"type": "record", "name": "t", "fields": [{"name": "c"}]}', "without name or type"),
-        (
-            '{"type": "record", "name": "t", "fields": [{"name": "c", "type": "int"}, {"name": "c", "type": "int"}]}',
-            "'c' twice",
-        ),
         (_field("int"), "has no connect.parameters"),
         (_field({"type": "array", "items": "int"}), "has no connect.parameters"),
         (_field(["null", "int", "string"]), "no column of flat-avro"),
@@ -333,10 +344,10 @@ def _field(avro: object) -> str:
             "no length",
         ),
         (_field({"type": "bytes", "connect.parameters": {"tidb_type": "DECIMAL"}}), "no precision"),
-        (
-            _field({"type": "int", "connect.parameters": {"tidb_type": "INT"}}).replace('"t"', '"1t"'),
-            "no Avro",
-        ),
+        (_TWICE, "'c' twice"),
+        (_BEFORE_ITSELF, "no Avro: redefined named type"),
+        (_field("t").replace('"c"', '"_tidb_self"'), "has no connect.parameters"),
+        (_EXTENSION_FIRST, "an extension field stands before a column"),
     ],
 )
 def test_a_schema_tidb_did_not_write_is_refused_with_its_id(text: str, match: str) -> None:

@@ -25,6 +25,7 @@ from tidesink.typemap.table import row_of_avro
 
 _PARAMETERS: Final = "connect.parameters"
 _EXTENSION_PREFIX: Final = "_tidb_"
+_PRIMITIVES: Final = ("string", "long", "int", "boolean", "float", "double", "bytes")
 # In the bare record the extension is a record of its own: Avro's bytes are the same, and no field must
 # be picked out of each row.
 EXTENSION: Final = "__tidesink_extension"
@@ -137,7 +138,8 @@ def _fields(schema: object) -> list[dict[str, Any]]:
 
 def _is_extension(field: dict[str, Any]) -> bool:
     # Extension fields have plain types; a user's column of that name has connect.parameters.
-    return isinstance(field["type"], str) and field["name"].startswith(_EXTENSION_PREFIX)
+    # Only primitives: a record's own name as the type would have it read itself without end.
+    return field["type"] in _PRIMITIVES and field["name"].startswith(_EXTENSION_PREFIX)
 
 
 def _is_before(field: dict[str, Any]) -> bool:
