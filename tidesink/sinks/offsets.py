@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from tidesink.errors import SourceError, SourceUnavailableError
 
 TIMEOUT_SECONDS: Final = 15.0
-_EARLIEST: Final[Any] = OffsetSpec.earliest()
-_LATEST: Final[Any] = OffsetSpec.latest()
+_EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 # librdkafka's own notes about lost connections; the answers below already say so.
 _QUIET: Final[dict[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 

@@ -75,7 +75,7 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
     """Raise SourceError where Kafka no longer holds what comes after ``progress``."""
     name = progress.topic
     if found is None:
-        raise SourceError(f"the topic was deleted. {_WAY_OUT}", topic=name)
+        raise topic_gone(name)
     if found.topic_id != progress.topic_id:
         raise SourceError(
             f"the topic was deleted and made again (its topic id is {found.topic_id}, progress has "
@@ -90,6 +90,11 @@ _WAY_OUT: Final = (
     "Nothing was read or skipped: start the changefeed again from a snapshot into a new topic, and the table "
     "anew (remove it at the target, or choose another pipeline name)"
 )
+
+
+def topic_gone(topic: str) -> SourceError:
+    """What to say of a topic that was there and is no more."""
+    return SourceError(f"the topic was deleted. {_WAY_OUT}", topic=topic)
 
 
 def _check_partition(topic: str, number: int, at: int, found: PartitionOffsets | None) -> None:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay
+from tenacity.wait import wait_exponential, wait_random
 
 from tidesink.errors import TidesinkError
 from tidesink.sinks.stopping import StopFlag, StopRequestedError
@@ -56,9 +57,8 @@ class RetryPolicy:
         retrying = Retrying(
             retry=retry_if_exception(may_pass),
             stop=stop_after_delay(self._seconds),
-            wait=wait_exponential_jitter(
-                initial=self._first_pause, max=LONGEST_PAUSE, jitter=self._first_pause
-            ),
+            wait=wait_exponential(multiplier=self._first_pause, max=LONGEST_PAUSE)
+            + wait_random(0, self._first_pause),
             sleep=self._sleep,
             before_sleep=self._tell,
             reraise=True,

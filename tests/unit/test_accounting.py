@@ -1,0 +1,52 @@
+"""The accounting law holds, and it can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidesink.errors import AccountingError
+from tidesink.sinks.accounting import Account, account_of
+from tidesink.sinks.summary import BatchSummary
+
+
+def _summary() -> BatchSummary:
+    # Ten events in ten records: two keys written, one of them by a key change, the rest as named.
+    return BatchSummary(
+        messages=10, read=10, upserts=3, deletes=2, split_halves=1, superseded=4, filtered=1, bad=1
+    )
+
+
+def test_a_batch_that_adds_up() -> None:
+    account = account_of(_summary(), kafka_records=10, applied_rows=5, rejected=1)
+    assert account == Account(read=10, applied=4, superseded=4, filtered=1, dead_lettered=1)
+    account.check(table="t")
+
+
+@pytest.mark.parametrize(
+    ("kafka", "rows", "rejected", "message"),
+    [
+        (11, 5, 1, "1 events are missing"),
+        (10, 4, 1, "1 events are missing"),
+        (10, 5, 0, "1 events are missing"),
+        (9, 5, 1, "1 events are too many"),
+    ],
+)
+def test_each_count_can_break_the_law(kafka: int, rows: int, rejected: int, message: str) -> None:
+    account = account_of(_summary(), kafka_records=kafka, applied_rows=rows, rejected=rejected)
+    with pytest.raises(AccountingError, match=message) as caught:
+        account.check(table="shop.orders")
+    assert caught.value.context == {"table": "shop.orders"}
+
+
+def test_a_record_of_several_events_counts_as_several() -> None:
+    summary = BatchSummary(messages=2, read=5, upserts=5)
+    account_of(summary, kafka_records=2, applied_rows=5, rejected=0).check(table="t")
+    with pytest.raises(AccountingError):
+        account_of(summary, kafka_records=3, applied_rows=5, rejected=0).check(table="t")
+
+
+def test_counters_survive_the_state_store() -> None:
+    account = Account(7, 3, 2, 1, 1)
+    assert Account.from_counters(account.as_counters()) == account
+    assert Account.from_counters({"read": 1, "of an older version": 2}) == Account(read=1)
+    assert account + account == Account(14, 6, 4, 2, 2)

@@ -1,0 +1,74 @@
+"""Failpoints: what they take, and that they kill the whole process group with proof."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tidesink.errors import ConfigError
+from tidesink.sinks.failpoints import FAILPOINTS, Armed, Failpoints, parse_failpoint
+
+_CHILD = """
+import subprocess, sys
+from tidesink.sinks.failpoints import Failpoints
+child = subprocess.Popen(["sleep", "60"])
+print(child.pid, flush=True)
+points = Failpoints.from_environment()
+for turn in range(5):
+    points.reach("planned")
+    points.reach("committed")
+    print(turn, flush=True)
+"""
+
+
+def test_names_and_hits() -> None:
+    assert parse_failpoint("committed") == Armed("committed", 1)
+    assert parse_failpoint("read:3") == Armed("read", 3)
+
+
+@pytest.mark.parametrize("text", ["nowhere", "read:0", "read:x", "read:-1", ""])
+def test_others_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no failpoint"):
+        parse_failpoint(text)
+
+
+def test_nothing_armed_does_nothing() -> None:
+    points = Failpoints(None)
+    for name in FAILPOINTS:
+        points.reach(name)
+
+
+def test_the_armed_hit_kills_the_group_and_leaves_its_line(tmp_path: Path) -> None:
+    log = tmp_path / "hits"
+    environment = {**os.environ, "TIDESINK_FAILPOINT": "committed:3", "TIDESINK_FAILPOINT_LOG": str(log)}
+    run = subprocess.run(
+        [sys.executable, "-c", _CHILD],
+        env=environment,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    child, *turns = run.stdout.split()
+    assert run.returncode == -signal.SIGKILL
+    assert turns == ["0", "1"]
+    assert log.read_text(encoding="utf-8").startswith("committed:3 pid=")
+    deadline = time.monotonic() + 10
+    while _runs(int(child)):
+        assert time.monotonic() < deadline, "the worker's child outlived it"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -1,0 +1,75 @@
+"""Observers hear the worker and can never fail it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidesink.change import TableId
+from tidesink.errors import SourceUnavailableError
+from tidesink.sinks.accounting import Account
+from tidesink.sinks.listener import (
+    BatchApplied,
+    BatchStarted,
+    Listeners,
+    StepRetried,
+    TableChanged,
+    WorkerEvent,
+)
+from tidesink.sinks.observers import LogListener, MetricsListener, Recorder
+from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.state_store import TableState, TableStatus
+
+TABLE = TableId("shop", "orders")
+APPLIED = BatchApplied(
+    TABLE, 7, Account(read=10, applied=6, superseded=4), "12", 42, bytes_read=1000, seconds={"read": 0.5}
+)
+EVENTS: list[WorkerEvent] = [
+    BatchStarted(TABLE, 7, 10),
+    APPLIED,
+    StepRetried(None, SourceUnavailableError("down"), 0.5),
+    TableChanged(TableStatus("shop", TABLE, "PAUSED", error="bad record")),
+]
+
+
+class _Broken:
+    def hear(self, event: WorkerEvent) -> None:
+        raise RuntimeError(f"an observer's own fault with {event}")
+
+
+def test_a_broken_observer_stops_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder()
+    listeners = Listeners([_Broken(), LogListener(), recorder])
+    for event in EVENTS:
+        listeners.hear(event)
+    assert list(recorder.events) == EVENTS
+    assert recorder.batches == (APPLIED,)
+    assert "observer failed" in capsys.readouterr().out
+
+
+def test_metrics_add_up() -> None:
+    metrics = MetricsListener()
+    for event in [*EVENTS, APPLIED]:
+        metrics.hear(event)
+    value = metrics.registry.get_sample_value
+    assert value("tidesink_events_total", {"table": "shop.orders", "fate": "applied"}) == 12
+    assert value("tidesink_events_total", {"table": "shop.orders", "fate": "read"}) == 20
+    assert value("tidesink_batches_total", {"table": "shop.orders"}) == 2
+    assert value("tidesink_read_bytes_total", {"table": "shop.orders"}) == 2000
+    assert value("tidesink_commit_ts", {"table": "shop.orders"}) == 42
+    assert value("tidesink_table_state", {"table": "shop.orders", "state": "PAUSED"}) == 1
+    assert value("tidesink_table_state", {"table": "shop.orders", "state": "RUNNING"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("states", "interrupted", "error", "code"),
+    [
+        (["IDLE", "RUNNING"], False, None, 0),
+        (["IDLE", "PAUSED"], False, None, 3),
+        (["FAILING"], False, None, 3),
+        ([], False, "Kafka went away", 3),
+        (["FAILING"], True, None, 130),
+    ],
+)
+def test_exit_codes(states: list[TableState], interrupted: bool, error: str | None, code: int) -> None:
+    tables = tuple(TableReport(TABLE, "shop_orders", state) for state in states)
+    assert RunReport("shop", tables, interrupted=interrupted, error=error).exit_code == code

@@ -1,0 +1,119 @@
+"""Opens everything a worker needs from its config, and closes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from tidesink.config import Config
+from tidesink.errors import ConfigError
+from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.listener import Listener, Listeners
+from tidesink.sinks.rejects import DeadLetters
+from tidesink.sinks.retry import RetryPolicy
+from tidesink.sinks.session import build_session
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.state_store import StateStore, open_state_store
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.targets.base import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextmanager
+def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> Iterator[Surroundings]:
+    """The parts of a worker, open while the context is.
+
+    A Spark session that was there before is used and left alone; one started here is stopped.
+
+    Raises:
+        ConfigError: a part cannot be opened as configured.
+        StateStoreError: the state store does not answer for as long as ``retry.for`` says.
+        DevStackError: Java or Spark's connectors are not to be had.
+    """
+    failpoints = Failpoints.from_environment()
+    with ExitStack() as closing:
+        registry = _registry(config, closing)
+        store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
+        spark = _spark(config, closing)
+        yield Surroundings(
+            config=config,
+            spark=spark,
+            source=KafkaSource(config.source.spark_properties()),
+            target=_target(config, spark, store),
+            store=store,
+            dead_letters=_dead_letters(config, spark),
+            registry=registry,
+            failpoints=failpoints,
+            listeners=Listeners(listeners),
+            stop=stop,
+        )
+
+
+def _registry(config: Config, closing: ExitStack) -> SchemaRegistry | None:
+    if config.source.schema_registry is None:
+        return None
+    registry = config.source.open_registry()
+    closing.callback(registry.close)
+    return registry
+
+
+def _store(config: Config, closing: ExitStack) -> SqlStateStore:
+    store = open_state_store(config.state)
+    closing.callback(store.close)
+    return store
+
+
+def _spark(config: Config, closing: ExitStack) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    session = build_session(
+        app_name=f"tidesink {config.pipeline}", master=config.spark.master, conf=config.spark.conf_values()
+    )
+    closing.callback(session.stop)
+    return session
+
+
+def _target(config: Config, spark: SparkSession, store: StateStore) -> Target:
+    return _OPENERS[config.target.type](config, spark, store)
+
+
+def _delta(config: Config, spark: SparkSession, store: StateStore) -> Target:
+    from tidesink.sinks.targets.delta_target import DeltaTarget
+
+    return DeltaTarget(spark, _lake(config), template=config.target.table, history=store)
+
+
+def _memory(_config: Config, _spark: SparkSession, _store: StateStore) -> Target:
+    from tidesink.sinks.targets.memory_target import MemoryTarget
+
+    return MemoryTarget()
+
+
+_OPENERS: dict[str, Callable[[Config, SparkSession, StateStore], Target]] = {
+    "delta": _delta,
+    "memory": _memory,
+}
+
+
+def _dead_letters(config: Config, spark: SparkSession) -> Callable[[], DeadLetters]:
+    def opened() -> DeadLetters:
+        from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
+
+        return DeltaDeadLetters(spark, config.dead_letters.path or _lake(config))
+
+    return opened
+
+
+def _lake(config: Config) -> str:
+    if config.target.path is None:
+        raise ConfigError("target.path says where the lake is: set it")
+    return config.target.path

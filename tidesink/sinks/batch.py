@@ -1,0 +1,324 @@
+"""One batch of one table, from offsets to a commit, step by step.
+
+1. planned: its offsets are fixed.  2. read: Spark's frame over them.  3. decoded: the columns' plan.
+4. reduced: one row a key, persisted and counted. What the plan did not know is looked up and the batch
+decoded again from 3; a bad record cuts the batch short of it and begins again at 2 (``pause``).
+5. recorded: the state store knows what the batch will have applied.  6. evolved: the target's columns fit.
+7. rejected: dead letters are kept.  8. committed: rows and progress in one commit of the target.
+9. accounted: the law holds.
+
+Until 8 nothing was done that doing again would double; after 8 nothing is done again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from tidesink.errors import (
+    CommitUnknownError,
+    MixedPartitionsError,
+    SchemaMismatchError,
+    TransientTargetError,
+)
+from tidesink.sinks.accounting import Account, account_of
+from tidesink.sinks.decoding import Decoding, Missed
+from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.ranges import OffsetRange, cut_before
+from tidesink.sinks.reduce import mixed_message
+from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
+from tidesink.sinks.rejected import rejected_records
+from tidesink.sinks.source import KafkaRead, translated_read_errors
+from tidesink.sinks.summary import BadRecord, BatchSummary, Place
+from tidesink.sinks.summary_spark import summarise
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.config import TableConfig
+
+# Each new plan knows more than the last; a batch that still lacks something after so many has met a fault.
+MOST_PLANS: Final = 8
+
+
+@dataclass(frozen=True)
+class Hold:
+    """An open table, the epoch this worker holds it in, and what is applied.
+
+    ``fresh``: no batch was applied since the claim, so this one may have been begun before.
+    """
+
+    table: TargetTable
+    epoch: int
+    progress: Progress
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The offsets of one batch. ``found``: the topic as it stood when they were chosen."""
+
+    ranges: tuple[OffsetRange, ...]
+    found: TopicOffsets
+
+    @property
+    def records(self) -> int:
+        """Offsets in the batch."""
+        return sum(part.records for part in self.ranges)
+
+
+@dataclass(frozen=True)
+class BatchOutcome:
+    """What came of one batch. ``bad`` is the record the table pauses before, if there is one.
+
+    ``read`` and ``account`` are None where nothing before the bad record was left to apply.
+    """
+
+    progress: Progress
+    account: Account | None = None
+    read: KafkaRead | None = None
+    bad: BadRecord | None = None
+    version: str = ""
+    zero_dates: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduced and persisted batch."""
+
+    plan: BatchPlan
+    frame: DataFrame
+    summary: BatchSummary
+    read: KafkaRead
+    bad: BadRecord | None = None
+
+
+class Batch:
+    """Runs the steps once; a new object tries again."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        hold: Hold,
+        decoding: Decoding,
+        *,
+        settings: TableConfig,
+        session: SparkSession,
+        plan: BatchPlan,
+    ) -> None:
+        self._around = around
+        self._hold = hold
+        self._decoding = decoding
+        self._settings = settings
+        self._session = session
+        self._plan = plan
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> BatchOutcome:
+        """Read, reduce and apply the batch.
+
+        Raises:
+            TidesinkError: by its ``remedy`` the batch may be tried again, or the table stops.
+            StopRequestedError: a stop was asked for before the commit.
+        """
+        self._around.failpoints.reach("planned")
+        with translated_read_errors(self._plan.found.topic):
+            reduction = self._reduced(self._plan)
+        try:
+            if reduction.plan.records == 0:
+                return BatchOutcome(self._hold.progress, bad=reduction.bad)
+            return self._applied(reduction)
+        finally:
+            reduction.frame.unpersist()
+
+    # 2 to 4
+
+    def _reduced(self, plan: BatchPlan, bad: BadRecord | None = None) -> Reduction:
+        for _ in range(MOST_PLANS):
+            self._around.stop.check()
+            reduction = replace(self._reduce_once(plan), bad=bad)
+            if self._must_plan_again(reduction):
+                reduction.frame.unpersist()
+                continue
+            self._check_partitions(reduction.summary)
+            if not reduction.summary.bad or self._settings.bad_record == "dead-letter":
+                return reduction
+            return self._cut_short(reduction)
+        raise SchemaMismatchError(
+            f"the batch still lacks something after {MOST_PLANS} plans; report this with the log",
+            table=str(self._settings.table),
+        )
+
+    def _reduce_once(self, plan: BatchPlan) -> Reduction:
+        with self._step("read"):
+            raw = self._around.source.read(self._session, plan.ranges, only=self._decoding.mine())
+        with self._step("decoded"):
+            columns = self._decoding.columns()
+            decoded = columns.decode(raw.frame)
+        with self._step("reduced"):
+            frame = reduce_frame(
+                decoded, columns.shape, self._settings.sequence_by, changes_keys=columns.changes_keys
+            ).persist()
+            try:
+                summary = summarise(frame, columns.shape)
+            except BaseException:
+                frame.unpersist()
+                raise
+        return Reduction(plan, frame, summary, raw.counted())
+
+    def _must_plan_again(self, reduction: Reduction) -> bool:
+        missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
+        if reduction.summary.unplanned or reduction.summary.bad:
+            return self._learnt(missed)
+        return bool(reduction.summary.filtered) and self._decoding.take_ddl(reduction.frame, missed)
+
+    def _learnt(self, missed: Missed) -> bool:
+        if self._decoding.learn(missed):
+            return True
+        if missed.summary.unplanned:
+            raise SchemaMismatchError(
+                "records were written with schemas that cannot be found: "
+                f"ids {missed.summary.unplanned_value_ids}, columns {missed.summary.unplanned_columns}",
+                table=str(self._settings.table),
+            )
+        return False
+
+    def _check_partitions(self, summary: BatchSummary) -> None:
+        if summary.mixed_keys and self._settings.sequence_by == "kafka":
+            raise MixedPartitionsError(mixed_message(summary.mixed_keys), table=str(self._settings.table))
+
+    def _cut_short(self, reduction: Reduction) -> Reduction:
+        """The batch again, up to its first bad record in each partition."""
+        first = {(bad.place.topic, bad.place.partition): bad.offset for bad in reduction.summary.bad_records}
+        plan = replace(reduction.plan, ranges=cut_before(reduction.plan.ranges, first))
+        bad = reduction.summary.bad_records[0]
+        if plan.records == 0:
+            return replace(reduction, plan=plan, bad=bad)
+        reduction.frame.unpersist()
+        return self._reduced(plan, bad)
+
+    # 5 to 9
+
+    def _applied(self, reduction: Reduction) -> BatchOutcome:
+        around, table, summary = self._around, self._hold.table, reduction.summary
+        progress = next_progress(self._hold, reduction)
+        around.stop.check()
+        with self._step("recorded"):
+            around.store.record_progress(progress)
+        with self._step("evolved"):
+            evolved = table.evolve(self._decoding.columns().shape)
+        with self._step("rejected"):
+            rejected = self._reject(reduction, progress)
+        around.failpoints.reach("committing")
+        with self._step("committed"):
+            result = self._commit(self._reduced_batch(reduction), progress)
+        account = account_of(
+            summary, kafka_records=reduction.read.records, applied_rows=result.applied, rejected=rejected
+        )
+        account.check(table=str(self._settings.table))
+        around.failpoints.reach("accounted")
+        return BatchOutcome(
+            progress,
+            account=account,
+            read=reduction.read,
+            bad=reduction.bad,
+            version=result.version,
+            zero_dates=summary.zero_dates,
+            warnings=evolved.warnings,
+            seconds=self._seconds,
+        )
+
+    def _reduced_batch(self, reduction: Reduction) -> ReducedBatch:
+        shape, summary = self._decoding.columns().shape, reduction.summary
+        first = shape.key_columns[0].name
+        return ReducedBatch(
+            shape,
+            upserts=summary.upserts,
+            deletes=summary.deletes,
+            frame=rows_to_apply(reduction.frame),
+            key_range={first: summary.key_range} if summary.key_range else {},
+            delete_mode=self._settings.deletes,
+        )
+
+    def _reject(self, reduction: Reduction, progress: Progress) -> int:
+        """Keep the bad records; how many of this batch are kept now.
+
+        A batch that was begun before finds them there already, so that only a batch which surely was not
+        can hold the number kept against the number found.
+        """
+        found = reduction.summary.bad
+        if not found:
+            return 0
+        kept = self._around.dead_letters().append(self._rejected(reduction), progress)
+        return found if self._hold.fresh else kept
+
+    def _rejected(self, reduction: Reduction) -> DataFrame:
+        raw = self._around.source.frame(self._session, reduction.plan.ranges)
+        return rejected_records(reduction.frame, raw)
+
+    def _commit(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        table = self._hold.table
+        try:
+            return table.apply(batch, progress)
+        except CommitUnknownError as exc:
+            held = self._around.retry(self._settings.table).call(table.committed)
+            if held is None or held.txn_version < progress.txn_version:
+                raise TransientTargetError(
+                    "the commit was cut off and did not happen", table=str(self._settings.table)
+                ) from exc
+            # It did happen: asked again, the target answers with that commit's numbers.
+            return table.apply(batch, progress)
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
+        self._around.failpoints.reach(name)
+
+
+def next_progress(hold: Hold, reduction: Reduction) -> Progress:
+    """What will be applied once the batch is."""
+    before, plan, summary = hold.progress, reduction.plan, reduction.summary
+    return replace(
+        before,
+        epoch=hold.epoch,
+        batch=before.batch + 1,
+        topics={**before.topics, plan.found.topic: _topic_progress(before, plan, summary)},
+        commit_ts=_later(before.commit_ts, summary.max_commit_ts),
+    )
+
+
+def _topic_progress(before: Progress, plan: BatchPlan, summary: BatchSummary) -> TopicProgress:
+    topic = plan.found.topic
+    old = before.topics[topic].partitions if topic in before.topics else {}
+    new = {
+        part.partition: _partition_progress(old.get(part.partition), part, summary) for part in plan.ranges
+    }
+    return TopicProgress(topic, plan.found.topic_id, {**old, **new})
+
+
+def _partition_progress(
+    old: PartitionProgress | None, part: OffsetRange, summary: BatchSummary
+) -> PartitionProgress:
+    here = summary.places.get(Place(part.topic, part.partition))
+    return PartitionProgress(
+        next_offset=part.end,
+        low_water_offset=part.end,
+        applied_commit_ts=_later(
+            old.applied_commit_ts if old else None, here.max_commit_ts if here else None
+        ),
+        watermark=_later(old.watermark if old else None, here.watermark if here else None),
+    )
+
+
+def _later(*moments: int | None) -> int | None:
+    return max((moment for moment in moments if moment is not None), default=None)

@@ -1,0 +1,77 @@
+"""How a lane's records are decoded: the plan, and how it learns what a batch lacked.
+
+One module a protocol, listed in ``DECODINGS``; they ask the registry, the config and the topic itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from tidesink.change import TableId
+from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.summary import BatchSummary
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from tidesink.sinks.surroundings import Surroundings
+
+# protocol in the config -> module with open_decoding(around, topic, table, session)
+DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "flat-avro": "tidesink.sinks.decoding_flat_avro",
+        "canal-json": "tidesink.sinks.decoding_canal_json",
+    }
+)
+
+
+class Missed(NamedTuple):
+    """What a batch met that its plan did not know, and where Kafka ended when it was planned."""
+
+    summary: BatchSummary
+    ranges: Sequence[OffsetRange]
+    found: TopicOffsets
+
+
+class Decoding(Protocol):
+    """One table's decoding. Used by one thread at a time."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know about this table's types."""
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """Learn enough of a topic that has records to know the table's shape.
+
+        Raises:
+            ConfigError: the table's key, or its columns, cannot be known; says what to configure.
+            RegistryError: the registry refuses, or does not answer.
+            SourceError: Kafka refuses, or does not answer.
+        """
+
+    def columns(self) -> DecodeColumns:
+        """The plan as it stands."""
+
+    def mine(self) -> Column | None:
+        """Which records of the topic are this table's; None where all are."""
+
+    def learn(self, missed: Missed) -> bool:
+        """Look up what a batch lacked; True where the plan is another one now.
+
+        Raises: as ``prepare``.
+        """
+
+    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+        """Take note of DDL events of a batch; True where the plan is another one now."""
+
+
+def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
+    """The decoding of one table by the config's protocol."""
+    module = import_module(DECODINGS[around.config.source.protocol])
+    found: Decoding = module.open_decoding(around, topic, table, session=session)
+    return found

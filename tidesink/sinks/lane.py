@@ -1,0 +1,288 @@
+"""One table's way from its topic to the target, batch after batch, and how it stands.
+
+A lane is worked on by one thread at a time. It opens its table when there is something to read, asks the
+target what is applied, and never lets its own failure out: it becomes the table's state.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from tidesink.change import TableId
+from tidesink.errors import StaleProgressError, TidesinkError
+from tidesink.sinks.accounting import Account
+from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
+from tidesink.sinks.decoding import Decoding, open_decoding
+from tidesink.sinks.listener import BatchApplied, BatchStarted, TableChanged
+from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.ranges import (
+    AddedPartitions,
+    OffsetRange,
+    RecordSize,
+    budget_of,
+    check_continuity,
+    plan_ranges,
+    topic_gone,
+)
+from tidesink.sinks.report import TableReport
+from tidesink.sinks.retry import Cooldown, may_pass
+from tidesink.sinks.state_store import TableState, TableStatus
+from tidesink.sinks.stopping import StopRequestedError
+from tidesink.sinks.surroundings import Surroundings
+
+_log = structlog.get_logger("tidesink.worker")
+# Spark spreads the shuffle of a batch over so many records a task.
+_RECORDS_A_SHUFFLE_TASK = 25_000
+
+
+class Lane:
+    """The work of one table."""
+
+    def __init__(self, around: Surroundings, topic: str, table: TableId) -> None:
+        self.topic = topic
+        self.table = table
+        self.state: TableState = "IDLE"
+        self.batches = 0
+        self.cooldown = Cooldown(around.config.retry.for_)
+        self._around = around
+        self._settings = around.config.table_config(table)
+        self._session = around.spark.newSession()
+        self._decoding: Decoding | None = None
+        self._hold: Hold | None = None
+        self._size = RecordSize()
+        self._added = AddedPartitions()
+        self._ledger = _Counts()
+        self._error: str | None = None
+        self._lag = 0
+
+    def has_work(self, found: TopicOffsets | None) -> bool:
+        """Whether there is something to read, or to say; costs nothing."""
+        if self.state in ("PAUSED", "FAILING"):
+            return False
+        if self._hold is None or found is None:
+            return found is None or any(at.latest > 0 for at in found.partitions.values())
+        progress = self._hold.progress.topics.get(self.topic)
+        if progress is not None and progress.topic_id != found.topic_id:
+            return True
+        known = {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
+        self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in found.partitions.items())
+        return self._lag > 0 or not known.keys() <= found.partitions.keys()
+
+    def work(self, found: TopicOffsets | None) -> None:
+        """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause."""
+        try:
+            self._work(found)
+        except StopRequestedError:
+            _log.debug("batch abandoned", table=str(self.table))
+        except TidesinkError as exc:
+            if not self._around.stop:
+                self._fail(exc, passes=may_pass(exc))
+        except Exception as exc:  # noqa: BLE001
+            # A table's unforeseen error must not stop the others; a job cancelled by a stop is none.
+            if not self._around.stop:
+                _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
+                self._fail(exc, passes=False)
+
+    def fail(self, error: TidesinkError) -> None:
+        """Become FAILING for a reason outside the lane."""
+        self._fail(error, passes=may_pass(error))
+
+    def wake(self) -> None:
+        """Look at a failing table again from the beginning, when its pause is over."""
+        if self.state == "FAILING" and self.cooldown.over:
+            self.close()
+            self.cooldown = Cooldown(self._around.config.retry.for_)
+            self._change("IDLE", None)
+
+    def rest(self) -> None:
+        """Nothing is left to read for now."""
+        if self.state == "RUNNING":
+            self._change("IDLE", None)
+
+    def close(self) -> None:
+        """Let go of the table."""
+        if self._hold is not None:
+            self._hold.table.close()
+            self._hold = None
+
+    def report(self) -> TableReport:
+        """How the table stands."""
+        progress = self._hold.progress if self._hold else None
+        return TableReport(
+            table=self.table,
+            topic=self.topic,
+            state=self.state,
+            batch=progress.batch if progress else 0,
+            batches=self.batches,
+            commit_ts=progress.commit_ts if progress else None,
+            lag=self._lag,
+            counters=self._ledger.run.as_counters(),
+            zero_dates=self._ledger.run_zero_dates,
+            warnings=self._warnings(),
+            error=self._error,
+        )
+
+    def _work(self, found: TopicOffsets | None) -> None:
+        around = self._around
+        retry = around.retry(self.table)
+        if self._hold is None:
+            if found is None:
+                raise topic_gone(self.topic)
+            self._hold = retry.call(lambda: self._open(found))
+        progress = self._hold.progress.topics.get(self.topic)
+        if progress is not None:
+            check_continuity(progress, found)
+        if found is None:
+            raise topic_gone(self.topic)
+        plan = self._plan(self._hold.progress, found)
+        if plan.records == 0:
+            self.rest()
+            return
+        self._change("RUNNING", None)
+        around.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
+        self._take(retry.call(lambda: self._batch(plan).run()))
+
+    def _open(self, found: TopicOffsets) -> Hold:
+        """Know the shape, open the table, take its epoch, and ask what is applied."""
+        around = self._around
+        if self._decoding is None:
+            self._decoding = open_decoding(around, self.topic, self.table, session=self._session)
+        self._decoding.prepare(found)
+        shape = self._decoding.columns().shape
+        pipeline = around.config.pipeline
+        table = around.target.open_table(shape, pipeline=pipeline, delete_mode=self._settings.deletes)
+        claim = table.claim()
+        progress = table.committed()
+        if progress != claim.progress:
+            raise StaleProgressError(
+                "progress changed between the claim and the look at it: another worker holds the table",
+                table=str(self.table),
+            )
+        self._ledger.resume(around, self.table)
+        fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=self._settings.sequence_by)
+        return Hold(table, claim.epoch, progress if progress is not None else fresh)
+
+    def _plan(self, progress: Progress, found: TopicOffsets) -> BatchPlan:
+        batch = self._around.config.batch
+        old = progress.topics.get(self.topic)
+        known = {n: at.next_offset for n, at in old.partitions.items()} if old else {}
+        readable = self._added.readable(known, found.partitions)
+        available = [
+            OffsetRange(self.topic, n, known.get(n, found.partitions[n].earliest), found.partitions[n].latest)
+            for n in readable
+        ]
+        budget = budget_of(batch.max_records, batch.max_bytes, self._size)
+        return BatchPlan(plan_ranges(available, max_records=budget), found)
+
+    def _batch(self, plan: BatchPlan) -> Batch:
+        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
+        cores = self._session.sparkContext.defaultParallelism
+        tasks = max(1, min(2 * cores, plan.records // _RECORDS_A_SHUFFLE_TASK))
+        self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
+        return Batch(
+            self._around,
+            self._hold,
+            self._decoding,
+            settings=self._settings,
+            session=self._session,
+            plan=plan,
+        )
+
+    def _take(self, outcome: BatchOutcome) -> None:
+        """Count a batch, tell of it, and pause where it says so."""
+        if outcome.account is not None and outcome.read is not None and self._hold is not None:
+            self.batches += 1
+            self._hold = replace(self._hold, progress=outcome.progress, fresh=False)
+            self._size.learn(*outcome.read)
+            self._ledger.add(outcome)
+            self._around.listeners.hear(
+                BatchApplied(
+                    self.table,
+                    outcome.progress.batch,
+                    outcome.account,
+                    outcome.version,
+                    outcome.progress.commit_ts,
+                    bytes_read=outcome.read.bytes,
+                    seconds=dict(outcome.seconds),
+                )
+            )
+        if outcome.bad is not None:
+            bad = outcome.bad
+            where = f"{bad.place.topic}[{bad.place.partition}]@{bad.offset}"
+            self._change("PAUSED", f"{bad.error}: {where}: {bad.reason}")
+        else:
+            self._change("RUNNING", None)
+        self._around.failpoints.reach("reported")
+
+    def _fail(self, exc: Exception, *, passes: bool) -> None:
+        if passes:
+            self.cooldown.start()
+        self._change("FAILING", f"{type(exc).__name__}: {exc}")
+
+    def _change(self, state: TableState, error: str | None) -> None:
+        self.state, self._error = state, error
+        status = self._status()
+        self._around.listeners.hear(TableChanged(status))
+        try:
+            self._around.retry(self.table).call(lambda: self._around.store.save_status(status))
+        except (TidesinkError, StopRequestedError) as exc:
+            # What is applied is in the target; a store that stays silent is said, and the lane goes on.
+            _log.warning("status not saved", table=str(self.table), error=str(exc))
+
+    def _status(self) -> TableStatus:
+        progress = self._hold.progress if self._hold else None
+        return TableStatus(
+            self._around.config.pipeline,
+            self.table,
+            self.state,
+            error=self._error,
+            counters=self._ledger.total.as_counters(),
+            zero_dates=self._ledger.zero_dates,
+            warnings=self._warnings(),
+            batch=progress.batch if progress else 0,
+            commit_ts=progress.commit_ts if progress else None,
+            details={"topic": self.topic, "lag": self._lag},
+        )
+
+    def _warnings(self) -> tuple[str, ...]:
+        own = self._decoding.warnings if self._decoding else ()
+        return tuple(dict.fromkeys((*own, *self._ledger.warnings)))
+
+
+class _Counts:
+    """What was counted: in this run, and in the table's life as far as the state store knows it."""
+
+    def __init__(self) -> None:
+        self.run, self.total = Account(), Account()
+        self.run_zero_dates: dict[str, int] = {}
+        self.zero_dates: dict[str, int] = {}
+        self.warnings: tuple[str, ...] = ()
+        self._resumed = False
+
+    def resume(self, around: Surroundings, table: TableId) -> None:
+        """Go on from what the state store holds."""
+        if self._resumed:
+            return
+        for status in around.store.statuses(around.config.pipeline):
+            if status.table == table:
+                self.total = Account.from_counters(status.counters)
+                self.zero_dates = dict(status.zero_dates)
+        self._resumed = True
+
+    def add(self, outcome: BatchOutcome) -> None:
+        """Count one batch."""
+        account = outcome.account or Account()
+        self.run, self.total = self.run + account, self.total + account
+        for counts in (self.run_zero_dates, self.zero_dates):
+            _add(counts, outcome.zero_dates)
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings)))
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count

@@ -1,0 +1,97 @@
+"""The lanes of a worker: one a table, made when its topic is first seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tidesink.change import TableId
+from tidesink.config.identity import topic_tables
+from tidesink.errors import ConfigError, SourceError
+from tidesink.sinks.lane import Lane
+from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.surroundings import Surroundings
+
+TablesOfTopic = Callable[[TopicOffsets], tuple[TableId, ...]]
+
+_NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
+_GONE = "the topic was deleted. Nothing was read or skipped: start the changefeed again into a new topic"
+
+
+class Lanes:
+    """Every lane of a pipeline, by topic and table."""
+
+    def __init__(self, around: Surroundings, tables_of: TablesOfTopic) -> None:
+        self._around = around
+        self._tables_of = tables_of
+        self._lanes: dict[tuple[str, TableId], Lane] = {}
+        self._owners: dict[TableId, str] = {}
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def follow(self, found: Mapping[str, TopicOffsets]) -> None:
+        """Make lanes for topics, and tables in them, that are new."""
+        for topic, offsets in found.items():
+            if any(at.latest > 0 for at in offsets.partitions.values()):
+                self._follow_topic(topic, offsets)
+        known = {topic for topic, _ in self._lanes}
+        for topic in self._around.config.fixed_topics:
+            if topic not in found and topic not in known:
+                self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
+
+    def close(self) -> None:
+        """Let go of every table."""
+        for lane in self:
+            lane.close()
+
+    def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
+        try:
+            tables = self._tables_of(offsets)
+        except ConfigError as exc:
+            self._refuse(topic, exc)
+            return
+        self._lanes.pop((topic, _unknown(topic)), None)
+        for table in tables:
+            if (topic, table) not in self._lanes:
+                self._add(topic, table)
+
+    def _add(self, topic: str, table: TableId) -> None:
+        lane = self._lanes[topic, table] = Lane(self._around, topic, table)
+        owner = self._owners.setdefault(table, topic)
+        if owner != topic:
+            lane.fail(
+                ConfigError(
+                    f"{table} comes in two topics, {owner} and {topic}, whose order nobody knows: narrow "
+                    "source.topics to one of them",
+                    table=str(table),
+                )
+            )
+
+    def _refuse(self, topic: str, error: ConfigError | SourceError) -> None:
+        key = topic, _unknown(topic)
+        if key not in self._lanes:
+            self._lanes[key] = Lane(self._around, *key)
+            self._lanes[key].fail(error)
+
+
+def _unknown(topic: str) -> TableId:
+    """What stands for a table whose name nobody knows."""
+    return TableId("?", topic)
+
+
+def avro_tables(around: Surroundings) -> TablesOfTopic:
+    """The one table of a flat-avro topic, by config or topic rule."""
+    assert around.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
+    table_of = topic_tables(around.config, around.registry)
+
+    def tables(found: TopicOffsets) -> tuple[TableId, ...]:
+        table = table_of(found.topic)
+        return () if table is None else (table,)
+
+    return tables
+
+
+TABLES_OF: dict[str, Callable[[Surroundings], TablesOfTopic]] = {"flat-avro": avro_tables}

@@ -1,0 +1,146 @@
+"""Kafka's records of one batch as a Spark frame, and what Kafka itself gave.
+
+Spark's own reader in batch form with explicit offsets: it spreads over executors and keeps no
+checkpoint. What it hands over is counted as it passes, before anything looks at it: that count is the
+``read`` of the accounting law.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.sinks.ranges import OffsetRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
+# One task reads so many records at least: a short batch is not worth a second task on a partition.
+_RECORDS_A_TASK: Final = 50_000
+
+# Java class anywhere in the chain of causes -> what it means for the batch. The first that matches wins.
+_LOST: Final = (
+    "org.apache.kafka.clients.consumer.OffsetOutOfRangeException",
+    "org.apache.kafka.common.errors.OffsetOutOfRangeException",
+)
+_KAFKA_TRIES_AGAIN: Final = "org.apache.kafka.common.errors.RetriableException"
+_KAFKA: Final = "org.apache.kafka.common.KafkaException"
+
+
+class KafkaRead(NamedTuple):
+    """Records and bytes of keys and values that Kafka gave; ``foreign`` are those another table's."""
+
+    records: int
+    bytes: int
+
+
+class ReadFrame(NamedTuple):
+    """A batch's raw frame, and the observation that fills when the frame is computed."""
+
+    frame: DataFrame
+    observation: Observation
+
+    def counted(self) -> KafkaRead:
+        """What Kafka gave; to be asked after the frame was computed."""
+        found = self.observation.get
+        return KafkaRead(int(found["records"]), int(found["bytes"] or 0))
+
+
+class KafkaSource:
+    """Reads ranges of offsets. ``properties`` are Spark's Kafka options and hold secrets."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = dict(properties)
+
+    def __repr__(self) -> str:
+        return f"KafkaSource({self._properties.get('kafka.bootstrap.servers')!r})"
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The records in the ranges; lazy. At least one range must hold a record."""
+        wanted = [part for part in ranges if part.records > 0]
+        reader = session.read.format("kafka").options(**self._properties)
+        reader = reader.options(
+            **{
+                "assign": json.dumps(_by_topic(wanted)),
+                "startingOffsets": json.dumps(_offsets(wanted, "start")),
+                "endingOffsets": json.dumps(_offsets(wanted, "end")),
+                "failOnDataLoss": "true",
+                "kafka.isolation.level": "read_committed",
+                "minPartitions": str(_tasks(session, wanted)),
+            }
+        )
+        return reader.load().select(*_COLUMNS)
+
+    def read(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, only: Column | None = None
+    ) -> ReadFrame:
+        """The records in the ranges for which ``only`` holds, counted as they are read."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+        observation = Observation()
+        frame = self.frame(session, ranges)
+        frame = frame if only is None else frame.filter(only)
+        size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+        counts = (F.count(F.lit(1)).alias("records"), F.sum(size).alias("bytes"))
+        return ReadFrame(frame.observe(observation, *counts), observation)
+
+
+def _by_topic(ranges: Sequence[OffsetRange]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for part in ranges:
+        found.setdefault(part.topic, []).append(part.partition)
+    return found
+
+
+def _offsets(ranges: Sequence[OffsetRange], end: str) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for part in ranges:
+        found.setdefault(part.topic, {})[str(part.partition)] = getattr(part, end)
+    return found
+
+
+def _tasks(session: SparkSession, ranges: Sequence[OffsetRange]) -> int:
+    """Enough tasks to keep the cores busy with a large batch, and one a partition for a small one."""
+    records = sum(part.records for part in ranges)
+    cores = session.sparkContext.defaultParallelism
+    return max(1, len(ranges), min(cores, records // _RECORDS_A_TASK))
+
+
+@contextmanager
+def translated_read_errors(topic: str) -> Iterator[None]:
+    """Raise what Spark says of a failed Kafka read as ours, by the Java classes of its causes."""
+    try:
+        yield
+    except (Py4JError, PySparkException) as exc:
+        names = frozenset(_class_names(exc))
+        if names.intersection(_LOST):
+            raise SourceError(
+                "Kafka no longer holds offsets that were there when the batch was planned: they expired, or "
+                "the topic was made again. Start the worker again to see which",
+                topic=topic,
+            ) from exc
+        if _KAFKA_TRIES_AGAIN in names:
+            raise SourceUnavailableError("Kafka did not answer while a batch was read", topic=topic) from exc
+        if _KAFKA in names:
+            raise SourceError("Kafka refuses to give the records: check source.kafka", topic=topic) from exc
+        raise
+
+
+def _class_names(exc: BaseException) -> Iterator[str]:
+    throwable: Any = exc.java_exception if isinstance(exc, Py4JJavaError) else getattr(exc, "_origin", None)
+    for _ in range(20):
+        if throwable is None:
+            return
+        java_class = throwable.getClass()
+        while java_class is not None:
+            yield str(java_class.getName())
+            java_class = java_class.getSuperclass()
+        throwable = throwable.getCause()

@@ -1,0 +1,52 @@
+"""What every lane of a worker shares: the config, Kafka, the target, the store, and who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tidesink.change import TableId
+from tidesink.config import Config
+from tidesink.errors import TidesinkError
+from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.listener import Listeners, StepRetried
+from tidesink.sinks.rejects import DeadLetters
+from tidesink.sinks.retry import RetryPolicy
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.state_store import StateStore
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.targets.base import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.schema_registry import SchemaRegistry
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The parts of a running worker. All of them may be used from several threads.
+
+    ``registry`` is None where the config names none, ``dead_letters`` opens the table for them when the
+    first is to be kept.
+    """
+
+    config: Config
+    spark: SparkSession
+    source: KafkaSource
+    target: Target
+    store: StateStore
+    dead_letters: Callable[[], DeadLetters]
+    registry: SchemaRegistry | None
+    failpoints: Failpoints
+    listeners: Listeners
+    stop: StopFlag
+
+    def retry(self, table: TableId | None = None) -> RetryPolicy:
+        """The config's retry policy, which tells the listeners what it does."""
+
+        def tell(error: TidesinkError, pause: float) -> None:
+            self.listeners.hear(StepRetried(table, error, pause))
+
+        return RetryPolicy(self.config.retry.for_, stop=self.stop, on_retry=tell)

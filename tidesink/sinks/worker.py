@@ -1,0 +1,148 @@
+"""The worker: looks where the topics end, gives lanes their turns, and ends cleanly.
+
+One look-up of offsets serves all tables; a table with nothing to read costs no Spark job. Up to
+``batch.max-tables`` batches run at once, each in a Spark session of its table's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Final, Literal
+
+import structlog
+
+from tidesink.config import Config
+from tidesink.errors import SourceError
+from tidesink.sinks.assembly import assembled
+from tidesink.sinks.lane import Lane
+from tidesink.sinks.lanes import TABLES_OF, Lanes
+from tidesink.sinks.listener import Listener
+from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.report import RunReport
+from tidesink.sinks.stopping import StopFlag, StopRequestedError, stop_on_signals
+from tidesink.sinks.surroundings import Surroundings
+
+Until = Literal["drained"]
+Found = dict[str, TopicOffsets]
+
+_log = structlog.get_logger("tidesink.worker")
+# How long a stop waits for batches under way before their Spark jobs are cancelled.
+GRACE_SECONDS: Final = 20.0
+
+
+def run(
+    config: Config,
+    *,
+    until: Until | None = None,
+    batches: int | None = None,
+    listeners: Sequence[Listener] = (),
+    stop: StopFlag | None = None,
+) -> RunReport:
+    """Work until stopped, until all topics are drained, or for so many batches of each table.
+
+    SIGINT and SIGTERM end it cleanly when called in the main thread; elsewhere ``stop`` does.
+
+    Raises:
+        ConfigError: the config cannot be worked by.
+        SourceUnavailableError: Kafka did not answer for as long as ``retry.for`` says, at the start.
+        TidesinkError: Spark, the state store or the target could not be opened.
+    """
+    flag = stop if stop is not None else StopFlag()
+    with assembled(config, listeners, flag) as around:
+        worker = Worker(around, until=until, batches=batches)
+        with stop_on_signals(flag, on_second=worker.cancel):
+            return worker.run()
+
+
+class Worker:
+    """One run over all lanes."""
+
+    def __init__(self, around: Surroundings, *, until: Until | None, batches: int | None) -> None:
+        self._around = around
+        self._ends = until == "drained" or batches is not None
+        self._batches = batches
+        self._offsets = KafkaOffsets(around.config.source.confluent_properties())
+        self._lanes = Lanes(around, TABLES_OF[around.config.source.protocol](around))
+        self._busy: dict[Future[None], Lane] = {}
+
+    def run(self) -> RunReport:
+        """Work to the end; the report says how each table stands."""
+        started = time.monotonic()
+        with ThreadPoolExecutor(self._around.config.batch.max_tables, "lane") as pool:
+            try:
+                while not self._around.stop and self._turn(pool):
+                    pass
+            except StopRequestedError:
+                _log.debug("stopped while waiting")
+            finally:
+                self._finish()
+        reports = tuple(lane.report() for lane in self._lanes)
+        self._lanes.close()
+        seconds = time.monotonic() - started
+        return RunReport(
+            self._around.config.pipeline, reports, interrupted=bool(self._around.stop), seconds=seconds
+        )
+
+    def cancel(self) -> None:
+        """Cancel the Spark jobs of batches under way; they are abandoned before their commit or after."""
+        self._around.spark.sparkContext.cancelAllJobs()
+
+    def _turn(self, pool: ThreadPoolExecutor) -> bool:
+        """Look once and give out turns; False when the run is over."""
+        found = self._look()
+        self._collect()
+        busy = {id(lane) for lane in self._busy.values()}
+        ready = [lane for lane in self._lanes if id(lane) not in busy and self._may_work(lane, found)]
+        for lane in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
+            self._busy[pool.submit(lane.work, found.get(lane.topic))] = lane
+        if self._busy:
+            wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+            return True
+        for lane in self._lanes:
+            lane.rest()
+        return not self._ends and not self._around.stop.wait(self._around.config.batch.poll_interval)
+
+    def _look(self) -> Found:
+        """Where the topics end now; new ones that fit the rule get their lanes."""
+        try:
+            return self._around.retry().call(self._look_once)
+        except SourceError as exc:
+            if not len(self._lanes):
+                raise
+            for lane in self._lanes:
+                lane.fail(exc)
+            return {}
+
+    def _look_once(self) -> Found:
+        topics = self._around.config.topics_among(self._offsets.topics())
+        found = self._offsets.lookup(topics)
+        self._lanes.follow(found)
+        return found
+
+    def _may_work(self, lane: Lane, found: Found) -> bool:
+        if not self._ends:
+            lane.wake()
+        if self._batches is not None and lane.batches >= self._batches:
+            return False
+        return lane.has_work(found.get(lane.topic))
+
+    def _fair(self, ready: list[Lane]) -> list[Lane]:
+        """Those first which had the fewest turns."""
+        return sorted(ready, key=lambda lane: lane.batches)
+
+    def _collect(self) -> None:
+        for future in [future for future in self._busy if future.done()]:
+            del self._busy[future]
+            # A lane keeps its failures to itself: what comes out is a fault of the worker.
+            future.result()
+
+    def _finish(self) -> None:
+        """Let batches under way end; cancel what takes too long after a stop."""
+        _, late = wait(self._busy, timeout=GRACE_SECONDS if self._around.stop else None)
+        if late:
+            _log.warning("batches abandoned", tables=[str(self._busy[future].table) for future in late])
+            self.cancel()
+            wait(late)
+        self._collect()
