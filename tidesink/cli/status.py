@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,16 +17,31 @@ from tidesink.cli.output import Output, OutputFormat, console, table, write_json
 from tidesink.config import Config
 
 if TYPE_CHECKING:
-    from tidesink.sinks.state_store import TableStatus
+    from tidesink.sinks.state_store import StateStore, TableStatus
 
+T = TypeVar("T")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
 
 
 def status(
-    config: ConfigArgument = None, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT
+    config: ConfigArgument = None,
+    config_option: ConfigOption = None,
+    alive_within: Annotated[
+        float | None,
+        typer.Option(
+            min=1, metavar="SECONDS", help="Only say whether the worker's loop turned within SECONDS."
+        ),
+    ] = None,
+    output: Output = OutputFormat.TEXT,
 ) -> None:
-    """How each table stands. Exit code 3 where some table is paused or failing."""
+    """How each table stands. Exit code 3 where some table is paused or failing.
+
+    With --alive-within exit code 0 where the worker is alive and 1 where it is not, whatever its tables do.
+    """
     settings = chosen_config(config, config_option)
+    if alive_within is not None:
+        _show_life(settings, alive_within, output)
+        return
     found = read_statuses(settings)
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "tables": [status_json(entry) for entry in found]})
@@ -35,15 +51,35 @@ def status(
         raise typer.Exit(exits.UNWELL)
 
 
+def _show_life(config: Config, alive_within: float, output: OutputFormat) -> None:
+    from tidesink.sinks.heartbeat import seconds_since_beat
+
+    seconds = _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
+    alive = seconds is not None and seconds <= alive_within
+    if output is OutputFormat.JSON:
+        write_json({"pipeline": config.pipeline, "alive": alive, "seconds_since_turn": seconds})
+    elif seconds is None:
+        typer.echo("not alive: no worker has left a sign of life, or it has ended")
+    else:
+        typer.echo(f"{'alive' if alive else 'not alive'}: the last turn was {seconds:.0f} s ago")
+    if not alive:
+        raise typer.Exit(exits.FAILED)
+
+
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
     """The status rows of a pipeline; empty before its first run."""
+    return _asked(config, lambda store: store.statuses(config.pipeline)) or ()
+
+
+def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
+    """The store's answer; None where there is no store yet, which asking must not make."""
     from tidesink.sinks.state_store import open_state_store
 
     if "://" not in config.state and not Path(config.state).exists():
-        return ()
+        return None
     store = open_state_store(config.state)
     try:
-        return store.statuses(config.pipeline)
+        return question(store)
     finally:
         store.close()
 
