@@ -8,6 +8,7 @@ import typer
 
 from tidesink.cli import (
     decode,
+    demo,
     dev,
     encode,
     failures,
@@ -41,6 +42,8 @@ for _name, _command in _COMMANDS:
     app.command(_name)(failures.guarded(_command))
 for _name, _codec_command in _CODEC_COMMANDS:
     app.command(_name, cls=CodecCommand)(failures.guarded(_codec_command))
+dev.app.command("demo")(failures.guarded(demo.demo))
+dev.app.command("jars")(failures.guarded(demo.jars))
 app.add_typer(dev.app, name="dev")
 
 

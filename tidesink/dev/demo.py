@@ -1,0 +1,236 @@
+"""``make demo``: a broker, a registry, a workload, the worker, and the check of every value.
+
+Everything lives in one directory and begins afresh each time, so that two runs print the same. What
+was downloaded stays in the cache: the second run starts in seconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tidesink.codecs.base import CodecOptions
+from tidesink.config import Config, load_config
+from tidesink.dev.check import TableCheck, check_table
+from tidesink.dev.ports import free_ports
+from tidesink.dev.stack import DevStack, StackAddresses
+from tidesink.dev.workload import WorkloadOptions, WorkloadReport, write_workload
+from tidesink.dev.workload.expected import load_expected
+from tidesink.errors import DevStackError
+from tidesink.schema_registry import open_registry
+from tidesink.sinks.ivy import spark_connector_jars
+
+if TYPE_CHECKING:
+    from tidesink.sinks.listener import Listener
+    from tidesink.sinks.report import RunReport
+
+Say = Callable[[str], None]
+
+_STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """How large the demo is, and which codec it shows. It keeps to ``directory / "demo"``.
+
+    ``batch_records``: the most records of one batch, so that a table takes several.
+    """
+
+    directory: Path
+    protocol: str = "flat-avro"
+    events: int = 20_000
+    seed: int = 1
+    batch_records: int = 4_000
+    tidb_extension: bool = True
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo did and found; ``seconds`` by step."""
+
+    workload: WorkloadReport
+    run: RunReport
+    checks: tuple[TableCheck, ...]
+    seconds: dict[str, float]
+    config: Path
+    lake: Path
+
+    @property
+    def right(self) -> bool:
+        """True when every table is well and every value is what the workload says."""
+        return all(check.right for check in self.checks) and self.run.exit_code == 0
+
+
+@dataclass
+class _Steps:
+    """Says what begins and keeps how long it took."""
+
+    say: Say
+    seconds: dict[str, float]
+
+    @contextmanager
+    def step(self, name: str, text: str) -> Iterator[None]:
+        self.say(f"{name}: {text}")
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 1)
+
+
+def run_demo(
+    options: DemoOptions,
+    say: Say,
+    *,
+    listener: Listener | None = None,
+    on_workload: Callable[[WorkloadReport], None] = lambda _: None,
+) -> DemoResult:
+    """Run the whole job once; nothing is left running, whatever happens.
+
+    ``on_workload`` hears what was written before the worker starts.
+
+    Raises:
+        DevStackError: no Java, jars not to be had, a service that does not start, or another demo here.
+        TidesinkError: the worker or the workload failed as a whole.
+        KeyboardInterrupt: the demo was stopped, and has been taken down.
+    """
+    options.directory.mkdir(parents=True, exist_ok=True)
+    with _alone(options.directory):
+        directory = (options.directory / "demo").resolve()
+        kafka, controller, registry = free_ports(3)
+        stack = DevStack(directory, kafka_port=kafka, controller_port=controller, registry_port=registry)
+        stack.down()  # what a killed demo left
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            steps = _Steps(say, {})
+            return _run(options, stack, steps, () if listener is None else (listener,), on_workload)
+        finally:
+            with _undisturbed():
+                stack.down()
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    with (directory / "demo.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DevStackError(
+                f"another demo runs in {directory}: wait for it, or choose another --dir"
+            ) from None
+        yield
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Who presses Ctrl-C twice must not be left with half a stack. Only the main thread hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _run(
+    options: DemoOptions,
+    stack: DevStack,
+    steps: _Steps,
+    listeners: tuple[Listener, ...],
+    on_workload: Callable[[WorkloadReport], None],
+) -> DemoResult:
+    directory = stack.directory
+    with steps.step("jars", "Spark's connectors"):
+        spark_connector_jars(progress=steps.say)
+    with steps.step("stack", "a broker and a registry on this machine's loopback"):
+        addresses = stack.up(steps.say)
+    with steps.step("workload", f"{options.events:,} row events of a shop, as {options.protocol}"):
+        workload = _write(options, directory, addresses, steps.say)
+        on_workload(workload)
+    config = _config(options, directory, addresses)
+    with steps.step("worker", "Spark starts, then reads the topics until they are drained"):
+        run = _work(load_config(config), listeners)
+    with steps.step("check", "every column of every row, by a reader that shares nothing with the worker"):
+        checks = _check(directory)
+    return DemoResult(workload, run, checks, steps.seconds, config, directory / "lake")
+
+
+def _write(options: DemoOptions, directory: Path, addresses: StackAddresses, say: Say) -> WorkloadReport:
+    registry = open_registry(addresses.registry_url) if options.protocol != "canal-json" else None
+    try:
+        return write_workload(
+            WorkloadOptions(
+                brokers=addresses.brokers,
+                expected=directory / "expected.json",
+                protocol=options.protocol,
+                registry=registry,
+                codec=CodecOptions(enable_tidb_extension=options.tidb_extension),
+                events=options.events,
+                seed=options.seed,
+            ),
+            _quarters(options.events, say),
+        )
+    finally:
+        if registry is not None:
+            registry.close()
+
+
+def _quarters(events: int, say: Say) -> Callable[[int], None]:
+    shown = 0
+
+    def progress(sent: int) -> None:
+        nonlocal shown
+        if sent * 4 // events > shown:
+            shown = sent * 4 // events
+            say(f"workload: {sent:,} row events sent")
+
+    return progress
+
+
+def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) -> Path:
+    """The config a person would write; it names no type that the topics do not carry."""
+    source: dict[str, object] = {
+        "brokers": addresses.brokers,
+        "protocol": options.protocol,
+        "topics": "{schema}_{table}",
+        "enable-tidb-extension": options.tidb_extension,
+    }
+    if options.protocol != "canal-json":
+        source["schema-registry"] = addresses.registry_url
+    config = {
+        "pipeline": "demo",
+        "source": source,
+        "target": {"type": "delta", "path": "./lake"},
+        "batch": {"max-records": options.batch_records},
+        "state": "./state.db",
+    }
+    # JSON is YAML: the file can be used with every tidesink command afterwards.
+    path = directory / "tidesink.yaml"
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return path
+
+
+def _work(config: Config, listeners: tuple[Listener, ...]) -> RunReport:
+    from tidesink.sinks.worker import run
+
+    report = run(config, until="drained", listeners=listeners)
+    if report.interrupted:
+        raise KeyboardInterrupt
+    return report
+
+
+def _check(directory: Path) -> tuple[TableCheck, ...]:
+    expected = load_expected(directory / "expected.json")
+    return tuple(
+        check_table(directory / "lake" / table.table.schema / table.table.name, table) for table in expected
+    )
