@@ -10,6 +10,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.listener import Listener, Listeners
 from tidesink.sinks.rejects import DeadLetters
 from tidesink.sinks.retry import RetryPolicy
@@ -50,7 +51,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             dead_letters=_dead_letters(config, spark),
             registry=registry,
             failpoints=failpoints,
-            listeners=Listeners(listeners),
+            listeners=Listeners((*listeners, Heartbeat(store, config.pipeline))),
             stop=stop,
         )
 

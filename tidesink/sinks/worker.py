@@ -16,6 +16,7 @@ import structlog
 from tidesink.config import Config
 from tidesink.errors import SourceError
 from tidesink.sinks.assembly import assembled
+from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.lanes import TABLES_OF, Lanes
 from tidesink.sinks.listener import Listener
@@ -64,6 +65,7 @@ class Worker:
         self._ends = until == "drained" or batches is not None
         self._batches = batches
         self._offsets = KafkaOffsets(around.config.source.confluent_properties())
+        self._heartbeat = Heartbeat(around.store, around.config.pipeline)
         self._lanes = Lanes(around, TABLES_OF[around.config.source.protocol](around))
         self._busy: dict[Future[None], Lane] = {}
 
@@ -78,6 +80,7 @@ class Worker:
                 _log.debug("stopped while waiting")
             finally:
                 self._finish()
+                self._heartbeat.end()
         reports = tuple(lane.report() for lane in self._lanes)
         self._lanes.close()
         seconds = time.monotonic() - started
@@ -91,6 +94,7 @@ class Worker:
 
     def _turn(self, pool: ThreadPoolExecutor) -> bool:
         """Look once and give out turns; False when the run is over."""
+        self._heartbeat.beat()
         found = self._look()
         self._collect()
         busy = {id(lane) for lane in self._busy.values()}
