@@ -123,12 +123,21 @@ def _number(name: str, value: float, schema: TableSchema | None) -> float:
     return shortest_float32(value) if column and column.type.name == "float" else value
 
 
+_IN_POSITION = frozenset({"topic", "partition", "offset"})
+
+
+def _reason(error: TidesinkError) -> str:
+    """The message, with what the position does not say (column, schema id) in front."""
+    rest = [f"{name} {value}" for name, value in error.context.items() if name not in _IN_POSITION]
+    return f"{', '.join(rest)}: {error.message}" if rest else error.message
+
+
 def error_json(error: TidesinkError, message: Message) -> dict[str, Any]:
     """The line of a record that cannot be decoded: why, what to do, and its bytes."""
     return {
         "type": "error",
         "error": type(error).__name__,
-        "reason": error.message,
+        "reason": _reason(error),
         "remedy": error.remedy,
         "position": _position(Position(message.topic, message.partition, message.offset)),
         "key_b64": base64_text(message.key),

@@ -40,7 +40,7 @@ def human_lines(line: dict[str, Any]) -> Iterator[str]:
 def _head(line: dict[str, Any]) -> str:
     kind, position = line["type"], line["position"]
     table = line.get("table")
-    name = f" {table['schema']}.{table['name']}" if table else ""
+    name = " " + ".".join(part for part in table.values() if part) if table else ""
     place = f"{position['topic']}[{position['partition']}]@{position['offset']}"
     moment = commit_time(line.get("commit_ts"))
     when = f"  {moment} UTC (commit_ts {line['commit_ts']})" if moment else ""

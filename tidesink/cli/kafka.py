@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from tidesink.change import Message
 from tidesink.errors import ConfigError, SourceUnavailableError
 
-_SECONDS = 10.0
+_SECONDS = 6.0
 _POLL_SECONDS = 0.5
 _AT_ONCE = 500
 _HELD = 20_000  # records waiting in one partition before it is paused

@@ -21,12 +21,15 @@ class OutputFormat(str, Enum):
     JSON = "json"
 
 
+_FILE_WIDTH = 200
+
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
 
 
 def console() -> Console:
-    """stdout as rich sees it now; plain text where it is no terminal."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """stdout as rich sees it now; plain text, and wide enough for tables, where it is no terminal."""
+    terminal = sys.stdout.isatty()
+    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else _FILE_WIDTH)
 
 
 def write_json(value: Any) -> None:

@@ -11,7 +11,7 @@ import typer
 from tidesink.cli import exits
 from tidesink.cli.failures import error_block
 from tidesink.cli.options import ConfigArgument, ConfigOption, config_path
-from tidesink.cli.output import Output, OutputFormat, console, table, write_json
+from tidesink.cli.output import Output, OutputFormat, write_json
 from tidesink.config import Config, Problem, check_config
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 
@@ -63,9 +63,8 @@ def _show(path: Path, problems: list[Problem], answers: list[Answer]) -> None:
             typer.echo(f"  {problem.field}\n    {problem.reason}\n    -> {problem.remedy}", err=True)
         return
     typer.echo(f"{path}: every setting is right")
-    if answers:
-        rows = [(answer.part, "ok" if answer.ok else "FAILED", answer.detail) for answer in answers]
-        console().print(table(None, ("part", "state", "detail"), rows))
+    for answer in answers:
+        typer.echo(f"{answer.part}: {'ok' if answer.ok else 'FAILED'}, {answer.detail}", err=not answer.ok)
 
 
 def _answers(config: Config) -> Iterator[Answer]:

@@ -1,0 +1,96 @@
+"""``tidesink encode``: records from lines."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.samples import CANAL, KEY, VALUE, capture, lines, run
+
+
+def test_encode_gives_the_records_back(schemas: str, tmp_path: Path) -> None:
+    stdin = capture(KEY, VALUE) + capture(KEY, None, 18) + capture(None, b"\x00\x00", 19)
+    options = ("--protocol", "avro", "--schemas", schemas)
+    decoded = run("decode", *options, "--input", "-", "-o", "json", stdin=stdin)
+    assert decoded.exit_code == 1
+    encoded = run("encode", *options, stdin=decoded.stdout)
+    assert encoded.exit_code == 0, encoded.stderr
+    wanted = [json.loads(line) for line in stdin.splitlines()]
+    for line in wanted:
+        del line["extra"]
+        line |= {"timestamp": None, "headers": []}
+    assert lines(encoded) == wanted
+
+
+def test_a_value_of_ten_megabytes_decodes_and_comes_back() -> None:
+    text = "x" * 10_000_000
+    message = {**CANAL, "mysqlType": {"id": "int", "e": "longtext"}, "data": [{"id": "7", "e": text}]}
+    stdin = capture(None, json.dumps(message).encode())
+    decoded = run("decode", "--protocol", "canal-json", "--input", "-", "-o", "json", stdin=stdin)
+    assert lines(decoded)[0]["after"]["e"] == text
+    options = ("--protocol", "canal-json")
+    encoded = lines(run("encode", *options, stdin=decoded.stdout))
+    assert json.loads(base64.b64decode(encoded[0]["value_b64"]))["data"] == message["data"]
+
+
+def test_a_definition_gives_labels_to_canal_json(tmp_path: Path) -> None:
+    ddl = tmp_path / "t.sql"
+    ddl.write_text("CREATE TABLE t (id int primary key, e enum('a','b'));")
+    stdin = capture(None, json.dumps(CANAL).encode())
+    options = ("--protocol", "canal-json", "--table-definition", str(ddl))
+    decoded = run("decode", *options, "--input", "-", "-o", "json", stdin=stdin)
+    assert lines(decoded)[0]["after"] == {"id": 7, "e": "b"}
+    encoded = run("encode", *options, stdin=decoded.stdout)
+    value = json.loads(base64.b64decode(lines(encoded)[0]["value_b64"]))
+    assert {**value, "ts": 2} == CANAL
+
+
+def test_lines_without_ids_are_registered_on_request(tmp_path: Path) -> None:
+    ddl = tmp_path / "t.sql"
+    ddl.write_text("CREATE TABLE shop.t (id int primary key, e enum('a','b'))")
+    event = {
+        "type": "insert",
+        "table": {"schema": "shop", "name": "t"},
+        "key": {"id": 1},
+        "before": None,
+        "after": {"id": 1, "e": "b"},
+        "commit_ts": None,
+        "position": {"topic": "shop_t", "partition": 2, "offset": 5, "index": 0},
+    }
+    options = ("--protocol", "avro", "--schema-registry", "memory://cli", "--table-definition", str(ddl))
+    refused = run("encode", *options, stdin=json.dumps(event))
+    assert refused.exit_code == 1
+    assert "--register" in refused.stderr
+    encoded = run("encode", *options, "--register", stdin=json.dumps(event))
+    assert encoded.exit_code == 0, encoded.stderr
+    decoded = run("decode", *options, "--input", "-", "-o", "json", stdin=encoded.stdout)
+    assert lines(decoded)[0]["after"] == {"id": 1, "e": "b"}
+    assert lines(decoded)[0]["position"] == event["position"]
+
+
+@pytest.mark.parametrize(
+    ("stdin", "code", "message"),
+    [
+        ('{"type":"insert"}', 2, "line 1: position is missing"),
+        (
+            '{"type":"truncated","position":{"topic":"t","partition":0,"offset":1}}',
+            2,
+            "'truncated' is unknown",
+        ),
+        ('{"type":"error","position":{"topic":"t","partition":0,"offset":1}}', 2, "key_b64 and value_b64"),
+        (
+            '{"type":"insert","table":{"schema":"a","name":"b"},"key":null,"before":null,"after":{"c":1},'
+            '"position":{"topic":"t","partition":0,"offset":1}}',
+            1,
+            "--table-definition",
+        ),
+    ],
+)
+def test_a_line_that_cannot_be_encoded(stdin: str, code: int, message: str) -> None:
+    result = run("encode", "--protocol", "canal-json", stdin=stdin)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,185 @@
+"""decode, validate, plan and dev workload on a real broker and a real registry."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from confluent_kafka import Producer
+
+from tests.cli.samples import lines, run
+from tests.servers import create_topic
+from tidesink.change import ChangeEvent, DdlEvent, Event, Op, Position, TableId
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import CodecOptions
+from tidesink.schema_registry import open_registry
+from tidesink.typemap.ddl import TableDefinitions
+
+TABLE = TableId("shop", "order_items")
+DDL = (
+    "CREATE TABLE `shop`.`order_items` (`id` BIGINT UNSIGNED PRIMARY KEY,`kind` ENUM('a','b'),"
+    "`price` DECIMAL(60,2),`made` DATETIME(3),`spent` TIME)"
+)
+ADD_COLUMN = "ALTER TABLE `shop`.`order_items` ADD COLUMN `note` VARCHAR(20)"
+OPTIONS = CodecOptions(enable_tidb_extension=True)
+
+
+class Stack(NamedTuple):
+    brokers: str
+    registry: str
+    prefix: str
+
+    @property
+    def topic(self) -> str:
+        return f"{self.prefix}.shop_order_items"
+
+
+@pytest.fixture
+def stack(brokers: str, registry_url: str, topic_prefix: str) -> Stack:
+    return Stack(brokers, registry_url, topic_prefix)
+
+
+def events(definitions: TableDefinitions) -> list[Event]:
+    def row(number: int, **more: Any) -> Event:
+        schema = definitions.get(TABLE)
+        values = {
+            "id": number,
+            "kind": "b",
+            "price": None,
+            "made": "0000-00-00 00:00:00.000",
+            "spent": None,
+            **more,
+        }
+        place = Position("", number % 2, 0)
+        return ChangeEvent(Op.INSERT, TABLE, {"id": number}, None, values, 9 << 18, place, schema)
+
+    def ddl(query: str, kind: str) -> Event:
+        definitions.apply(query, "shop")
+        return DdlEvent(TABLE, query, kind, 8 << 18, Position("", 0, 0))
+
+    first = [ddl(DDL, "CREATE"), *(row(number) for number in range(1, 6))]
+    return [*first, ddl(ADD_COLUMN, "ALTER"), row(2**64 - 1, note="last")]
+
+
+def write(stack: Stack, protocol: str) -> int:
+    """Write the events to two partitions; the number of records."""
+    create_topic(stack.brokers, stack.topic, partitions=2)
+    registry = open_registry(stack.registry)
+    codec = open_codec(protocol, options=OPTIONS, registry=registry)
+    producer = Producer({"bootstrap.servers": stack.brokers})
+    written = 0
+    for number, event in enumerate(events(TableDefinitions())):
+        record = codec.encode(event, topic=stack.topic)
+        if record is not None:
+            stamp = 1_700_000_000_000 + number
+            producer.produce(stack.topic, record.value, record.key, event.position.partition, timestamp=stamp)
+            written += 1
+    assert producer.flush(30) == 0
+    registry.close()
+    return written
+
+
+def config_file(tmp_path: Path, stack: Stack, protocol: str, **more: Any) -> str:
+    source = {"brokers": stack.brokers, "protocol": protocol, "topics": stack.prefix + ".{schema}_{table}"}
+    source["enable-tidb-extension"] = True  # type: ignore[assignment]
+    if protocol == "flat-avro":
+        source["schema-registry"] = stack.registry
+    file = tmp_path / f"{protocol}.yaml"
+    file.write_text(yaml.safe_dump({"pipeline": "t", "source": source, "target": {"path": "lake"}, **more}))
+    return str(file)
+
+
+@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json"])
+def test_a_topic_decodes_validates_and_plans(stack: Stack, tmp_path: Path, protocol: str) -> None:
+    written = write(stack, protocol)
+    config = config_file(tmp_path, stack, protocol)
+
+    decoded = run("decode", "--config", config, "--topic", stack.topic, "-o", "json")
+    assert decoded.exit_code == 0, decoded.stderr
+    rows = [line for line in lines(decoded) if line["type"] == "insert"]
+    assert len(lines(decoded)) == written
+    assert rows[-1]["after"]["id"] == 2**64 - 1
+    assert rows[-1]["after"]["kind"] == "b"
+    assert rows[-1]["table"] == {"schema": "shop", "name": "order_items"}
+    # From both partitions, in the order of their timestamps.
+    assert [row["after"]["id"] for row in rows] == [1, 2, 3, 4, 5, 2**64 - 1]
+
+    limited = run("decode", "-c", config, "--topic", stack.topic, "--max", "2", "-o", "json")
+    assert lines(limited) == lines(decoded)[:2]
+    by_time = run("decode", "-c", config, "--topic", stack.topic, "--from", "@1700000000005", "-o", "json")
+    assert [line["after"]["id"] for line in lines(by_time) if "after" in line] == [5, 2**64 - 1]
+
+    valid = run("validate", config, "--connect", "-o", "json")
+    assert valid.exit_code == 0, valid.stdout
+    assert stack.topic in valid.stdout
+
+    planned = run("plan", config, "-o", "json")
+    assert planned.exit_code == 0, planned.stdout + planned.stderr
+    (plan,) = json.loads(planned.stdout)["tables"]
+    assert plan["table"] == {"schema": "shop", "name": "order_items"}
+    assert plan["keys"] == ["id"]
+    types = {column["name"]: column["target_type"] for column in plan["columns"]}
+    assert types == {
+        "id": "decimal(20,0)",
+        "kind": "string",
+        "price": "string",
+        "made": "timestamp_ntz",
+        "spent": "string",
+        "note": "string",
+    }
+    notes = {column["name"]: column["note"] for column in plan["columns"]}
+    assert "more than 38 digits" in notes["price"]
+    assert "no calendar has: null" in notes["made"]
+    text = run("plan", config).stdout
+    assert "shop.order_items" in text
+    assert "warning: column price" in text
+
+
+def test_a_table_without_a_key_is_a_problem_in_the_plan(stack: Stack, tmp_path: Path) -> None:
+    create_topic(stack.brokers, f"{stack.prefix}.shop_bare", partitions=1)
+    value = {
+        "id": 0, "database": "shop", "table": "bare", "pkNames": [], "isDdl": False, "type": "INSERT", "es": 1,
+        "ts": 1, "sql": "", "sqlType": {"a": 3}, "mysqlType": {"a": "decimal"}, "old": None, "data": [{"a": "1"}],
+    }  # fmt: skip
+    producer = Producer({"bootstrap.servers": stack.brokers})
+    producer.produce(f"{stack.prefix}.shop_bare", json.dumps(value))
+    assert producer.flush(30) == 0
+    result = run("plan", config_file(tmp_path, stack, "canal-json"), "-o", "json")
+    assert result.exit_code == 2
+    (plan,) = json.loads(result.stdout)["tables"]
+    assert "keys: [...]" in plan["problem"]
+    assert "mysqlType" in plan["warnings"][0]
+    assert "no precision" in plan["columns"][0]["note"]
+    named = config_file(tmp_path, stack, "canal-json", tables=[{"name": "shop.bare", "keys": ["a"]}])
+    assert run("plan", named).exit_code == 0
+
+
+def test_a_topic_that_is_not_there(stack: Stack) -> None:
+    options = ("--protocol", "canal-json", "--brokers", stack.brokers)
+    result = run("decode", *options, "--topic", f"{stack.prefix}none")
+    assert result.exit_code == 2
+    assert "the broker has no topic" in result.stderr
+
+
+def test_the_workload_is_written_and_its_final_state_saved(stack: Stack, tmp_path: Path) -> None:
+    expected = tmp_path / "expected.json"
+    started = time.monotonic()
+    result = run(
+        "dev", "workload", "--brokers", stack.brokers, "--schema-registry", stack.registry, "--events", "300",
+        "--topics", stack.prefix + ".{schema}_{table}", "--expected", str(expected), "--partitions", "2",
+        "--enable-tidb-extension", "-o", "json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["events"] >= 300
+    assert json.loads(expected.read_text())["tables"]
+    topic = next(iter(report["by_topic"]))
+    options = ("--protocol", "avro", "--brokers", stack.brokers, "--schema-registry", stack.registry)
+    decoded = run("decode", *options, "--topic", topic, "-o", "json")
+    assert decoded.exit_code == 0
+    assert len(lines(decoded)) == report["by_topic"][topic]
+    assert time.monotonic() - started < 120
