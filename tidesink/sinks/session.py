@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 # A corrupt length in an Avro record must fail that record and not exhaust the heap: no TiDB value is
 # larger than 120 MiB (TiDB's txn-entry-size-limit).
 _AVRO_LIMIT: Final = 134_217_728
+# The generated code of a wide table's decoding is one method of more than 8,000 bytes of bytecode, which
+# HotSpot only interprets unless told otherwise: three times the CPU time.
 _JAVA_OPTIONS: Final = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods "
     f"-Dorg.apache.avro.limits.bytes.maxLength={_AVRO_LIMIT} "
     f"-Dorg.apache.avro.limits.string.maxLength={_AVRO_LIMIT}"
 )

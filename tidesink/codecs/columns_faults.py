@@ -1,0 +1,91 @@
+"""What is wrong with a record, as a column; and the decoded frame's own columns, the same in each codec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.codecs.columns_base import BAD, DDL, DELETE, UPSERT
+from tidesink.errors import DecodeError
+from tidesink.typemap.shape import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_FAULT: Final = "struct<kind: string, error: string, reason: string>"
+STRINGS: Final = "array<string>"
+
+
+def fault(kind: str | None, error: type[DecodeError] | None = None, reason: str | Column = "") -> Column:
+    """A record that is no row to apply: the kind it is instead and, for a bad one, why. None: no fault."""
+    if kind is None:
+        return F.lit(None).cast(_FAULT)
+    why = F.lit(reason) if isinstance(reason, str) else reason
+    name = F.lit(error.__name__ if error else None).cast("string")
+    return F.struct(F.lit(kind).alias("kind"), name.alias("error"), why.alias("reason"))
+
+
+def first_fault(faults: Iterable[tuple[Column, Column]]) -> Column:
+    """The fault of the first condition that holds, else null. One CASE, so that the rest is not looked at."""
+    chosen: Column | None = None
+    for condition, found in faults:
+        chosen = F.when(condition, found) if chosen is None else chosen.when(condition, found)
+    return fault(None) if chosen is None else chosen
+
+
+def any_null(struct: str, names: Sequence[str]) -> Column:
+    """True where one of a struct's fields, or the struct, is null."""
+    return reduce(Column.__or__, (F.col(struct).getField(name).isNull() for name in names))
+
+
+def null(ddl: str) -> Column:
+    """A null of a type."""
+    return F.lit(None).cast(ddl)
+
+
+def output(
+    judged: DataFrame,
+    shape: TableShape,
+    *,
+    key_id: Column | None = None,
+    value_id: Column | None = None,
+    fields: Column | None = None,
+) -> DataFrame:
+    """The decoded frame (``columns_base``) of a frame whose records are read and judged.
+
+    ``judged`` has: _topic, _partition, _offset, key_bytes, value_bytes, event_ts, control_ts, image,
+    fault, row_index, row_kind, row_key, row_old_key, row_zero_dates.
+    """
+    wrong, is_row = F.col("fault"), F.col("fault").isNull()
+    kind = F.coalesce(wrong.getField("kind"), F.col("row_kind"))
+    kept = wrong.getField("kind").isin(BAD, DDL)
+    upserts = is_row & (F.col("row_kind") == UPSERT)
+    key_ddl, ddl = f"struct<{shape.key_ddl}>", f"struct<{shape.ddl}>"
+    return judged.select(
+        "_topic",
+        "_partition",
+        "_offset",
+        F.col("row_index").cast("int").alias("_index"),
+        kind.alias("_kind"),
+        F.coalesce(F.col("event_ts"), F.col("control_ts")).alias("_commit_ts"),
+        wrong.getField("error").alias("_error"),
+        F.when(~is_row, wrong.getField("reason")).alias("_reason"),
+        F.when(upserts, F.col("row_zero_dates")).cast(STRINGS).alias("_zero_dates"),
+        F.when(~is_row, null("bigint") if key_id is None else key_id).alias("_schema_key_id"),
+        F.when(~is_row, null("bigint") if value_id is None else value_id).alias("_schema_value_id"),
+        F.when(~is_row, null(STRINGS) if fields is None else fields).alias("_fields"),
+        F.when(kept, F.col("key_bytes")).alias("_key"),
+        F.when(kept, F.col("value_bytes")).alias("_value"),
+        F.when(is_row, F.col("row_key")).cast(key_ddl).alias("key"),
+        F.when(is_row, F.col("row_old_key")).cast(key_ddl).alias("old_key"),
+        F.when(upserts, F.col("image")).cast(ddl).alias("after"),
+    )
+
+
+def deletes(condition: Column) -> Column:
+    """The kind of a row by whether it is a delete."""
+    return F.when(condition, DELETE).otherwise(UPSERT)

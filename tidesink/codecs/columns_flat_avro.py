@@ -1,0 +1,325 @@
+"""flat-avro as column expressions: every writer schema of a batch in one pass, in the JVM.
+
+Each record's key and value are decoded with the schema of their own id and cast into the table's shape.
+The bytes are TiCDC's (tiflow c7b2588, new architecture b813e76): a Confluent header and an Avro record;
+a null value or ``_tidb_op`` ``d`` is a delete; a null key with a first byte 01 or 02 is a DDL or a
+watermark. Not read here: AWS Glue headers, delete markers (first byte 03); they are bad records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.change import TableId
+from tidesink.codecs.columns_avro_record import Images, RecordColumns, record_columns
+from tidesink.codecs.columns_avro_schema import WriterSchema, read_schema
+from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
+from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, output
+from tidesink.codecs.columns_types import lit_binary
+from tidesink.errors import (
+    ConfigError,
+    FramingError,
+    SchemaMismatchError,
+    UnnamedRowError,
+    UnsupportedMessageError,
+)
+from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.shape import TableShape, merge_shape, shape_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MAGIC: Final = b"\x00"
+_GLUE_SIZE: Final = 18
+_WATERMARK_SIZE: Final = 9
+_DDL_TEXTS: Final = ("query", "schema", "table")
+_DDL_NUMBERS: Final = ("type", "commitTs")
+_NUMBER: Final = r"\A-?[0-9]{1,18}\z"
+_BEFORE_VALUE: Final = "set avro-include-before-value=true in the changefeed's sink URI"
+
+
+class _Parts(NamedTuple):
+    """The readers of one side of the record, and schemas that cannot be read, by id."""
+
+    records: tuple[RecordColumns, ...]
+    refused: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class FlatAvroColumns:
+    """The plan for one flat-avro table: its shape and the expressions that read each writer schema."""
+
+    shape: TableShape
+    keys: _Parts
+    values: _Parts
+
+    @property
+    def changes_keys(self) -> bool:
+        """True where an update may come with its old key, so that it stands for two rows."""
+        return any(record.schema.before for record in self.values.records)
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """The decoded frame of a raw Kafka frame."""
+        judged = _judged(_converted(_read(raw, self), self), self)
+        ids = (_schema_id(F.col("key_bytes")), _schema_id(F.col("value_bytes")))
+        return output(judged, self.shape, key_id=ids[0], value_id=ids[1])
+
+
+def flat_avro_columns(
+    table: TableId,
+    *,
+    key_schemas: Mapping[int, str],
+    value_schemas: Mapping[int, str],
+    base: TableShape | None = None,
+    keys: tuple[str, ...] | None = None,
+    zero_date: ZeroDate = "null",
+    time_zone: str = "UTC",
+) -> FlatAvroColumns:
+    """A plan for a table from the texts of its writer schemas, by registry id.
+
+    Give every schema of the subjects that is known, not the batch's alone: a column that a writer lacks
+    is filled with its default where only later schemas (greater ids) have it, and is null where an
+    earlier one had it, since it was dropped. ``base`` is the shape the target has; it is only added to.
+    ``keys`` override the columns of the key record.
+
+    Raises:
+        ConfigError: the table has no key, or ``keys`` names a column it does not have.
+        SchemaRefusedError: two schemas have types for a column that cannot be one.
+    """
+    key_read, key_refused = _read_schemas(key_schemas)
+    value_read, value_refused = _read_schemas(value_schemas)
+    named = _key_names(table, keys, base, key_read.values())
+    shape = _shape(table, (key_read, value_read), named, base=base, zero_date=zero_date, time_zone=time_zone)
+    return FlatAvroColumns(
+        shape,
+        _Parts(record_columns(key_read, shape, "key", only_keys=True), key_refused),
+        _Parts(record_columns(value_read, shape, "value"), value_refused),
+    )
+
+
+def _read_schemas(texts: Mapping[int, str]) -> tuple[dict[int, WriterSchema], dict[int, str]]:
+    read, refused = {}, {}
+    for schema_id, text in sorted(texts.items()):
+        try:
+            read[schema_id] = read_schema(text)
+        except SchemaMismatchError as error:
+            refused[schema_id] = error.message
+    return read, refused
+
+
+def _key_names(
+    table: TableId,
+    keys: tuple[str, ...] | None,
+    base: TableShape | None,
+    key_schemas: Iterable[WriterSchema],
+) -> tuple[str, ...]:
+    found = keys or (base.keys if base else None)
+    for schema in key_schemas:
+        found = found or tuple(writer.column.name for writer in schema.columns)
+    if not found:
+        raise ConfigError(
+            f"{table} has no key record in its topic, so nothing says which row a change is about: "
+            "name its key columns under tables: keys",
+            table=str(table),
+        )
+    return found
+
+
+def _shape(
+    table: TableId,
+    schemas: tuple[Mapping[int, WriterSchema], Mapping[int, WriterSchema]],
+    named: tuple[str, ...],
+    *,
+    base: TableShape | None,
+    zero_date: ZeroDate,
+    time_zone: str,
+) -> TableShape:
+    folded = frozenset(name.lower() for name in named)
+    key_read, value_read = schemas
+    # A topic that holds deletes alone tells of the key columns and nothing else.
+    known = value_read or key_read
+    shapes = [
+        shape_of(schema.table_schema(table, folded), keys=named, zero_date=zero_date, time_zone=time_zone)
+        for _, schema in sorted(known.items())
+    ]
+    if base is not None:
+        shapes.insert(0, base)
+    if not shapes:
+        raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
+    return reduce(merge_shape, shapes)
+
+
+def _read(raw: DataFrame, plan: FlatAvroColumns) -> DataFrame:
+    """One column a writer schema, null where the record was written with another."""
+    records = [*plan.keys.records, *plan.values.records]
+    return raw.select(
+        F.col("topic").alias("_topic"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.col("key").alias("key_bytes"),
+        F.col("value").alias("value_bytes"),
+        *(record.decoded().alias(record.name) for record in records),
+    )
+
+
+def _converted(read: DataFrame, plan: FlatAvroColumns) -> DataFrame:
+    """The records' columns in the shape's types, and what the extension fields say."""
+    values = Images(plan.values.records)
+    return read.select(
+        "*",
+        Images(plan.keys.records).struct(plan.shape.key_ddl).alias("record_key"),
+        values.struct(plan.shape.ddl).alias("image"),
+        values.old_key(plan.shape.key_ddl).alias("before_key"),
+        values.extension("_tidb_op", "string").alias("op"),
+        values.extension("_tidb_commit_ts", "bigint").alias("event_ts"),
+    )
+
+
+def _judged(converted: DataFrame, plan: FlatAvroColumns) -> DataFrame:
+    """What each record is: its kind and, where it cannot be used, why."""
+    names = [column.name for column in plan.shape.key_columns]
+    image_key = F.struct(*(F.col("image").getField(name).alias(name) for name in names))
+    with_key = converted.withColumn(
+        "row_key", F.when(F.col("value_bytes").isNull(), F.col("record_key")).otherwise(image_key)
+    )
+    keys, values = Images(plan.keys.records), Images(plan.values.records)
+    with_bad = with_key.withColumn(
+        "bad_value", first_fault([*keys.faults("record_key"), *values.faults("image")])
+    )
+    deleted = F.col("value_bytes").isNull() | (F.col("op").eqNullSafe("d"))
+    fault_or_null = _faults(plan, names)
+    old_key = F.when(~deleted & ~F.col("before_key").eqNullSafe(F.col("row_key")), F.col("before_key"))
+    return with_bad.select(
+        "*",
+        fault_or_null.alias("fault"),
+        deletes(deleted).alias("row_kind"),
+        old_key.alias("row_old_key"),
+        values.zero_dates("image").alias("row_zero_dates"),
+        F.lit(0).alias("row_index"),
+    ).withColumn("control_ts", _control_ts())
+
+
+def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:
+    key, value = F.col("key_bytes"), F.col("value_bytes")
+    key_read, value_read = Images(plan.keys.records).complete(), Images(plan.values.records).complete()
+    op_known = F.col("op").isNull() | F.col("op").isin("c", "u", "d", "")
+    unnamed = any_null("row_key", key_names)
+    # The first branch is every good row's: the rest is asked of records with something about them.
+    fine = (
+        (key.isNull() | key_read)
+        & (value.isNull() | value_read)
+        & (key.isNotNull() | value.isNotNull())
+        & F.col("bad_value").isNull()
+        & op_known
+        & ~unnamed
+    )
+    chosen = F.when(fine, fault(None))
+    for condition, found in (
+        *_control_faults(key, value),
+        *_framing_faults("key", key),
+        *_framing_faults("value", value),
+        *_schema_faults("key", key, plan.keys),
+        *_schema_faults("value", value, plan.values),
+        (key.isNotNull() & ~key_read, _unreadable("key")),
+        (value.isNotNull() & ~value_read, _unreadable("value")),
+        (F.col("bad_value").isNotNull(), F.col("bad_value")),
+        (~op_known, fault(BAD, SchemaMismatchError, "_tidb_op is none of c, u and d")),
+        (F.lit(True), fault(BAD, UnnamedRowError, _unnamed_reason(key_names))),
+    ):
+        chosen = chosen.when(condition, found)
+    return chosen
+
+
+def _unnamed_reason(key_names: list[str]) -> str:
+    return (
+        f"a key column ({', '.join(key_names)}) is null or not in the record, so the change names no row: "
+        "set keys to columns that every key record has"
+    )
+
+
+def _control_faults(key: Column, value: Column) -> list[tuple[Column, Column]]:
+    first = F.substring(value, 1, 1)
+    glue = (F.length(value) >= _GLUE_SIZE) & F.substring(value, 2, 1).isin(
+        lit_binary(b"\0"), lit_binary(b"\5")
+    )
+    unnamed = (
+        "a delete names no row: New-architecture TiCDC writes this for a table without primary key, so "
+        f"the delete is lost: {_BEFORE_VALUE}"
+    )
+    marker = f"a delete marker (first byte 03), which this version does not read: {_BEFORE_VALUE}"
+    is_ddl, is_watermark = first == lit_binary(b"\1"), first == lit_binary(b"\2")
+    members = [_ddl_member(value, name).isNotNull() for name in _DDL_TEXTS]
+    members += [F.coalesce(_ddl_member(value, name).rlike(_NUMBER), F.lit(False)) for name in _DDL_NUMBERS]
+    whole = reduce(Column.__and__, members)
+    return [
+        (key.isNull() & value.isNull(), fault(BAD, UnnamedRowError, unnamed)),
+        ((first == lit_binary(b"\3")) & ~glue & key.isNull(), fault(BAD, UnnamedRowError, unnamed)),
+        ((first == lit_binary(b"\3")) & ~glue, fault(BAD, UnsupportedMessageError, marker)),
+        (
+            (is_ddl | is_watermark) & key.isNotNull(),
+            fault(BAD, FramingError, "the value starts with a control event's byte, and the key is not null"),
+        ),
+        (is_watermark & (F.length(value) == _WATERMARK_SIZE), fault(WATERMARK)),
+        (is_watermark, fault(BAD, SchemaMismatchError, "a watermark has 9 bytes")),
+        (is_ddl & whole, fault(DDL)),
+        (is_ddl, fault(BAD, SchemaMismatchError, "a DDL event is no JSON object with TiCDC's members")),
+    ]
+
+
+def _ddl_member(value: Column, name: str) -> Column:
+    # Not from_json: it has no generated code, and would slow down every row's whole stage.
+    return F.get_json_object(F.substring(value, 2, 2**31 - 1).cast("string"), f"$.{name}")
+
+
+def _control_ts() -> Column:
+    value = F.col("value_bytes")
+    kind = F.col("fault").getField("kind")
+    watermark = F.conv(F.hex(F.substring(value, 2, 8)), 16, 10).try_cast("bigint")
+    return F.when(kind == WATERMARK, watermark).when(
+        kind == DDL, _ddl_member(value, "commitTs").try_cast("bigint")
+    )
+
+
+def _framing_faults(part: str, data: Column) -> list[tuple[Column, Column]]:
+    framed = (F.length(data) >= 5) & (F.substring(data, 1, 1) == lit_binary(_MAGIC))
+    shown = F.concat(
+        F.lit(f"the {part} starts with "),
+        F.coalesce(F.hex(F.substring(data, 1, 8)), F.lit("nothing")),
+        F.lit(", not with a Confluent header of 5 bytes (00 and the schema id): is the protocol flat-avro?"),
+    )
+    return [(data.isNotNull() & ~framed, fault(BAD, FramingError, shown))]
+
+
+def _schema_faults(part: str, data: Column, parts: _Parts) -> list[tuple[Column, Column]]:
+    faults = [
+        (_starts(data, [schema_id]), fault(BAD, SchemaMismatchError, reason))
+        for schema_id, reason in parts.refused.items()
+    ]
+    planned = [schema_id for record in parts.records for schema_id in record.ids]
+    unknown = ~_starts(data, planned) if planned else F.lit(True)
+    return [*faults, (data.isNotNull() & unknown, fault(UNPLANNED, None, f"the {part}'s schema id is new"))]
+
+
+def _starts(data: Column, ids: list[int]) -> Column:
+    headers = [lit_binary(_MAGIC + schema_id.to_bytes(4, "big")) for schema_id in ids]
+    return F.substring(data, 1, 5).isin(*headers)
+
+
+def _schema_id(data: Column) -> Column:
+    framed = (F.length(data) >= 5) & (F.substring(data, 1, 1) == lit_binary(_MAGIC))
+    return F.when(framed, F.conv(F.hex(F.substring(data, 2, 4)), 16, 10).cast("bigint"))
+
+
+def _unreadable(part: str) -> Column:
+    return fault(
+        BAD,
+        SchemaMismatchError,
+        f"the {part} does not hold what its schema says: it is cut short, goes on too long, or was written "
+        "with another schema than its id says",
+    )

@@ -1,0 +1,179 @@
+"""The law of ``reduce`` on a decoded frame: one row a key, in one pass, nothing on the driver.
+
+The reduced frame has, for each key, what is to be done with it, and beside those rows the records that
+are no rows: each bad record, each DDL and each unplanned message by itself, watermarks one a
+topic-partition.
+
+====================  ================  ==========================================================
+column                type              meaning
+====================  ================  ==========================================================
+``_op``               string            a kind of ``columns_base``: ``upsert``, ``delete``, ...
+``key``               struct            the key, null for what is no row
+``after``             struct            the row to write, for ``upsert`` alone
+``_topic``            string
+``_partition``        int
+``_offset``           bigint            of the event that stays
+``_commit_ts``        bigint            of the event that stays
+``_half``             boolean           the delete half of a key change: no event of its own
+``_events``           bigint            row events of this key, the one that stays included
+``_superseded``       bigint            row events that a later one of their key replaced
+``_messages``         bigint            Kafka records among them
+``_max_offset``       bigint            the largest offset among them
+``_max_commit_ts``    bigint            the largest commit_ts among them
+``_mixed``            boolean           the key came in two topic-partitions
+``_zero_dates``       array<string>     columns whose date no calendar has was made null
+``_detail``           struct            what is no row: error, reason, key_id, value_id, fields, key, value
+====================  ================  ==========================================================
+
+Keys are compared as Spark compares values, text byte by byte, whatever collation the source has: a
+source that holds 'a' and 'A' for one key never sends them as two rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.codecs.columns_base import DELETE, ROW_KINDS, UPSERT, WATERMARK
+from tidesink.sinks.reduce import SequenceBy
+from tidesink.typemap.shape import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_WHOLE: Final = "whole"
+_DELETE_HALF: Final = "delete half"
+_INSERT_HALF: Final = "insert half"
+
+
+def reduce_frame(
+    decoded: DataFrame,
+    shape: TableShape,
+    sequence_by: SequenceBy = "kafka",
+    *,
+    changes_keys: bool = True,
+) -> DataFrame:
+    """The reduced frame of a decoded one; lazy.
+
+    ``changes_keys``: whether an update may come with its old key, which stands for two rows (a plan's
+    ``changes_keys``); False spares a step. Order by ``source`` needs a ``_commit_ts`` in every row event.
+    """
+    rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
+    keys = [column.name for column in shape.key_columns]
+    prepared = _prepared(rows, keys)
+    key_names = [f"key_{number}" for number in range(len(keys))]
+    grouped = prepared.groupBy("group_hash", *key_names).agg(*_aggregates(sequence_by))
+    return grouped.select(*_output(keys, key_names))
+
+
+def rows_to_apply(reduced: DataFrame) -> DataFrame:
+    """The rows of a reduced frame that a merge takes: upserts and deletes."""
+    return reduced.where(F.col("_op").isin(*ROW_KINDS))
+
+
+def _halves(decoded: DataFrame) -> DataFrame:
+    """A key change as two rows: its old key is deleted, its new one written."""
+    parts = F.when(F.col("old_key").isNull(), F.array(F.lit(_WHOLE))).otherwise(
+        F.array(F.lit(_DELETE_HALF), F.lit(_INSERT_HALF))
+    )
+    exploded = decoded.withColumn("part", F.explode(parts))
+    half = F.col("part") == _DELETE_HALF
+    return exploded.withColumns(
+        {
+            "key": F.when(half, F.col("old_key")).otherwise(F.col("key")),
+            "_kind": F.when(half, DELETE).otherwise(F.col("_kind")),
+            "after": F.when(~half, F.col("after")),
+            "_zero_dates": F.when(~half, F.col("_zero_dates")),
+        }
+    )
+
+
+def _prepared(rows: DataFrame, keys: list[str]) -> DataFrame:
+    """What is grouped by, and what the group keeps.
+
+    The hash comes first, so that sorting compares one number; rows whose hashes meet are still told
+    apart by their keys. What is no row has no key and a hash of its own place: of one topic-partition
+    no two offsets have the same hash, since hashing one bigint loses nothing.
+    """
+    is_row = F.col("_kind").isin(*ROW_KINDS)
+    key_columns = [F.col("key").getField(name) for name in keys]
+    place = F.xxhash64("_topic", "_partition")
+    own = F.when(F.col("_kind") == WATERMARK, F.lit(-1)).otherwise(F.col("_offset"))
+    detail = F.struct(
+        F.col("_error").alias("error"),
+        F.col("_reason").alias("reason"),
+        F.col("_schema_key_id").alias("key_id"),
+        F.col("_schema_value_id").alias("value_id"),
+        F.col("_fields").alias("fields"),
+        F.col("_key").alias("key"),
+        F.col("_value").alias("value"),
+    )
+    other = F.xxhash64("_topic", "_partition", "_kind", "_index", own)
+    return rows.select(
+        F.when(is_row, F.xxhash64(*key_columns)).otherwise(other).alias("group_hash"),
+        *(column.alias(f"key_{number}") for number, column in enumerate(key_columns)),
+        place.alias("place"),
+        "_topic",
+        "_partition",
+        "_offset",
+        "_index",
+        "_commit_ts",
+        F.col("_kind").alias("_op"),
+        (F.col("part") == _DELETE_HALF).alias("_half"),
+        "_zero_dates",
+        "after",
+        F.when(~is_row, detail).alias("_detail"),
+    )
+
+
+def _aggregates(sequence_by: SequenceBy) -> list[Column]:
+    kept = F.struct(
+        "_op", "after", "_topic", "_partition", "_offset", "_commit_ts", "_half", "_zero_dates", "_detail"
+    )
+    whole = F.when(~F.col("_half"), 1).otherwise(0)
+    message = F.when(~F.col("_half") & (F.col("_index") == 0), 1).otherwise(0)
+    return [
+        F.max_by(kept, _order(sequence_by)).alias("kept"),
+        F.sum(whole).alias("events"),
+        F.sum(message).alias("messages"),
+        F.max("_offset").alias("max_offset"),
+        F.max("_commit_ts").alias("max_commit_ts"),
+        F.min("place").alias("first_place"),
+        F.max("place").alias("last_place"),
+    ]
+
+
+def _order(sequence_by: SequenceBy) -> Column:
+    writes = (F.col("_op") == UPSERT).cast("int")
+    kafka = (F.col("_partition"), F.col("_offset"), F.col("_index"), writes)
+    return F.struct(*kafka) if sequence_by == "kafka" else F.struct(F.col("_commit_ts"), writes, *kafka[:3])
+
+
+def _output(keys: list[str], key_names: list[str]) -> list[Column]:
+    kept = F.col("kept")
+    is_row = kept.getField("_op").isin(*ROW_KINDS)
+    key = F.struct(*(F.col(name).alias(key) for name, key in zip(key_names, keys, strict=True)))
+    own_event = F.when(is_row & ~kept.getField("_half"), 1).otherwise(0)
+    named = (
+        "_op",
+        "after",
+        "_topic",
+        "_partition",
+        "_offset",
+        "_commit_ts",
+        "_half",
+        "_zero_dates",
+        "_detail",
+    )
+    return [
+        F.when(is_row, key).alias("key"),
+        *(kept.getField(name).alias(name) for name in named),
+        F.col("events").alias("_events"),
+        F.when(is_row, F.col("events") - own_event).otherwise(0).alias("_superseded"),
+        F.col("messages").alias("_messages"),
+        F.col("max_offset").alias("_max_offset"),
+        F.col("max_commit_ts").alias("_max_commit_ts"),
+        (is_row & (F.col("first_place") != F.col("last_place"))).alias("_mixed"),
+    ]
