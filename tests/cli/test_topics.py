@@ -11,8 +11,8 @@ import pytest
 import yaml
 from confluent_kafka import Producer
 
-from tests.cli.samples import lines, run
-from tests.servers import create_topic
+from tests.cli.samples import CANAL, lines, run
+from tests.servers import create_topics
 from tidesink.change import ChangeEvent, DdlEvent, Event, Op, Position, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
@@ -25,6 +25,7 @@ DDL = (
     "`price` DECIMAL(60,2),`made` DATETIME(3),`spent` TIME)"
 )
 ADD_COLUMN = "ALTER TABLE `shop`.`order_items` ADD COLUMN `note` VARCHAR(20)"
+ZERO = "0000-00-00 00:00:00.000"
 OPTIONS = CodecOptions(enable_tidb_extension=True)
 
 
@@ -67,7 +68,7 @@ def events(definitions: TableDefinitions) -> list[Event]:
 
 def write(stack: Stack, protocol: str) -> int:
     """Write the events to two partitions; the number of records."""
-    create_topic(stack.brokers, stack.topic, partitions=2)
+    create_topics(stack.brokers, {stack.topic: 2})
     registry = open_registry(stack.registry)
     codec = open_codec(protocol, options=OPTIONS, registry=registry)
     producer = Producer({"bootstrap.servers": stack.brokers})
@@ -140,11 +141,8 @@ def test_a_topic_decodes_validates_and_plans(stack: Stack, tmp_path: Path, proto
 
 
 def test_a_table_without_a_key_is_a_problem_in_the_plan(stack: Stack, tmp_path: Path) -> None:
-    create_topic(stack.brokers, f"{stack.prefix}.shop_bare", partitions=1)
-    value = {
-        "id": 0, "database": "shop", "table": "bare", "pkNames": [], "isDdl": False, "type": "INSERT", "es": 1,
-        "ts": 1, "sql": "", "sqlType": {"a": 3}, "mysqlType": {"a": "decimal"}, "old": None, "data": [{"a": "1"}],
-    }  # fmt: skip
+    create_topics(stack.brokers, {f"{stack.prefix}.shop_bare": 1})
+    value = {**CANAL, "table": "bare", "pkNames": [], "mysqlType": {"a": "decimal"}, "data": [{"a": "1"}]}
     producer = Producer({"bootstrap.servers": stack.brokers})
     producer.produce(f"{stack.prefix}.shop_bare", json.dumps(value))
     assert producer.flush(30) == 0
