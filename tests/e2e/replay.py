@@ -10,10 +10,10 @@ import gzip
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from confluent_kafka import Producer
 
@@ -25,6 +25,14 @@ from tidesink.schema_registry import open_registry, subject
 
 CONFIGURATIONS = ("avro_long", "avro_ext_string", "canal", "canal_ext", "canal_ext_partial")
 PARTITIONS = 4
+
+
+class Servers(TypedDict):
+    """Where a replay goes, and what its topics begin with."""
+
+    brokers: str
+    registry_url: str
+    prefix: str
 
 
 @dataclass(frozen=True)
@@ -42,9 +50,19 @@ def captured(workload: Path, configuration: str) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def replay(workload: Path, configuration: str, *, brokers: str, registry_url: str, prefix: str) -> Replayed:
-    """Make the topics, register the schemas, and produce every record to its own partition."""
-    records = list(captured(workload, configuration))
+def replay(
+    workload: Path,
+    configuration: str,
+    *,
+    servers: Servers,
+    only: Collection[str] | None = None,
+) -> Replayed:
+    """Make the topics, register the schemas, and produce every record to its own partition.
+
+    ``only``: the captured topics to replay; all of them where it is None.
+    """
+    brokers, registry_url, prefix = servers["brokers"], servers["registry_url"], servers["prefix"]
+    records = [r for r in captured(workload, configuration) if only is None or r["topic"] in only]
     topics = sorted({record["topic"] for record in records})
     create_topics(brokers, {f"{prefix}{topic}": PARTITIONS for topic in topics})
     ids = _register(workload, records, registry_url, prefix) if configuration.startswith("avro") else {}
@@ -119,20 +137,18 @@ def replay_config(
     directory: Path,
     configuration: str,
     *,
-    brokers: str,
-    registry_url: str,
-    prefix: str,
+    servers: Servers,
     max_records: int | None = None,
 ) -> Path:
     """A config file that names brokers, registry, topics, protocol and modes: nothing else of the data."""
     source: dict[str, Any] = {
-        "brokers": brokers,
+        "brokers": servers["brokers"],
         "protocol": "flat-avro" if configuration.startswith("avro") else "canal-json",
-        "topics": f"{prefix}{{schema}}_{{table}}",
+        "topics": f"{servers['prefix']}{{schema}}_{{table}}",
         **_MODES[configuration],
     }
     if source["protocol"] == "flat-avro":
-        source["schema-registry"] = registry_url
+        source["schema-registry"] = servers["registry_url"]
     settings: dict[str, Any] = {
         "pipeline": "replay",
         "source": source,
@@ -164,7 +180,8 @@ _MODES: dict[str, dict[str, Any]] = {
 # Two cores and small data: less heap, and a compiler that starts fast.
 SMALL_SPARK = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:ReservedCodeCacheSize=256m",
 }
 
 

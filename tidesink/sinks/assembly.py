@@ -21,6 +21,7 @@ from tidesink.sinks.state_store import StateStore, open_state_store
 from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.targets.base import Target
+from tidesink.sinks.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,10 +43,12 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         registry = _registry(config, closing)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
         spark = _spark(config, closing)
+        source = KafkaSource(config.source.spark_properties())
         yield Surroundings(
             config=config,
             spark=spark,
-            source=KafkaSource(config.source.spark_properties()),
+            source=source,
+            topics=Topics(config.pipeline, source, store),
             target=_target(config, spark, store),
             store=store,
             dead_letters=_dead_letters(config, spark),

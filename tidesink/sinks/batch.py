@@ -159,7 +159,7 @@ class Batch:
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
         with self._step("read"):
-            raw = self._around.source.read(self._session, plan.ranges, only=self._decoding.mine())
+            raw = self._around.source.read(self._session, plan.ranges, apart=self._decoding.apart())
         with self._step("decoded"):
             columns = self._decoding.columns()
             decoded = columns.decode(raw.frame)
@@ -176,6 +176,9 @@ class Batch:
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
+        if reduction.read.foreign:
+            self._decoding.meet_others(missed)
+            return True
         if reduction.summary.unplanned or reduction.summary.bad:
             return self._learnt(missed)
         return bool(reduction.summary.filtered) and self._decoding.take_ddl(reduction.frame, missed)

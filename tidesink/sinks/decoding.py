@@ -38,6 +38,13 @@ class Missed(NamedTuple):
     found: TopicOffsets
 
 
+class Apart(NamedTuple):
+    """Another table's records: the condition that tells them, and whether to leave them out or count them."""
+
+    condition: Column
+    drop: bool
+
+
 class Decoding(Protocol):
     """One table's decoding. Used by one thread at a time."""
 
@@ -57,8 +64,14 @@ class Decoding(Protocol):
     def columns(self) -> DecodeColumns:
         """The plan as it stands."""
 
-    def mine(self) -> Column | None:
-        """Which records of the topic are this table's; None where all are."""
+    def apart(self) -> Apart | None:
+        """How other tables' records are told apart; None where the topic can only have one table."""
+
+    def meet_others(self, missed: Missed) -> None:
+        """Take note that the batch has other tables' records; from now on they are left out.
+
+        Raises: as ``prepare``.
+        """
 
     def learn(self, missed: Missed) -> bool:
         """Look up what a batch lacked; True where the plan is another one now.

@@ -19,7 +19,7 @@ from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _PARTS: Final[tuple[SubjectPart, ...]] = ("key", "value")
 # Where the registry has no subject for the topic, so many records are looked at for their schema ids.
@@ -69,9 +69,11 @@ class FlatAvroDecoding:
             raise ConfigError("prepare the table first", table=str(self._settings.table))
         return self._plan
 
-    def mine(self) -> Column | None:
-        """All records: a flat-avro topic holds one table."""
-        return None
+    def apart(self) -> None:
+        """A flat-avro topic holds one table."""
+
+    def meet_others(self, _missed: Missed) -> None:
+        """Never: there are no others."""
 
     def learn(self, missed: Missed) -> bool:
         """Look up the ids that the batch's plan did not know."""
@@ -85,7 +87,7 @@ class FlatAvroDecoding:
         self._make()
         return True
 
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+    def take_ddl(self, _reduced: DataFrame, _missed: Missed) -> bool:
         """Nothing: types come with the writer schemas."""
         return False
 

@@ -198,7 +198,7 @@ class Lane:
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress, fresh=False)
-            self._size.learn(*outcome.read)
+            self._size.learn(outcome.read.records, outcome.read.bytes)
             self._ledger.add(outcome)
             self._around.listeners.hear(
                 BatchApplied(

@@ -94,4 +94,16 @@ def avro_tables(around: Surroundings) -> TablesOfTopic:
     return tables
 
 
-TABLES_OF: dict[str, Callable[[Surroundings], TablesOfTopic]] = {"flat-avro": avro_tables}
+def canal_tables(around: Surroundings) -> TablesOfTopic:
+    """The tables that a canal-json topic's messages name."""
+
+    def tables(found: TopicOffsets) -> tuple[TableId, ...]:
+        return around.topics.tables(found.topic).look(around.spark, found)
+
+    return tables
+
+
+TABLES_OF: dict[str, Callable[[Surroundings], TablesOfTopic]] = {
+    "flat-avro": avro_tables,
+    "canal-json": canal_tables,
+}

@@ -19,7 +19,9 @@ from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.ranges import OffsetRange
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
+
+    from tidesink.sinks.decoding import Apart
 
 _COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
 # One task reads so many records at least: a short batch is not worth a second task on a partition.
@@ -35,10 +37,11 @@ _KAFKA: Final = "org.apache.kafka.common.KafkaException"
 
 
 class KafkaRead(NamedTuple):
-    """Records and bytes of keys and values that Kafka gave; ``foreign`` are those another table's."""
+    """Records and bytes of keys and values that Kafka gave; ``foreign`` of them are another table's."""
 
     records: int
     bytes: int
+    foreign: int = 0
 
 
 class ReadFrame(NamedTuple):
@@ -50,7 +53,7 @@ class ReadFrame(NamedTuple):
     def counted(self) -> KafkaRead:
         """What Kafka gave; to be asked after the frame was computed."""
         found = self.observation.get
-        return KafkaRead(int(found["records"]), int(found["bytes"] or 0))
+        return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["foreign"] or 0))
 
 
 class KafkaSource:
@@ -79,17 +82,23 @@ class KafkaSource:
         return reader.load().select(*_COLUMNS)
 
     def read(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, only: Column | None = None
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
     ) -> ReadFrame:
-        """The records in the ranges for which ``only`` holds, counted as they are read."""
+        """The records in the ranges, counted as they are read; ``apart`` tells another table's."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
         observation = Observation()
         frame = self.frame(session, ranges)
-        frame = frame if only is None else frame.filter(only)
+        if apart is not None and apart.drop:
+            frame = frame.where(~apart.condition)
+        foreign = F.lit(0) if apart is None or apart.drop else F.when(apart.condition, 1).otherwise(0)
         size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
-        counts = (F.count(F.lit(1)).alias("records"), F.sum(size).alias("bytes"))
+        counts = (
+            F.count(F.lit(1)).alias("records"),
+            F.sum(size).alias("bytes"),
+            F.sum(foreign).alias("foreign"),
+        )
         return ReadFrame(frame.observe(observation, *counts), observation)
 
 

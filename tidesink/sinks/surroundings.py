@@ -17,6 +17,7 @@ from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
 from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.targets.base import Target
+from tidesink.sinks.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +40,7 @@ class Surroundings:
     store: StateStore
     dead_letters: Callable[[], DeadLetters]
     registry: SchemaRegistry | None
+    topics: Topics
     failpoints: Failpoints
     listeners: Listeners
     stop: StopFlag

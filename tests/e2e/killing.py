@@ -1,0 +1,70 @@
+"""A worker in a process group of its own, killed as a whole, Python and JVM, and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_TIMEOUT_SECONDS = 300
+
+
+class Ending(NamedTuple):
+    """How a worker's process ended, and what it printed."""
+
+    code: int
+    output: str
+
+
+def start_worker(config: Path, log: Path, failpoint: str | None = None) -> subprocess.Popen[bytes]:
+    """``tidesink run --until drained`` in a session of its own; its output goes to ``log``."""
+    environment = {**os.environ, "TIDESINK_FAILPOINT_LOG": str(config.with_name("failpoints"))}
+    environment.pop("TIDESINK_FAILPOINT", None)
+    if failpoint is not None:
+        environment["TIDESINK_FAILPOINT"] = failpoint
+    command = [str(Path(sys.executable).with_name("tidesink")), "run", "--until", "drained", str(config)]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+
+def finish(worker: subprocess.Popen[bytes], log: Path) -> Ending:
+    """Wait for the worker's own end."""
+    try:
+        code = worker.wait(_TIMEOUT_SECONDS)
+    finally:
+        kill_group(worker)
+    return Ending(code, log.read_text(encoding="utf-8", errors="replace"))
+
+
+def kill_group(worker: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to every process of the worker's group that is left."""
+    try:
+        os.killpg(worker.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    worker.wait(60)
+
+
+def wait_for(log: Path, text: str, worker: subprocess.Popen[bytes]) -> bool:
+    """Wait until the worker has printed a text; False where it ended before."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        if text in log.read_text(encoding="utf-8", errors="replace"):
+            return True
+        if worker.poll() is not None:
+            return False
+        time.sleep(0.05)
+    raise TimeoutError(f"the worker did not print {text!r}")
+
+
+def failpoints_hit(config: Path) -> list[str]:
+    """The failpoints that workers of this config died at, in order."""
+    log = config.with_name("failpoints")
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return [line.split()[0] for line in lines]

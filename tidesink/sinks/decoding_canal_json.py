@@ -1,0 +1,214 @@
+"""Decoding a canal-json table: where its columns' types come from, since the messages have bare ones.
+
+In this order: the definition in the config; the topic's own CREATE and ALTER events, read ahead to the
+end of partition 0; the ``mysqlType`` words of the rows themselves; else text, with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+
+from tidesink.change import Column, TableId, TableSchema
+from tidesink.codecs.canal_json_shape import RowShapes
+from tidesink.codecs.columns_base import DDL
+from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
+from tidesink.errors import ConfigError
+from tidesink.sinks.decoding import Apart, Missed
+from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.ranges import OffsetRange, plan_ranges
+from tidesink.sinks.source import translated_read_errors
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.topic_ddl import DDL_PARTITION
+from tidesink.sinks.topic_tables import foreign_to, member
+from tidesink.typemap.ddl import TableDefinitions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Where no DDL tells of a table, so many of its topic's first records are looked at for their types.
+_PEEKED_RECORDS = 10_000
+
+
+class _RowWords(NamedTuple):
+    """What one form of row says of itself: column names in order, their type words, the key's names."""
+
+    names: list[str]
+    types: dict[str, str]
+    keys: list[str]
+
+
+class CanalJsonDecoding:
+    """One table's types, and the plan they make."""
+
+    def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
+        self._around = around
+        self._topic = topic
+        self._table = table
+        self._settings = around.config.table_config(table)
+        self._session = session
+        self._ddl = around.topics.ddl(topic)
+        self._tables = around.topics.tables(topic)
+        self._declared = _declared(self._settings.definition, table)
+        self._words: list[_RowWords] = []
+        self._shared = False
+        self._plan: CanalJsonColumns | None = None
+        self._text_columns: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Columns whose type at the target is not the nearest one, with the reason; DDL not understood."""
+        columns = self._plan.shape.columns if self._plan else ()
+        reasons = [f"column {column.name}: {column.reason}" for column in columns if column.reason]
+        texts = [
+            f"column {name}: nothing tells its type, so it is kept as text; give a table definition"
+            for name in self._text_columns
+        ]
+        return (*reasons, *texts, *self._ddl.warnings)
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """Read the topic's DDL; where it has none of this table, its first rows."""
+        self._shared = len(self._tables.known()) > 1
+        if self._declared is None:
+            self._ddl.scan(self._session, found)
+            if self._ddl.get(self._table) is None:
+                everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
+                self._read_words(plan_ranges(everything, max_records=_PEEKED_RECORDS))
+        self._make()
+
+    def columns(self) -> CanalJsonColumns:
+        """The plan over every type known."""
+        if self._plan is None:
+            raise ConfigError("prepare the table first", table=str(self._table))
+        return self._plan
+
+    def apart(self) -> Apart:
+        """Other tables' records: told apart in a topic that has several, else looked out for."""
+        return Apart(foreign_to(self._table), drop=self._shared)
+
+    def meet_others(self, missed: Missed) -> None:
+        """Take note of the other tables in a batch; they get lanes of their own."""
+        self._tables.census(self._session, missed.ranges)
+        self._shared = True
+
+    def learn(self, missed: Missed) -> bool:
+        """Read DDL ahead to partition 0's end, then the rows' own words.
+
+        A record may be bad because a type changed: that DDL is looked for too.
+        """
+        before = self._known_columns()
+        changed = self._declared is None and self._ddl.scan(self._session, missed.found)
+        if not changed and missed.summary.unplanned:
+            self._read_words(missed.ranges)
+            changed = True
+        if changed:
+            self._make()
+        return changed and (not missed.summary.unplanned or self._known_columns() != before)
+
+    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+        """Read DDL ahead where the batch holds some that was not read yet."""
+        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+        here = reduced.where((F.col("_op") == DDL) & (F.col("_partition") == DDL_PARTITION))
+        last = here.agg(F.max("_offset").alias("last")).collect()[0]["last"]
+        if last is None or self._ddl.reaches(last + 1) or self._declared is not None:
+            return False
+        before = self._schema()
+        if not self._ddl.scan(self._session, missed.found) or self._schema() == before:
+            return False
+        self._make()
+        return True
+
+    def _known_columns(self) -> frozenset[str]:
+        return frozenset(self._plan.shape.by_name) if self._plan else frozenset()
+
+    def _read_words(self, ranges: Sequence[OffsetRange]) -> None:
+        """The forms of this table's rows in the ranges: one job, one row a form."""
+        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+        if not any(part.records for part in ranges):
+            return
+        raw = self._around.source.frame(self._session, ranges).where(~foreign_to(self._table))
+        rows = raw.where(member("isDdl") == "false").select(
+            F.json_object_keys(member("data[0]")).alias("names"),
+            member("mysqlType").alias("types"),
+            member("pkNames").alias("keys"),
+            "offset",
+        )
+        last = F.max_by(F.struct("types", "keys"), "offset").alias("last")
+        with translated_read_errors(self._topic):
+            found = rows.where("names is not null").groupBy("names").agg(last).collect()
+        self._words += [_row_words(row["names"], row["last"]) for row in found]
+        self._words.sort(key=lambda words: -len(words.names))
+
+    def _schema(self) -> TableSchema | None:
+        """The table by its definition, and columns that only rows tell of behind them."""
+        defined = self._declared if self._declared is not None else self._ddl.get(self._table)
+        columns: dict[str, Column] = {c.name.casefold(): c for c in defined.columns} if defined else {}
+        definitions = TableDefinitions([defined] if defined else [])
+        shapes = RowShapes(definitions, None)
+        for words in self._words:
+            shape = shapes.find(
+                *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
+            )
+            for column in shape.schema.columns:
+                columns.setdefault(column.name.casefold(), column)
+        self._text_columns = tuple(
+            c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
+        )
+        return TableSchema(self._table, tuple(columns.values())) if columns else None
+
+    def _make(self) -> None:
+        schema, settings = self._schema(), self._settings
+        if schema is None:
+            raise ConfigError(
+                "nothing tells the columns of the table: the topic has no CREATE TABLE and no row of it; "
+                "give a definition under tables",
+                table=str(self._table),
+            )
+        if not (settings.keys or schema.handle_columns):
+            raise ConfigError(
+                "the table has no key: its rows have no pkNames, and no definition names a key. Name its key "
+                "columns under tables: keys",
+                table=str(self._table),
+            )
+        self._plan = canal_json_columns(
+            schema,
+            base=self._plan.shape if self._plan else None,
+            keys=settings.keys,
+            zero_date=settings.zero_date,
+            time_zone=settings.time_zone,
+        )
+
+
+def _declared(sql: str | None, table: TableId) -> TableSchema | None:
+    """The table as the config defines it.
+
+    Raises:
+        ConfigError: the definition cannot be read, or is another table's.
+    """
+    if sql is None:
+        return None
+    definitions = TableDefinitions()
+    definitions.declare(sql, table.schema)
+    found = definitions.get(table)
+    if found is None:
+        raise ConfigError("the definition under tables is not this table's", table=str(table))
+    return found
+
+
+def _row_words(names: list[str], last: Any) -> _RowWords:
+    return _RowWords(list(names), _json(last["types"], dict[str, str]()), _json(last["keys"], list[str]()))
+
+
+def _json(text: str | None, default: Any) -> Any:
+    return orjson.loads(text) if text else default
+
+
+def open_decoding(
+    around: Surroundings, topic: str, table: TableId, *, session: SparkSession
+) -> CanalJsonDecoding:
+    """The decoding of one table of a topic."""
+    return CanalJsonDecoding(around, topic, table, session=session)
