@@ -16,6 +16,7 @@ from tidesink.codecs.flat_avro_default import to_json
 from tidesink.errors import EncodeError
 from tidesink.schema_registry.naming import sanitize_name, sanitize_namespace
 from tidesink.typemap.render import avro_type
+from tidesink.typemap.table import EXTENSION_FIELDS
 
 AvroJson = dict[str, Any]
 
@@ -27,16 +28,8 @@ CHECKSUM: Final = "_tidb_row_level_checksum"
 CORRUPTED: Final = "_tidb_corrupted"
 CHECKSUM_VERSION: Final = "_tidb_checksum_version"
 
-_OP_FIELDS: Final[tuple[tuple[str, str, object], ...]] = ((OP, "string", ""),)
-_TIME_FIELDS: Final[tuple[tuple[str, str, object], ...]] = (
-    (COMMIT_TS, "long", 0),
-    (PHYSICAL_TIME, "long", 0),
-)
-_CHECKSUM_FIELDS: Final[tuple[tuple[str, str, object], ...]] = (
-    (CHECKSUM, "string", ""),
-    (CORRUPTED, "boolean", False),
-    (CHECKSUM_VERSION, "int", 0),
-)
+_FIELDS: Final = tuple((field.name, field.avro, field.default) for field in EXTENSION_FIELDS)
+_OP_FIELDS, _TIME_FIELDS, _CHECKSUM_FIELDS = _FIELDS[:1], _FIELDS[1:3], _FIELDS[3:]
 # Go's encoding/json writes these as escapes.
 _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 

@@ -229,6 +229,33 @@ TYPES: tuple[TypeRow, ...] = (
 )
 
 
+@dataclass(frozen=True)
+class ExtensionField:
+    """A field of a flat-avro value record that is no column; ``option`` brings it there."""
+
+    name: str
+    avro: str
+    default: object
+    option: str
+    meaning: str
+
+
+_EXTENSION = "enable-tidb-extension"
+_CHECKSUM = "integrity-check-level: correctness"
+
+# In the order in which they follow the columns. With avro-include-before-value the first comes alone.
+EXTENSION_FIELDS: tuple[ExtensionField, ...] = (
+    ExtensionField("_tidb_op", "string", "", _EXTENSION, "c insert, u update, d delete (with before-values)"),
+    ExtensionField("_tidb_commit_ts", "long", 0, _EXTENSION, "commit TSO"),
+    ExtensionField("_tidb_commit_physical_time", "long", 0, _EXTENSION, "its wall clock, ms since 1970"),
+    ExtensionField(
+        "_tidb_row_level_checksum", "string", "", _CHECKSUM, "CRC32 as decimal text; empty or 0: none"
+    ),
+    ExtensionField("_tidb_corrupted", "boolean", False, _CHECKSUM, "the producer found the row damaged"),
+    ExtensionField("_tidb_checksum_version", "int", 0, _CHECKSUM, "version of the checksum at TiDB"),
+)
+
+
 def _index(pairs: Iterator[tuple[object, TypeRow]]) -> dict[object, TypeRow]:
     found: dict[object, TypeRow] = {}
     for key, row in pairs:

@@ -1,0 +1,225 @@
+"""Table definitions, statement by statement."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidesink.change import TableId, TableSchema
+from tidesink.errors import ConfigError
+from tidesink.typemap.ddl import TableDefinitions, parse_create_table
+
+T = TableId("s", "t")
+
+
+def _after(*statements: str) -> TableSchema:
+    definitions = TableDefinitions()
+    definitions.apply("create table t (id int primary key, a int, b varchar(5) not null)", "s")
+    for statement in statements:
+        definitions.apply(statement, "s")
+    found = definitions.get(T)
+    assert found is not None
+    return found
+
+
+def _names(schema: TableSchema) -> list[str]:
+    return [column.name for column in schema.columns]
+
+
+@pytest.mark.parametrize(
+    ("statement", "names"),
+    [
+        ("alter table t add c int", ["id", "a", "b", "c"]),
+        ("alter table t add column c int first", ["c", "id", "a", "b"]),
+        ("alter table t add c int after a, add d int after c", ["id", "a", "c", "d", "b"]),
+        ("alter table t add (c int, d int)", ["id", "a", "b", "c", "d"]),
+        ("alter table t add column if not exists a int", ["id", "a", "b"]),
+        ("alter table t drop a", ["id", "b"]),
+        ("alter table t drop column if exists zz", ["id", "a", "b"]),
+        ("alter table t modify column a bigint first", ["a", "id", "b"]),
+        ("alter table t change a aa bigint after b", ["id", "b", "aa"]),
+        ("alter table t rename column A to aa", ["id", "aa", "b"]),
+        ("alter table t rename column a to aa, drop column b", ["id", "aa"]),
+        ("alter table t comment = 'add c int'", ["id", "a", "b"]),
+        ("alter table t add index i(a), add constraint f foreign key (a) references o(x)", ["id", "a", "b"]),
+        ("alter table t add partition (partition p3 values less than (9))", ["id", "a", "b"]),
+        ("alter table t convert to character set utf8mb4", ["id", "a", "b"]),
+        ("truncate table t", ["id", "a", "b"]),
+        ("create view v as select 1", ["id", "a", "b"]),
+        ("create database t", ["id", "a", "b"]),
+    ],
+)
+def test_columns_after_an_alter(statement: str, names: list[str]) -> None:
+    assert _names(_after(statement)) == names
+    assert _names(_after(statement, statement)) == names, "a statement sent again changes nothing"
+
+
+def test_an_altered_column_keeps_its_place_and_gets_its_new_type() -> None:
+    schema = _after("alter table t modify a decimal(5,2) not null default 1")
+    assert _names(schema) == ["id", "a", "b"]
+    column = schema.by_name["a"]
+    assert (column.type.sql, column.nullable, column.default, column.column_id) == (
+        "decimal(5,2)",
+        False,
+        "1",
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "default"),
+    [
+        ("c int not null", "0"),
+        ("c bigint unsigned not null", "0"),
+        ("c decimal(5,2) not null", "0.00"),
+        ("c varchar(3) not null", ""),
+        ("c binary(2) not null", "\0\0"),
+        ("c enum('p','q') not null", "p"),
+        ("c set('p','q') not null", ""),
+        ("c datetime(2) not null", "0000-00-00 00:00:00.00"),
+        ("c time not null", "00:00:00"),
+        ("c year not null", "0000"),
+        ("c bit(3) not null", "\0"),
+        ("c json not null", "null"),
+        ("c int", None),
+        ("c int not null default 4", "4"),
+    ],
+)
+def test_a_column_added_has_a_value_for_the_rows_there(column: str, default: str | None) -> None:
+    assert _after(f"alter table t add {column}").by_name["c"].default == default
+
+
+def test_defaults_are_set_and_dropped() -> None:
+    assert _after("alter table t alter column a set default 5").by_name["a"].default == "5"
+    schema = _after("alter table t alter a set default 5", "alter table t alter a drop default")
+    assert schema.by_name["a"].default is None
+
+
+@pytest.mark.parametrize(
+    ("statements", "handle"),
+    [
+        (["alter table t drop primary key"], []),
+        (["alter table t drop primary key", "alter table t add unique u(b)"], ["b"]),
+        (["alter table t drop primary key", "create unique index u on t (b)"], ["b"]),
+        (["alter table t drop primary key", "create unique index u on t (b)", "drop index u on t"], []),
+        (
+            ["alter table t drop primary key", "alter table t add unique u(b)", "alter table t drop index u"],
+            [],
+        ),
+        (
+            [
+                "alter table t drop primary key, add unique u(b)",
+                "alter table t rename index u to w",
+                "alter table t rename column b to bb",
+            ],
+            ["bb"],
+        ),
+        (["alter table t drop primary key", "alter table t add primary key (a, b)"], ["a", "b"]),
+        (["create index i on t (a)"], ["id"]),
+    ],
+)
+def test_keys_after_statements(statements: list[str], handle: list[str]) -> None:
+    assert [c.name for c in _after(*statements).handle_columns] == handle
+
+
+def _definitions() -> TableDefinitions:
+    definitions = TableDefinitions()
+    definitions.apply("create table t (id int primary key, a enum('x','y'))", "s")
+    return definitions
+
+
+def test_tables_are_renamed_dropped_and_copied() -> None:
+    definitions = _definitions()
+    assert definitions.apply("RENAME TABLE `s`.`t` TO `o`.`u`;") == (TableId("o", "u"),)
+    assert T not in definitions
+    assert definitions.apply("create table t like o.u", "s") == (T,)
+    assert definitions.apply("alter table t rename to w", "s") == (TableId("s", "w"),)
+    assert definitions.apply("drop table if exists w, nothing", "s") == (TableId("s", "w"),)
+    assert definitions.apply("drop database o") == (TableId("o", "u"),)
+    assert len(definitions) == 0
+
+
+def test_names_compare_without_case() -> None:
+    definitions = _definitions()
+    definitions.apply("ALTER TABLE S.T DROP COLUMN A")
+    found = definitions.get(TableId("S", "T"))
+    assert found is not None
+    assert found.table == T
+    assert _names(found) == ["id"]
+
+
+def test_an_alter_of_an_unknown_table_changes_nothing() -> None:
+    assert TableDefinitions().apply("alter table t add c int", "s") == ()
+
+
+def test_a_failing_alter_changes_no_table() -> None:
+    definitions = _definitions()
+    before, version = definitions.get(T), definitions.version
+    with pytest.raises(ConfigError):
+        definitions.apply("alter table t add c int, modify nothing int", "s")
+    assert (definitions.get(T), definitions.version) == (before, version)
+
+
+def test_a_declared_table_stands_before_the_topics_create_and_follows_its_alter() -> None:
+    definitions = TableDefinitions()
+    definitions.declare("create table t (id int primary key, d decimal(20,4))", "s")
+    definitions.apply("create table t (id int primary key, d decimal(5,1))", "s")
+    found = definitions.get(T)
+    assert found is not None
+    assert found.by_name["d"].type.precision == 20
+    definitions.apply("alter table t modify d decimal(30,4)", "s")
+    found = definitions.get(T)
+    assert found is not None
+    assert found.by_name["d"].type.precision == 30
+    definitions.apply("drop table t", "s")
+    definitions.apply("create table t (id bigint primary key)", "s")
+    found = definitions.get(T)
+    assert found is not None
+    assert _names(found) == ["id"]
+
+
+def test_a_table_declared_without_a_schema_stands_for_it_in_any() -> None:
+    definitions = TableDefinitions()
+    definitions.declare("create table t (id int primary key)")
+    definitions.apply("create table t (id bigint primary key)", "s")
+    found = definitions.get(T)
+    assert found is not None
+    assert found.table == T
+    assert found.by_name["id"].type.name == "int"
+    assert definitions.get(TableId("other", "t")) is not None
+    assert definitions.get(TableId("s", "u")) is None
+
+
+def test_definitions_survive_json() -> None:
+    definitions = _definitions()
+    definitions.apply("alter table t add unique (a), add c int not null", "s")
+    again = TableDefinitions.from_json(definitions.to_json())
+    assert again.get(T) == definitions.get(T)
+    again.apply("alter table t add d int", "s")
+    definitions.apply("alter table t add d int", "s")
+    assert again.to_json() == definitions.to_json()
+    with pytest.raises(ConfigError, match="version"):
+        TableDefinitions.from_json('{"version": 99}')
+
+
+def test_the_producers_backslashes_are_themselves_and_a_persons_are_escapes() -> None:
+    producers, persons = TableDefinitions(), TableDefinitions()
+    producers.apply(r"create table t (a enum('c:\new','b'))", "s")
+    persons.declare(r"create table t (a enum('c:\\new','it\'s'))", "s")
+    assert _members(producers) == ("c:\\new", "b")
+    assert _members(persons) == ("c:\\new", "it's")
+
+
+def _members(definitions: TableDefinitions) -> tuple[str, ...] | None:
+    found = definitions.get(T)
+    assert found is not None
+    return found.columns[0].type.members
+
+
+def test_a_schema_given_ready_made_can_be_altered() -> None:
+    schema = parse_create_table("create table s.t (a int not null unique, b int)")
+    definitions = TableDefinitions([schema])
+    assert definitions.get(T) == schema
+    definitions.apply("alter table t drop b", "s")
+    found = definitions.get(T)
+    assert found is not None
+    assert [c.name for c in found.handle_columns] == ["a"]
