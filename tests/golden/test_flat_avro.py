@@ -10,6 +10,7 @@ import pytest
 
 from tests.golden.exclusions import EXCLUSIONS
 from tests.golden.vectors import (
+    POSITION,
     Json,
     Record,
     VectorFolder,
@@ -18,6 +19,7 @@ from tests.golden.vectors import (
     before_of,
     change_of,
     schema_of,
+    table_of,
 )
 from tidesink.change import ChangeEvent, Column, DdlEvent, Op, TableId, TableSchema, Value, WatermarkEvent
 from tidesink.codecs.base import CodecOptions
@@ -123,24 +125,15 @@ def test_a_row_decodes_to_what_tidb_held(record: Record, folder: VectorFolder) -
     expected = _expected(record)
     assert {name: getattr(found, name) for name in expected} == expected
     assert _types(found.after) == _types(expected["after"])
-    assert list(found.after or {}) == [column.name for column in (found.schema or _none()).columns] or (
-        found.after is None
-    )
-    assert found.table.name == sanitize_name(folder_table(record).name)
+    assert found.schema is not None
+    assert found.after is None or list(found.after) == [column.name for column in found.schema.columns]
+    assert found.table.name == sanitize_name(table_of(_event_of(record)).name)
     _check_types(found, record)
     _check_checksum(found, record)
 
 
-def _none() -> TableSchema:
-    raise AssertionError("a change without schema")
-
-
 def _types(row: Image) -> dict[str, type]:
     return {name: type(value) for name, value in (row or {}).items()}
-
-
-def folder_table(record: Record) -> TableId:
-    return schema_of(_event_of(record)).table
 
 
 def _checksum_fields(record: Record) -> dict[str, object] | None:
@@ -206,7 +199,7 @@ def test_a_control_event_decodes_and_encodes_back(record: Record, folder: Vector
     codec = FlatAvroCodec(registry=_known(folder), options=record.options)
     raw, message = record.raw, record.message
     if message.value is None:
-        event = WatermarkEvent(raw["commit_ts"], change_position(record))
+        event = WatermarkEvent(raw["commit_ts"], POSITION)
         assert codec.encode(event, topic="golden") is None
         return
     (found,) = codec.decode(message)
@@ -220,13 +213,6 @@ def test_a_control_event_decodes_and_encodes_back(record: Record, folder: Vector
         assert (found.query, found.kind) == (raw["ddl_query"], str(raw["ddl_type_id"]))
         assert found.commit_ts == raw["commit_ts"]
     assert codec.encode(found, topic="golden") == (None, message.value)
-
-
-def change_position(record: Record) -> Any:
-    return change_of({**_ANY_EVENT, "commit_ts": record.raw["commit_ts"]}, producer="classic").position
-
-
-_ANY_EVENT: Json = {"table": "a.b", "op": "insert", "columns": [], "pre_columns": []}
 
 
 @pytest.mark.golden_workload("avro")

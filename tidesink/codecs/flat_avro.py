@@ -32,7 +32,7 @@ from tidesink.codecs.flat_avro_encode import RecordWriter, key_row
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.codecs.flat_avro_schema import BuiltRecord, includes_before, key_record, value_record
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
-from tidesink.errors import DecodeError, EncodeError, TidesinkError
+from tidesink.errors import DecodeError, EncodeError, RegistryError, TidesinkError
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import SubjectPart, subject
 
@@ -83,7 +83,7 @@ class FlatAvroCodec:
                     return (control,)
                 plan = self._plan(message)
             return (plan.read(message),)
-        except DecodeError as error:
+        except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
@@ -235,5 +235,5 @@ def _key(writer: RecordWriter | None, event: ChangeEvent) -> bytes | None:
     return None if writer is None else writer.write_row(key_row(event, writer.rows.names))
 
 
-def _placed(error: DecodeError, message: Message) -> TidesinkError:
+def _placed(error: TidesinkError, message: Message) -> TidesinkError:
     return error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
