@@ -1,0 +1,131 @@
+"""The summary of a reduced frame: one job, and as many rows on the driver as topic-partitions and ids.
+
+The frame is persisted by the caller: this job computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.codecs.columns_base import BAD, DELETE, FILTERED_KINDS, ROW_KINDS, UNPLANNED, UPSERT, WATERMARK
+from tidesink.sinks.summary import BadRecord, BatchSummary, Place, PlaceSummary
+from tidesink.typemap.shape import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Mixed keys shown in an error, of each topic-partition.
+_SHOWN_KEYS: Final = 3
+_SUMS: Final = (
+    "messages",
+    "read",
+    "upserts",
+    "deletes",
+    "split_halves",
+    "superseded",
+    "filtered",
+    "bad",
+    "unplanned",
+)
+
+
+def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
+    """What a reduced frame holds."""
+    rows = reduced.groupBy("_topic", "_partition").agg(*_aggregates(shape)).collect()
+    return BatchSummary(
+        **{name: sum(row[name] or 0 for row in rows) for name in _SUMS},
+        max_commit_ts=_greatest(row["commit_ts"] for row in rows),
+        key_range=_key_range(rows),
+        places=dict(_place(row) for row in rows),
+        zero_dates=_zero_dates(rows),
+        bad_records=tuple(_bad_record(row) for row in rows if row["first_bad"] is not None),
+        unplanned_key_ids=_union(row["key_ids"] for row in rows),
+        unplanned_value_ids=_union(row["value_ids"] for row in rows),
+        unplanned_columns=_union(names for row in rows for names in row["fields"]),
+        mixed_keys=_union(row["mixed"] for row in rows)[:_SHOWN_KEYS],
+    )
+
+
+def _aggregates(shape: TableShape) -> list[Column]:
+    op, events = F.col("_op"), F.col("_events")
+    is_row, unplanned = op.isin(*ROW_KINDS), op == UNPLANNED
+    detail = F.col("_detail")
+    bad = F.struct(
+        "_offset", detail.getField("error").alias("error"), detail.getField("reason").alias("reason")
+    )
+    first_key = F.col("key").getField(shape.key_columns[0].name)
+    return [
+        F.sum("_messages").alias("messages"),
+        F.sum("_events").alias("read"),
+        F.count_if(op == UPSERT).alias("upserts"),
+        F.count_if(op == DELETE).alias("deletes"),
+        F.count_if(is_row & F.col("_half")).alias("split_halves"),
+        F.sum("_superseded").alias("superseded"),
+        F.sum(F.when(op.isin(*FILTERED_KINDS), events)).alias("filtered"),
+        F.sum(F.when(op == BAD, events)).alias("bad"),
+        F.sum(F.when(unplanned, events)).alias("unplanned"),
+        F.max(F.when(is_row, F.col("_max_commit_ts"))).alias("commit_ts"),
+        F.max(F.when(op == WATERMARK, F.col("_max_commit_ts"))).alias("watermark"),
+        F.max("_max_offset").alias("max_offset"),
+        F.min(F.when(is_row, first_key)).alias("least_key"),
+        F.max(F.when(is_row, first_key)).alias("greatest_key"),
+        F.min_by(bad, F.when(op == BAD, F.col("_offset"))).alias("first_bad"),
+        F.collect_set(F.when(unplanned, detail.getField("key_id"))).alias("key_ids"),
+        F.collect_set(F.when(unplanned, detail.getField("value_id"))).alias("value_ids"),
+        F.collect_set(F.when(unplanned, detail.getField("fields"))).alias("fields"),
+        F.slice(F.collect_set(F.when(F.col("_mixed"), F.to_json("key"))), 1, _SHOWN_KEYS).alias("mixed"),
+        *_zero_counts(shape),
+    ]
+
+
+def _zero_counts(shape: TableShape) -> list[Column]:
+    """One count a column which may hold a date no calendar has; the position is the column's in the shape."""
+    return [
+        F.count_if(F.array_contains("_zero_dates", column.name)).alias(f"zero:{column.name}")
+        for column in shape.columns
+        if shape.zero_date == "null" and column.spark in ("date", "timestamp", "timestamp_ntz")
+    ]
+
+
+def _zero_dates(rows: Sequence[Any]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        for name, count in row.asDict().items():
+            if name.startswith("zero:") and count:
+                column = name.removeprefix("zero:")
+                counts[column] = counts.get(column, 0) + count
+    return counts
+
+
+def _place(row: Any) -> tuple[Place, PlaceSummary]:
+    summary = PlaceSummary(
+        messages=row["messages"],
+        max_offset=row["max_offset"],
+        max_commit_ts=row["commit_ts"],
+        watermark=row["watermark"],
+    )
+    return Place(row["_topic"], row["_partition"]), summary
+
+
+def _bad_record(row: Any) -> BadRecord:
+    bad = row["first_bad"]
+    return BadRecord(Place(row["_topic"], row["_partition"]), bad["_offset"], bad["error"], bad["reason"])
+
+
+def _key_range(rows: Sequence[Any]) -> tuple[object, object] | None:
+    found = [row for row in rows if row["least_key"] is not None]
+    if not found:
+        return None
+    return min(row["least_key"] for row in found), max(row["greatest_key"] for row in found)
+
+
+def _greatest(moments: Iterable[int | None]) -> int | None:
+    return max((moment for moment in moments if moment is not None), default=None)
+
+
+def _union(sets: Iterable[Iterable[Any] | None]) -> tuple[Any, ...]:
+    return tuple(sorted({member for found in sets if found for member in found}))
