@@ -80,7 +80,7 @@ def read_integer(wire: Column, target: ShapeColumn, *, unsigned64: bool = False)
     if not unsigned64:
         return Reading(_widened(wire, target.spark), failable=target.spark not in {"int", "bigint"})
     exact = wire.cast(_TWENTY_DIGITS)
-    repaired = F.when(wire < 0, (exact + F.lit(_TWO_64).cast(_TWENTY_DIGITS)).cast(_TWENTY_DIGITS))
+    repaired = F.when(wire < 0, (exact + _whole(_TWO_64)).cast(_TWENTY_DIGITS))
     return Reading(_widened(repaired.otherwise(exact), target.spark, present=_TWENTY_DIGITS), failable=False)
 
 
@@ -132,7 +132,7 @@ def _widened(value: Column, ddl: str, *, present: str | None = None) -> Column:
 
 
 def _bounded(number: Column, maximum: int, target: ShapeColumn, *, minimum: int = 0) -> Reading:
-    low, high = (F.lit(limit).cast(_TWENTY_DIGITS) for limit in (minimum, maximum))
+    low, high = (_whole(limit) for limit in (minimum, maximum))
     inside = F.when((number >= low) & (number <= high), number)
     return Reading(_widened(inside, target.spark, present=_TWENTY_DIGITS))
 
@@ -141,6 +141,11 @@ def _text_integer(wire: Column, column_type: ColumnType, target: ShapeColumn, _s
     row = row_of(column_type)
     maximum = row.maximum if row.maximum is not None else _TWO_64 - 1
     return _bounded(_number(wire), maximum, target, minimum=row.minimum or 0)
+
+
+def _whole(number: int) -> Column:
+    """A whole number of up to twenty digits; Spark's own literals end at 2^63-1."""
+    return F.lit(str(number)).cast(_TWENTY_DIGITS)
 
 
 def _number(wire: Column) -> Column:
@@ -227,8 +232,8 @@ def _text_set(wire: Column, column_type: ColumnType, target: ShapeColumn, _shape
 
 def _as_signed(number: Column) -> Column:
     """The 64 bits of an unsigned number as a signed bigint."""
-    beyond = number > F.lit((1 << 63) - 1).cast(_TWENTY_DIGITS)
-    return try_cast(F.when(beyond, number - F.lit(_TWO_64).cast(_TWENTY_DIGITS)).otherwise(number), "bigint")
+    beyond = number > _whole((1 << 63) - 1)
+    return try_cast(F.when(beyond, number - _whole(_TWO_64)).otherwise(number), "bigint")
 
 
 def read_calendar(wire: Column, column_type: ColumnType, target: ShapeColumn, shape: TableShape) -> Reading:
