@@ -31,29 +31,18 @@ source that holds 'a' and 'A' for one key never sends them as two rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import (
-    BAD,
-    DELETE,
-    FILTERED_KINDS,
-    ROW_KINDS,
-    UNPLANNED,
-    UPSERT,
-    WATERMARK,
-)
+from tidesink.codecs.columns_base import DELETE, ROW_KINDS, UPSERT, WATERMARK
 from tidesink.sinks.reduce import SequenceBy
-from tidesink.sinks.summary import BadRecord, BatchSummary, Place, PlaceSummary
 from tidesink.typemap.shape import TableShape
-from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_CALENDAR: Final = frozenset({"date", "datetime", "timestamp"})
 _WHOLE: Final = "whole"
 _DELETE_HALF: Final = "delete half"
 _INSERT_HALF: Final = "insert half"
@@ -188,117 +177,3 @@ def _output(keys: list[str], key_names: list[str]) -> list[Column]:
         F.col("max_commit_ts").alias("_max_commit_ts"),
         (is_row & (F.col("first_place") != F.col("last_place"))).alias("_mixed"),
     ]
-
-
-def summarize(reduced: DataFrame, shape: TableShape) -> BatchSummary:
-    """The numbers of a reduced frame: one small query, so persist the frame before.
-
-    The driver gets a row for each topic-partition and kind, and a sample of keys where a key came in two
-    topic-partitions.
-    """
-    nullable = tuple(c.name for c in shape.columns if not c.key and row_of(c.type).reader in _CALENDAR)
-    first_key = shape.key_columns[0].name
-    rows = reduced.groupBy("_topic", "_partition", "_op").agg(*_totals(first_key, nullable)).collect()
-    return _summary([row.asDict() for row in rows], nullable)
-
-
-def _totals(first_key: str, nullable: tuple[str, ...]) -> list[Column]:
-    detail, half = F.col("_detail"), F.when(F.col("_half"), 1).otherwise(0)
-    key = F.col("key").getField(first_key)
-    bad = F.struct(F.col("_offset"), detail.getField("error"), detail.getField("reason"))
-    mixed = F.when(F.col("_mixed"), F.to_json(F.col("key")))
-    zeros = [
-        F.count_if(F.coalesce(F.array_contains("_zero_dates", name), F.lit(False))).alias(f"zero_{number}")
-        for number, name in enumerate(nullable)
-    ]
-    return [
-        F.count(F.lit(1)).alias("rows"),
-        F.sum("_events").alias("events"),
-        F.sum("_superseded").alias("superseded"),
-        F.sum("_messages").alias("messages"),
-        F.sum(half).alias("halves"),
-        F.max("_max_offset").alias("max_offset"),
-        F.max("_max_commit_ts").alias("max_commit_ts"),
-        F.min(key).alias("min_key"),
-        F.max(key).alias("max_key"),
-        F.min(F.when(F.col("_op") == BAD, bad)).alias("bad"),
-        F.collect_set(detail.getField("key_id")).alias("key_ids"),
-        F.collect_set(detail.getField("value_id")).alias("value_ids"),
-        F.array_distinct(F.flatten(F.collect_set(detail.getField("fields")))).alias("fields"),
-        F.min(mixed).alias("first_mixed"),
-        F.max(mixed).alias("last_mixed"),
-        *zeros,
-    ]
-
-
-def _summary(rows: list[dict[str, Any]], nullable: tuple[str, ...]) -> BatchSummary:
-    changed = [row for row in rows if row["_op"] in ROW_KINDS]
-    unplanned = [row for row in rows if row["_op"] == UNPLANNED]
-    mixed = {row[name] for row in changed for name in ("first_mixed", "last_mixed")} - {None}
-    return BatchSummary(
-        messages=_sum(rows, "messages"),
-        read=_sum(rows, "events"),
-        upserts=_sum([row for row in changed if row["_op"] == UPSERT], "rows"),
-        deletes=_sum([row for row in changed if row["_op"] == DELETE], "rows"),
-        split_halves=_sum(changed, "halves"),
-        superseded=_sum(changed, "superseded"),
-        filtered=_sum([row for row in rows if row["_op"] in FILTERED_KINDS], "events"),
-        bad=_sum([row for row in rows if row["_op"] == BAD], "events"),
-        unplanned=_sum(unplanned, "events"),
-        max_commit_ts=_most(changed, "max_commit_ts"),
-        key_range=_key_range(changed),
-        places=_places(rows),
-        zero_dates=_zero_dates(changed, nullable),
-        bad_records=tuple(sorted(_bad_record(row) for row in rows if row["_op"] == BAD)),
-        unplanned_key_ids=_united(unplanned, "key_ids"),
-        unplanned_value_ids=_united(unplanned, "value_ids"),
-        unplanned_columns=_united(unplanned, "fields"),
-        mixed_keys=tuple(sorted(mixed)),
-    )
-
-
-def _sum(rows: list[dict[str, Any]], name: str) -> int:
-    return sum(int(row[name]) for row in rows)
-
-
-def _most(rows: list[dict[str, Any]], name: str) -> int | None:
-    return max((row[name] for row in rows if row[name] is not None), default=None)
-
-
-def _united(rows: list[dict[str, Any]], name: str) -> tuple[Any, ...]:
-    return tuple(sorted({value for row in rows for value in row[name] or ()}))
-
-
-def _key_range(changed: list[dict[str, Any]]) -> tuple[object, object] | None:
-    if not changed:
-        return None
-    return min(row["min_key"] for row in changed), max(row["max_key"] for row in changed)
-
-
-def _zero_dates(changed: list[dict[str, Any]], nullable: tuple[str, ...]) -> dict[str, int]:
-    counts = {name: _sum(changed, f"zero_{number}") for number, name in enumerate(nullable)}
-    return {name: count for name, count in counts.items() if count}
-
-
-def _place(row: dict[str, Any]) -> Place:
-    return Place(row["_topic"], row["_partition"])
-
-
-def _bad_record(row: dict[str, Any]) -> BadRecord:
-    offset, error, reason = row["bad"]
-    return BadRecord(_place(row), offset, error, reason)
-
-
-def _places(rows: list[dict[str, Any]]) -> dict[Place, PlaceSummary]:
-    by_place: dict[Place, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_place.setdefault(_place(row), []).append(row)
-    return {
-        place: PlaceSummary(
-            messages=_sum(own, "messages"),
-            max_offset=_most(own, "max_offset") or 0,
-            max_commit_ts=_most([row for row in own if row["_op"] in ROW_KINDS], "max_commit_ts"),
-            watermark=_most([row for row in own if row["_op"] == WATERMARK], "max_commit_ts"),
-        )
-        for place, own in by_place.items()
-    }
