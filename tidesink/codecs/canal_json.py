@@ -47,7 +47,7 @@ class CanalJsonCodec:
         self.definitions = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
         self._shapes = RowShapes(self.definitions, keys)
-        self._reader = CanalJsonReader(self._shapes)
+        self._reader = CanalJsonReader(self._shapes, self._learn)
         self._writer = CanalJsonWriter(options, clock)
         self._full_types = options.content_compatible
         self._writers: dict[int, RowWriter] = {}
@@ -58,11 +58,7 @@ class CanalJsonCodec:
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition, offset.
         """
-        events = self._reader.events(message)
-        for event in events:
-            if type(event) is DdlEvent:
-                self._learn(event)
-        return tuple(events)
+        return tuple(self._reader.events(message))
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None for a watermark without the TiDB extension.

@@ -102,10 +102,11 @@ def _is_snappy(value: bytes) -> bool:
 
 
 class CanalJsonReader:
-    """Makes events of parsed canal-json objects."""
+    """Makes events of canal-json records; ``learn`` is told of each DDL, before the rows after it."""
 
-    def __init__(self, shapes: RowShapes) -> None:
+    def __init__(self, shapes: RowShapes, learn: Callable[[DdlEvent], None]) -> None:
         self._shapes = shapes
+        self._learn = learn
 
     def events(self, message: Message) -> list[Event]:
         """All events of one record.
@@ -120,7 +121,10 @@ class CanalJsonReader:
                 if type(kind) is str and kind in _OPS and parsed.get("isDdl") is not True:
                     self._rows(parsed, _OPS[kind], message, found)
                 else:
-                    found.append(_control(parsed, kind, message, len(found)))
+                    event = _control(parsed, kind, message, len(found))
+                    if isinstance(event, DdlEvent):
+                        self._learn(event)
+                    found.append(event)
         except DecodeError as error:
             error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
             raise
@@ -134,6 +138,8 @@ class CanalJsonReader:
             raise SchemaMismatchError("a row change without rows: 'data' must be a list of objects")
         old = _old_rows(parsed, rows) if op is Op.UPDATE else None
         source = None if commit_ts is None else (commit_ts,)
+        # Then commit_ts says it all, and there is nothing to keep beside the event.
+        told = commit_ts is not None and commit_ts >> 18 == get("es") and len(extension) == 1  # type: ignore[arg-type]
         for at, row in enumerate(rows):
             if type(row) is not dict or not row:
                 raise SchemaMismatchError("a row in 'data' is no object with columns")
@@ -157,7 +163,11 @@ class CanalJsonReader:
                         _position((message.topic, message.partition, message.offset, len(found), source)),
                         shape.schema,
                         None,
-                        _extension(parsed, commit_ts, shape, None if old is None else old[at]),
+                        (
+                            None
+                            if told and old is None and shape.wire_types is None
+                            else _extension(parsed, commit_ts, shape, None if old is None else old[at])
+                        ),
                     )
                 )
             )

@@ -71,6 +71,10 @@ class RowShape:
         Raises:
             UnnamedRowError: a key column is NULL, or not in the row.
         """
+        if len(self.key) == 1:  # most keys, and every row asks
+            (only,) = self.key
+            if (value := row.get(only)) is not None:
+                return {only: value}
         key = {name: row.get(name) for name in self.key}
         if None in key.values():
             nulls = ", ".join(name for name, value in key.items() if value is None)
@@ -138,17 +142,15 @@ class RowShapes:
             self._shapes.clear()
             self._version = self._definitions.version
         names = [*row]
-        for shape in self._known(database, name):
+        try:
+            known = self._shapes[database, name]  # type: ignore[index]  # any other key is just not there
+        except (KeyError, TypeError):  # an unknown table, or a JSON list or object, which is no name
+            known = []
+        for shape in known:
             # The order inside mysqlType is random at the producer: dicts compare without it.
             if shape.mysql_type == mysql_type and shape.names == names and shape.pk_names == pk_names:
                 return shape
         return self._add(_table(database, name), names, _types(mysql_type), _names(pk_names))
-
-    def _known(self, database: object, name: object) -> Sequence[RowShape]:
-        try:
-            return self._shapes.get((database, name), ())  # type: ignore[arg-type]  # answers for any key
-        except TypeError:  # a JSON list or object, which is no name
-            return ()
 
     def _add(self, table: TableId, names: list[str], types: Mapping[str, str], pk: list[str]) -> RowShape:
         shape = self._build(table, names, types, pk)
