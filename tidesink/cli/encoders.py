@@ -1,7 +1,7 @@
 """Decoded lines back to records: which codec, under which options, with which schemas.
 
 A flat-avro line that carries schema ids is written with those very schemas, and so under the options
-they were built with. What no schema says has to be given: ``--producer new`` writes BIT at full width.
+they were built with. The width of BIT, which no schema says, is in the line's extension.
 A canal-json line tells the TiDB extension by its ``commit_ts``, and full types by ``extension.mysqlType``.
 """
 

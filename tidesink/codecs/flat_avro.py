@@ -27,7 +27,7 @@ from tidesink.codecs.flat_avro_control import (
     encode_delete_marker,
     encode_watermark,
 )
-from tidesink.codecs.flat_avro_decode import DecodePlan, RecordReader
+from tidesink.codecs.flat_avro_decode import BIT_WIDTH, FULL, DecodePlan, RecordReader
 from tidesink.codecs.flat_avro_encode import RecordWriter, key_row
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.codecs.flat_avro_schema import BuiltRecord, includes_before, key_record, value_record
@@ -65,7 +65,7 @@ class FlatAvroCodec:
         self._records: dict[int, WriterRecord] = {}
         self._plans: dict[Any, DecodePlan] = {}
         self._writers: dict[_Place, tuple[TableSchema, RecordWriter | None]] = {}
-        self._id_writers: dict[int, RecordWriter] = {}
+        self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """The one event of a Kafka record.
@@ -108,7 +108,7 @@ class FlatAvroCodec:
         """The Kafka record of an event under the very schemas ``event.schema_id`` names; registers nothing.
 
         The exact inverse of ``decode``, for rows under the schema's own (sanitised) column names. BIT is
-        written as the ``producer`` option says, or in full width where the schema shows the new architecture.
+        written in full width where the event or the schema shows it, or ``producer`` says so.
 
         Raises:
             EncodeError: the event has no schema ids, or does not fit them.
@@ -117,9 +117,10 @@ class FlatAvroCodec:
         if event.schema_id is None or event.schema_id == (None, None):
             raise EncodeError("the event has no schema ids", table=str(event.table))
         key_id, value_id = event.schema_id
+        wide = self._options.producer == "new" or (event.extension or {}).get(BIT_WIDTH) == FULL
         try:
-            key = None if key_id is None else _key(self._id_writer(key_id), event)
-            value = None if value_id is None else self._id_writer(value_id).write_event(event)
+            key = None if key_id is None else _key(self._id_writer(key_id, wide), event)
+            value = None if value_id is None else self._id_writer(value_id, wide).write_event(event)
         except TidesinkError as error:
             raise error.with_context(table=str(event.table)) from error
         return EncodedRecord(key, value)
@@ -215,14 +216,14 @@ class FlatAvroCodec:
         full_width = self._options.producer == "new"
         return RecordWriter.of(schema_id, record, columns=built.columns, full_width_bit=full_width)
 
-    def _id_writer(self, schema_id: int) -> RecordWriter:
-        writer = self._id_writers.get(schema_id)
+    def _id_writer(self, schema_id: int, wide: bool) -> RecordWriter:
+        writer = self._id_writers.get((schema_id, wide))
         if writer is None:
             record = self._record(schema_id)
             columns = tuple(_without_labels(one) for one in record.table_schema(record.table, ()).columns)
-            full_width = self._options.producer == "new" or record.before is not None
+            full_width = wide or record.before is not None
             writer = RecordWriter.of(schema_id, record, columns=columns, full_width_bit=full_width)
-            self._id_writers[schema_id] = writer
+            self._id_writers[schema_id, wide] = writer
         return writer
 
 

@@ -15,11 +15,16 @@ from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP
 from tidesink.codecs.flat_avro_values import FromWire, from_wire
 from tidesink.codecs.wire import HEADER_SIZE
 from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.typemap.table import row_of
 
 _OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
 # What fastavro raises for bytes that end early or are no value of their type.
 PAYLOAD_ERRORS: Final = (EOFError, IndexError, ValueError, OverflowError, TypeError, MemoryError)
 _NEW: Final = tuple.__new__
+# How an event says that its BIT columns were full width (ticdc b813e76): no schema says it, and it must be
+# known to write the same bytes again.
+BIT_WIDTH: Final = "bit_width"
+FULL: Final = "full"
 _Repairs = tuple[tuple[str, FromWire], ...]
 
 
@@ -37,14 +42,19 @@ class RecordReader:
     repairs: _Repairs = field(init=False)
     before_repairs: _Repairs = field(init=False)
     bare: Any = field(init=False)
+    bits: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bare", self.record.bare)
         object.__setattr__(self, "repairs", _repairs(self.record.columns))
         object.__setattr__(self, "before_repairs", _repairs(self.record.before))
+        bits = (c.name for c in self.record.columns if row_of(c.type).reader == "bit")
+        object.__setattr__(self, "bits", tuple(bits))
 
     def read(self, data: bytes) -> dict[str, Any]:
         """Every field of one record, columns typed; ``_ticdc_before`` stays a record inside.
+
+        A member ``BIT_WIDTH`` is added where a BIT column has leading zeros.
 
         Raises:
             SchemaMismatchError: the bytes end early, go on too long, or are no values of their types.
@@ -61,6 +71,8 @@ class RecordReader:
                 f"the {self.part} goes on for {len(data) - stream.tell()} bytes after its record ends: "
                 "it was written with another schema than its id says"
             )
+        if self.bits and any(row[name] and row[name][0] == 0 < len(row[name]) - 1 for name in self.bits):
+            row[BIT_WIDTH] = FULL
         if self.repairs:
             _repair(row, self.repairs)
         if self.before_repairs and row[BEFORE] is not None:
@@ -107,15 +119,20 @@ class DecodePlan:
             ValueOutOfRangeError: a value that its column cannot hold.
         """
         key = None if self.key is None else self.key.read(message.key)  # type: ignore[arg-type]
+        extension: dict[str, object] | None = None
+        if key is not None and BIT_WIDTH in key:
+            extension = {BIT_WIDTH: key.pop(BIT_WIDTH)}
         if self.value is None:
-            return self._event(message, (Op.DELETE, key, None), key, None)
+            return self._event(message, (Op.DELETE, key, None), key, extension)
         row = self.value.read(message.value)  # type: ignore[arg-type]
+        if BIT_WIDTH in row:
+            extension = {BIT_WIDTH: row.pop(BIT_WIDTH)}
         record = self.value.record
         before = row.pop(BEFORE) if record.before else None
         if not record.extension:
-            return self._event(message, (Op.UPSERT, before, row), key, None)
-        extension: dict[str, object] = row.pop(EXTENSION)
-        return self._event(message, _images(extension.get(OP, ""), before, row), key, extension)
+            return self._event(message, (Op.UPSERT, before, row), key, extension)
+        extension = {**row.pop(EXTENSION), **(extension or {})} if extension else row.pop(EXTENSION)
+        return self._event(message, _images((extension or {}).get(OP, ""), before, row), key, extension)
 
     def _event(
         self,
