@@ -14,6 +14,7 @@ from rich.console import Console
 from tidesink.cli import exits
 from tidesink.cli.dev import Directory, Protocol
 from tidesink.cli.output import Output, OutputFormat, console, note, table, write_json
+from tidesink.cli.run_worker import log_to_stderr
 from tidesink.cli.status import commit_time
 from tidesink.dev.stack import DIRECTORY
 from tidesink.sinks.ivy import spark_connector_jars
@@ -40,6 +41,7 @@ def demo(
     from tidesink.cli.demo_steps import DemoSteps
     from tidesink.dev.demo import DemoOptions, run_demo
 
+    log_to_stderr()
     # A terminal that is closed ends the demo as Ctrl-C does: it must not leave a broker behind.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     options = DemoOptions(

@@ -36,7 +36,7 @@ class DemoSteps:
     def say(self, text: str) -> None:
         """Tell that something begins."""
         seconds = time.monotonic() - self._started
-        self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {escape(text)}")
+        self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {escape(text)}", soft_wrap=True)
         self._now(text)
 
     def written(self, workload: WorkloadReport) -> None:

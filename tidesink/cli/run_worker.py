@@ -53,7 +53,7 @@ def run_worker(
     settings = chosen_config(config, config_option)
     if until is not None and batches is not None:
         raise ConfigError("--until and --batches exclude each other: keep one")
-    _log_to_stderr()
+    log_to_stderr()
     listeners = [_listener(log), *_metrics(metrics_host, metrics_port)]
     from tidesink.sinks.worker import run
 
@@ -66,7 +66,7 @@ def run_worker(
         raise typer.Exit(report.exit_code)
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """The log must not mix with results, which programs read from stdout."""
     structlog.configure(
         processors=[

@@ -7,6 +7,7 @@ user sets in ``conf`` wins, save the few settings that values depend on.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -79,6 +80,8 @@ def build_session(
     os.environ.update(java_environment())
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     found = list(jars) if jars is not None else spark_connector_jars()
     if found:
         settings["spark.jars"] = ",".join(str(jar) for jar in found)
