@@ -9,7 +9,7 @@ import yaml
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.change import TableId
-from tidesink.config import load_config
+from tidesink.config import load_config, parse_config
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -214,3 +214,20 @@ def test_canal_json_takes_tables_from_messages() -> None:
     assert config.topics_among(["app", "b"]) == ("app",)
     assert config.source.bootstrap_servers == "a:1,b:2"
     assert config.target.path == "s3://bucket/lake"
+
+
+def test_a_reference_to_nothing_counts_as_not_given() -> None:
+    data = changed(
+        FLAT_AVRO,
+        source__schema_registry={
+            "urls": "${env:URL}",
+            "auth": {"username": "${env:EMPTY}", "password": "${env:EMPTY}"},
+        },
+        source__kafka={"security.protocol": "PLAINTEXT", "sasl.username": "${env:EMPTY}"},
+    )
+    config, problems = parse_config(data, base=Path(), environment={"URL": "http://r:1", "EMPTY": ""})
+    assert problems == []
+    assert config is not None
+    assert config.source.schema_registry is not None
+    assert config.source.schema_registry.auth is None
+    assert list(config.source.kafka) == ["security.protocol"]

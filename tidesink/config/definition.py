@@ -17,6 +17,13 @@ class Definition(Model):
     file: str | None = None
 
 
+class DefinitionFile(Model):
+    """SQL kept in a file of its own."""
+
+    file: str
+    """Read from beside the config."""
+
+
 def read_definition(value: Any, info: ValidationInfo) -> Any:
     """Text is the SQL itself; ``{file: path}`` is read from beside the config."""
     if isinstance(value, str):

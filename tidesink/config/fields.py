@@ -30,7 +30,13 @@ def _kebab(name: str) -> str:
 class Model(BaseModel):
     """A frozen section of the config; unknown keys are refused; names are in kebab case."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=_kebab,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
 
 
 def _duration(value: Any) -> Any:
@@ -78,4 +84,4 @@ ByteSize = Annotated[
     ),
 ]
 LocalPath = Annotated[str, AfterValidator(_beside_config)]
-Listed = BeforeValidator(_listed)
+Listed = BeforeValidator(_listed, json_schema_input_type=str | list[str])

@@ -6,15 +6,20 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tidesink.config.problems import Problem, dotted
 
+_NOTHING: Final = object()
 _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
 class Interpolated:
-    """The config's data with references replaced, and where there were any."""
+    """The config's data with references replaced, and where there were any.
+
+    A setting whose references come to nothing counts as not given, and so does a section of nothing
+    else: one file can then serve brokers with and without a password.
+    """
 
     def __init__(self, data: Any, *, base: Path, environment: Mapping[str, str] | None = None) -> None:
         self._base = base
@@ -25,16 +30,18 @@ class Interpolated:
 
     def _walk(self, data: Any, place: tuple[str | int, ...]) -> Any:
         if isinstance(data, dict):
-            return {key: self._walk(value, (*place, key)) for key, value in data.items()}
+            walked = {key: self._walk(value, (*place, key)) for key, value in data.items()}
+            kept = {key: value for key, value in walked.items() if value is not _NOTHING}
+            return kept if kept or not data else _NOTHING
         if isinstance(data, list):
             return [self._walk(value, (*place, index)) for index, value in enumerate(data)]
         if isinstance(data, str) and "${" in data:
             return self._resolve(data, place)
         return data
 
-    def _resolve(self, text: str, place: tuple[str | int, ...]) -> str:
+    def _resolve(self, text: str, place: tuple[str | int, ...]) -> Any:
         self.places.add(dotted(place))
-        return _REFERENCE.sub(lambda found: self._one(found.group(1), place), text)
+        return _REFERENCE.sub(lambda found: self._one(found.group(1), place), text) or _NOTHING
 
     def _one(self, reference: str, place: tuple[str | int, ...]) -> str:
         kind, _, name = reference.partition(":")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.change import TableId
-from tidesink.config.definition import Definition, read_definition
+from tidesink.config.definition import Definition, DefinitionFile, read_definition
 from tidesink.config.fields import ByteSize, Duration, Listed, LocalPath, Model
 from tidesink.config.source import SourceSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
@@ -30,9 +30,16 @@ class TableDefaults(Model):
     """What holds for every table that does not say otherwise."""
 
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
+    """Order within a key. `kafka`: partition, offset. `source` is not in this version."""
     deletes: Deletes = "hard"
-    zero_date: Annotated[ZeroDate, BeforeValidator(_null_word)] = "null"
+    """`hard` removes the row, `soft` keeps it, marked."""
+    zero_date: Annotated[ZeroDate, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)] = (
+        "null"
+    )
+    """Dates that no calendar has, such as 0000-00-00: `null` (counted), `error` (the record is bad), `text`
+    (the column becomes text). In a key column always an error."""
     bad_record: BadRecord = "pause"
+    """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
 
 
 def _table_name(name: str) -> str:
@@ -46,14 +53,28 @@ class TableOverride(Model):
     """Settings of one table (``name``) or of all that a pattern fits (``match``, as ``shop.*``)."""
 
     name: Annotated[str, AfterValidator(_table_name)] | None = None
+    """One table, `schema.table`."""
     match: Annotated[str, AfterValidator(_table_name)] | None = None
+    """All tables that a pattern fits, `shop.*`; names come before patterns, and those in order."""
     topic: str | None = None
+    """The topic of this table, where no rule says it. flat-avro only."""
     keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    definition: Annotated[Definition, BeforeValidator(read_definition)] | None = None
+    """The columns that name a row, where neither the key record nor `pkNames` says them."""
+    definition: (
+        Annotated[Definition, BeforeValidator(read_definition, json_schema_input_type=str | DefinitionFile)]
+        | None
+    ) = None
+    """The CREATE TABLE statement, or `{file: path}`: gives types that the topic does not carry."""
     sequence_by: SequenceBy | None = Field(default=None, alias="sequence_by")
+    """As under `defaults`, for this table."""
     deletes: Deletes | None = None
-    zero_date: Annotated[ZeroDate | None, BeforeValidator(_null_word)] = None
+    """As under `defaults`, for this table."""
+    zero_date: Annotated[
+        ZeroDate | None, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)
+    ] = None
+    """As under `defaults`, for this table."""
     bad_record: BadRecord | None = None
+    """As under `defaults`, for this table."""
 
     @property
     def table(self) -> TableId | None:
@@ -72,36 +93,47 @@ class TargetSettings(Model):
     """Where the tables go. ``path`` is the lake's root, ``table`` a table's place under it."""
 
     type: Literal["delta", "memory"] = "delta"
+    """`delta`, or `memory` for trying things out."""
     path: LocalPath | None = None
+    """The lake's root: a folder, or a URL that Spark's file systems know. Required for delta."""
     table: str = "{schema}/{table}"
+    """A table's path under the root; must contain `{schema}` and `{table}`."""
 
 
 class DeadLetterSettings(Model):
     """Where records go that cannot be decoded, under ``bad-record: dead-letter``."""
 
     path: LocalPath | None = None
+    """The folder of the dead-letter table; under the target's root if not given."""
 
 
 class BatchSettings(Model):
     """Bounds of one batch of one table, and how many tables are worked on at once."""
 
     max_records: int = Field(default=500_000, ge=1)
+    """Records of one batch of one table."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1)
+    """Bytes of one batch of one table, by the size its records had before."""
     max_tables: int = Field(default=2, ge=1)
+    """Tables worked on at once."""
     poll_interval: Duration = Field(default=1.0, gt=0)
+    """How often to look for new records when idle."""
 
 
 class RetrySettings(Model):
     """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
 
     for_: Duration = Field(default=300.0, alias="for", ge=0)
+    """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
 
 
 class SparkSettings(Model):
     """The Spark session of the worker. Values of ``conf`` are kept secret."""
 
     master: str = "local[*]"
+    """Where Spark runs."""
     conf: dict[str, SecretStr] = Field(default_factory=dict)
+    """Spark settings; their values are never shown."""
 
     def conf_values(self) -> dict[str, str]:
         """``conf`` in plain text: never log it."""
@@ -125,15 +157,26 @@ class Config(Model):
     """One pipeline: from Kafka topics to tables of one target."""
 
     pipeline: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """A name of the pipeline; it is part of each table's ledger, so keep it."""
     source: SourceSettings
+    """Where changes come from."""
     defaults: TableDefaults = TableDefaults()
+    """What holds for every table."""
     tables: tuple[TableOverride, ...] = ()
+    """What holds for single tables. Every topic that fits the rule is a table, listed here or not."""
     target: TargetSettings
+    """Where the tables go."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
+    """Where records go under `bad-record: dead-letter`."""
     batch: BatchSettings = BatchSettings()
+    """Bounds of a batch."""
     retry: RetrySettings = RetrySettings()
+    """How long to try again."""
     state: LocalPath = Field(default="./.tidesink/state.db", validate_default=True)
+    """The worker's own store of status and history: a SQLite file, or a SQLAlchemy URL. Progress itself is
+    kept in the target."""
     spark: SparkSettings = SparkSettings()
+    """The Spark session."""
 
     def table_config(self, table: TableId) -> TableConfig:
         """The settings of one table: its own by name first, then patterns in order, then the defaults."""

@@ -72,8 +72,11 @@ class RegistryAuth(Model):
     """Who we are to the registry: ``username`` and ``password``, or a bearer ``token``."""
 
     username: str | None = None
+    """User name of basic authentication (Confluent Cloud: the API key)."""
     password: SecretStr | None = None
+    """Its password (Confluent Cloud: the API secret)."""
     token: SecretStr | None = None
+    """A bearer token, in place of user name and password."""
 
     def signing(self) -> Auth:
         """How requests are signed."""
@@ -87,9 +90,13 @@ class RegistryTls(Model):
     """TLS files in PEM form. ``verify: false`` accepts any certificate, for trying things out only."""
 
     ca: LocalPath | None = None
+    """Certificates of the authorities to trust; the system's own if not given."""
     certificate: LocalPath | None = None
+    """The certificate that we show."""
     key: LocalPath | None = None
+    """Its private key."""
     verify: bool = True
+    """`false` accepts any certificate: for trying things out only."""
 
     def options(self) -> TlsOptions:
         """The same as the registry client takes it; raises ConfigError for a file that is not there."""
@@ -103,9 +110,13 @@ class RegistrySettings(Model):
     """The schema registry that TiCDC writes to. Several URLs are tried in turn."""
 
     urls: Annotated[tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1)]
+    """One URL or several, tried in turn. `url` means the same."""
     auth: RegistryAuth | None = None
+    """Who we are to the registry."""
     tls: RegistryTls | None = None
+    """Certificates, where the URL is https."""
     timeout: Duration = Field(default=10.0, gt=0)
+    """How long to wait for an answer."""
 
     def open(self) -> SchemaRegistry:
         """A client of this registry.
@@ -122,21 +133,46 @@ class SourceSettings(Model):
     """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
 
     brokers: Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
-    protocol: Annotated[Protocol, BeforeValidator(_protocol)]
+    """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
+    protocol: Annotated[
+        Protocol,
+        BeforeValidator(_protocol, json_schema_input_type=Literal["avro", "flat-avro", "canal-json"]),
+    ]
+    """The changefeed's protocol: `flat-avro` (or its alias `avro`) or `canal-json`, in any case."""
     topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
-    schema_registry: Annotated[RegistrySettings | None, BeforeValidator(_registry)] = None
+    """A topic rule as in the changefeed's dispatchers (`{schema}_{table}`), or topics one by one. A flat-avro
+    rule must contain `{schema}` and `{table}`; a fixed flat-avro topic serves exactly one table, named
+    under `tables`."""
+    schema_registry: Annotated[
+        RegistrySettings | None,
+        BeforeValidator(_registry, json_schema_input_type=str | list[str] | RegistrySettings | None),
+    ] = None
+    """The registry that TiCDC writes to: a URL, or a section. flat-avro only, and required there."""
     enable_tidb_extension: bool = False
+    """TiCDC: the messages carry `_tidb` fields."""
     avro_decimal_handling_mode: DecimalMode = "precise"
+    """TiCDC: `precise` or `string`. flat-avro only."""
     avro_bigint_unsigned_handling_mode: UnsignedMode = "long"
+    """TiCDC: `long` or `string`. flat-avro only."""
     avro_enable_watermark: bool = False
+    """TiCDC: flat-avro topics carry DDL and watermark events; needs the extension."""
     avro_include_before_value: bool = False
+    """New TiCDC: flat-avro values carry the row before."""
     content_compatible: bool = False
+    """TiCDC: full column types in `mysqlType`. canal-json only."""
     only_output_updated_columns: bool = False
+    """TiCDC: updates carry changed columns only in `old`. canal-json only."""
     delete_only_output_handle_key_columns: bool = False
+    """TiCDC: deletes carry the key only. canal-json only."""
     output_row_key: bool = False
+    """New TiCDC: rows carry TiDB's row key; needs the extension. canal-json only."""
     output_raw_change_event: bool = False
+    """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
+    be lost."""
     time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+    """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
     kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
+    """Kafka client properties; see the list below."""
 
     @cached_property
     def rules(self) -> tuple[TopicRule, ...]:

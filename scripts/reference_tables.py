@@ -1,0 +1,60 @@
+"""The generated sections of the reference: settings, Kafka properties, errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tidesink.config import kafka
+from tidesink.config.json_schema import config_schema
+from tidesink.errors import TidesinkError
+
+
+def settings() -> str:
+    """Every setting of the config, section by section."""
+    schema = config_schema()
+    return "\n\n".join(_section(schema, schema, "(top level)", []))
+
+
+def _section(schema: Any, part: Any, name: str, seen: list[str]) -> Iterator[str]:
+    rows, below = [], []
+    for key, setting in part["properties"].items():
+        reference = re.search(r"#/\$defs/(\w+)", str(setting))
+        place = key if name.startswith("(") else f"{name}.{key}"
+        if reference and key != "definition" and reference[1] not in seen:
+            below += list(_section(schema, schema["$defs"][reference[1]], place, [*seen, reference[1]]))
+        default = "" if reference or setting.get("default") in (None, {}, []) else _shown(setting)
+        rows.append(f"| `{key}` | {default} | {setting.get('description', '')} |")
+    yield f"### {name}\n\n| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
+    yield from below
+
+
+def _shown(setting: Any) -> str:
+    default = setting["default"]
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return f"`{default:g}s`" if isinstance(default, float) else f"`{default}`"
+
+
+def kafka_properties() -> str:
+    """The client properties that are taken."""
+    return "\n".join(f"- `{name}`" for name in kafka.ALLOWED)
+
+
+def errors() -> str:
+    """The tree of errors with what each is and what comes next."""
+    kinds = _tree(TidesinkError, 0)
+    rows = [f"| {'· ' * depth}`{kind.__name__}` | {kind.remedy} | {_says(kind)} |" for kind, depth in kinds]
+    return "| error | remedy | meaning |\n|---|---|---|\n" + "\n".join(rows)
+
+
+def _tree(kind: type[TidesinkError], depth: int) -> Iterator[tuple[type[TidesinkError], int]]:
+    yield kind, depth
+    for child in kind.__subclasses__():
+        if child.__module__ == TidesinkError.__module__:
+            yield from _tree(child, depth + 1)
+
+
+def _says(kind: type[TidesinkError]) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
