@@ -96,6 +96,7 @@ def config_file(tmp_path: Path, stack: Stack, protocol: str, **more: Any) -> str
 
 @pytest.mark.parametrize("protocol", ["flat-avro", "canal-json"])
 def test_a_topic_decodes_validates_and_plans(stack: Stack, tmp_path: Path, protocol: str) -> None:
+    """One topic through every command that looks at it; the servers are started once for all."""
     written = write(stack, protocol)
     config = config_file(tmp_path, stack, protocol)
 

@@ -18,7 +18,7 @@ from tidesink.cli.observed import Observed
 from tidesink.cli.output import Output, OutputFormat, console, warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
-from tidesink.errors import RegistryUnavailableError, TidesinkError
+from tidesink.errors import DecodeError, SchemaNotFoundError
 
 
 @with_codec_options
@@ -77,14 +77,12 @@ def decoded_lines(codec: Codec, message: Message, observed: Observed) -> Iterato
     """The lines of one record: its events, or why it has none.
 
     Raises:
-        RegistryUnavailableError: the registry does not answer, so that no record can be judged.
+        RegistryError: the registry does not answer, or refuses us, so that no record can be judged.
     """
     try:
         events = codec.decode(message)
         lines = [event_json(event) for event in events]
-    except RegistryUnavailableError:
-        raise
-    except TidesinkError as error:
+    except (DecodeError, SchemaNotFoundError) as error:
         yield error_json(error, message)
         return
     for event in events:
