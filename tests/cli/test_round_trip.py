@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
@@ -23,11 +22,12 @@ from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.schema_registry import MemorySchemaRegistry
 
 
-def setting(protocol: str, options: CodecOptions, registry: MemorySchemaRegistry) -> Setting:
+def setting(protocol: str, registry: MemorySchemaRegistry) -> Setting:
+    """No producer option is given: what has to be known stands in the lines."""
     return Setting(
         protocol=protocol,
-        options=options,
-        declared=asdict(options),
+        options=CodecOptions(),
+        declared={},
         registry=registry,
         definitions=FileDefinitions(),
         table_of_topic=None,
@@ -68,12 +68,18 @@ def comparable(message: Message, protocol: str) -> tuple[Any, ...]:
     return message.topic, message.partition, message.offset, message.key, value
 
 
-def rewritten(
-    protocol: str, options: CodecOptions, registry: MemorySchemaRegistry, messages: list[Message]
-) -> list[Any]:
-    lines = list(decoded(setting(protocol, options, registry), messages))
-    back = encoded(setting(protocol, options, registry), lines)
-    return [None if message is None else comparable(message, protocol) for message in back]
+class Rewritten(NamedTuple):
+    """Records that went through decode and encode, and how many of their lines were errors."""
+
+    records: list[Any]
+    errors: int
+
+
+def rewritten(protocol: str, registry: MemorySchemaRegistry, messages: list[Message]) -> Rewritten:
+    lines = list(decoded(setting(protocol, registry), messages))
+    back = encoded(setting(protocol, registry), lines)
+    records = [None if message is None else comparable(message, protocol) for message in back]
+    return Rewritten(records, sum(line["type"] == "error" for line in lines))
 
 
 def cases(folder: VectorFolder, codec: str) -> list[Record]:
@@ -83,17 +89,18 @@ def cases(folder: VectorFolder, codec: str) -> list[Record]:
 
 @pytest.mark.parametrize(("codec", "protocol"), [("avro", "flat-avro"), ("canal-json", "canal-json")])
 def test_every_golden_vector_comes_back(vectors: Path, codec: str, protocol: str) -> None:
-    tried = 0
+    tried = errors = 0
     different = []
     for folder in find_folders(vectors):
         registry = MemorySchemaRegistry(folder.schemas)
         for record in cases(folder, codec):
-            message = record.message
-            tried += 1
-            if rewritten(protocol, record.options, registry, [message]) != [comparable(message, protocol)]:
+            found = rewritten(protocol, registry, [record.message])
+            tried, errors = tried + 1, errors + found.errors
+            if found.records != [comparable(record.message, protocol)]:
                 different.append(record.name)
-    assert tried > 20
     assert different == []
+    # Error lines come back by their bytes alone: they must stay few for this to say anything.
+    assert 0 < errors * 4 < tried
 
 
 @pytest.mark.parametrize("protocol", ["avro", "canal-json"])
@@ -103,6 +110,5 @@ def test_a_whole_changefeed_comes_back(vectors: Path, protocol: str) -> None:
     name = "flat-avro" if protocol == "avro" else protocol
     for workload in workloads:
         messages = list(workload.messages())
-        registry = MemorySchemaRegistry(workload.schemas)
-        back = rewritten(name, workload.options, registry, messages)
-        assert back == [comparable(message, name) for message in messages], workload.name
+        found = rewritten(name, MemorySchemaRegistry(workload.schemas), messages)
+        assert found == ([comparable(message, name) for message in messages], 0), workload.name
