@@ -106,7 +106,8 @@ def test_every_golden_vector_comes_back(vectors: Path, codec: str, protocol: str
 @pytest.mark.parametrize("protocol", ["avro", "canal-json"])
 def test_a_whole_changefeed_comes_back(vectors: Path, protocol: str) -> None:
     workloads = find_workloads(vectors, protocol)
-    assert workloads
+    if not workloads:
+        pytest.skip("this folder has no changefeed of this protocol")
     name = "flat-avro" if protocol == "avro" else protocol
     for workload in workloads:
         messages = list(workload.messages())
