@@ -1,26 +1,12 @@
-"""One small Spark session for all end-to-end tests that run the worker in this process."""
+"""Where the end-to-end tests find their servers and the captured changefeed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.replay import SMALL_SPARK, Servers
-from tidesink.sinks.session import build_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A session with two cores and a small heap."""
-    session = build_session(master="local[2]", conf=SMALL_SPARK)
-    yield session
-    session.stop()
+from tests.e2e.replay import Servers
 
 
 @pytest.fixture(scope="session")

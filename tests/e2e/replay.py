@@ -18,6 +18,7 @@ from typing import Any, TypedDict
 from confluent_kafka import Producer
 
 from tests.servers import create_topics
+from tests.sessions import SMALL_SPARK
 from tidesink.change import TableId
 from tidesink.dev.check import check_table
 from tidesink.dev.workload.expected import ExpectedTable
@@ -155,7 +156,7 @@ def replay_config(
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
         "retry": {"for": "30s"},
-        "spark": {"master": "local[2]", "conf": SMALL_SPARK},
+        "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
     }
     if max_records is not None:
         settings["batch"] = {"max-records": max_records}
@@ -175,13 +176,6 @@ _MODES: dict[str, dict[str, Any]] = {
     "canal": {},
     "canal_ext": {"enable-tidb-extension": True},
     "canal_ext_partial": {"enable-tidb-extension": True, "only-output-updated-columns": True},
-}
-
-# Two cores and small data: less heap, and a compiler that starts fast.
-SMALL_SPARK = {
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:ReservedCodeCacheSize=256m",
 }
 
 

@@ -59,5 +59,9 @@ class DecodeColumns(Protocol):
     def shape(self) -> TableShape:
         """What ``after`` holds: the columns of every writer schema planned for, and the base shape's."""
 
+    @property
+    def changes_keys(self) -> bool:
+        """Whether an update may come with its old key, so that it stands for two rows."""
+
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw one; lazy, in one pass."""

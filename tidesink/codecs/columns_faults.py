@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, DDL, DELETE, UPSERT
-from tidesink.errors import DecodeError
+from tidesink.errors import TidesinkError
 from tidesink.typemap.shape import TableShape
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _FAULT: Final = "struct<kind: string, error: string, reason: string>"
 STRINGS: Final = "array<string>"
 
 
-def fault(kind: str | None, error: type[DecodeError] | None = None, reason: str | Column = "") -> Column:
+def fault(kind: str | None, error: type[TidesinkError] | None = None, reason: str | Column = "") -> Column:
     """A record that is no row to apply: the kind it is instead and, for a bad one, why. None: no fault."""
     if kind is None:
         return F.lit(None).cast(_FAULT)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import Column
@@ -26,6 +27,7 @@ from tidesink.errors import (
     ConfigError,
     FramingError,
     SchemaMismatchError,
+    SchemaNotFoundError,
     UnnamedRowError,
     UnsupportedMessageError,
 )
@@ -45,10 +47,11 @@ _BEFORE_VALUE: Final = "set avro-include-before-value=true in the changefeed's s
 
 
 class _Parts(NamedTuple):
-    """The readers of one side of the record, and schemas that cannot be read, by id."""
+    """The readers of one side of the record, and why others of its schemas cannot be used, by id."""
 
     records: tuple[RecordColumns, ...]
     refused: Mapping[int, str]
+    unknown: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,12 @@ class FlatAvroColumns:
         return output(judged, self.shape, key_id=ids[0], value_id=ids[1])
 
 
-def flat_avro_columns(
+def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     table: TableId,
     *,
     key_schemas: Mapping[int, str],
     value_schemas: Mapping[int, str],
+    unknown_ids: Mapping[int, str] = MappingProxyType({}),
     base: TableShape | None = None,
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
@@ -86,7 +90,8 @@ def flat_avro_columns(
     Give every schema of the subjects that is known, not the batch's alone: a column that a writer lacks
     is filled with its default where only later schemas (greater ids) have it, and is null where an
     earlier one had it, since it was dropped. ``base`` is the shape the target has; it is only added to.
-    ``keys`` override the columns of the key record.
+    ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
+    with the reason; their records are bad.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -98,8 +103,8 @@ def flat_avro_columns(
     shape = _shape(table, (key_read, value_read), named, base=base, zero_date=zero_date, time_zone=time_zone)
     return FlatAvroColumns(
         shape,
-        _Parts(record_columns(key_read, shape, "key", only_keys=True), key_refused),
-        _Parts(record_columns(value_read, shape, "value"), value_refused),
+        _Parts(record_columns(key_read, shape, "key", only_keys=True), key_refused, unknown_ids),
+        _Parts(record_columns(value_read, shape, "value"), value_refused, unknown_ids),
     )
 
 
@@ -297,9 +302,11 @@ def _framing_faults(part: str, data: Column) -> list[tuple[Column, Column]]:
 
 
 def _schema_faults(part: str, data: Column, parts: _Parts) -> list[tuple[Column, Column]]:
+    reasons = ((SchemaMismatchError, parts.refused), (SchemaNotFoundError, parts.unknown))
     faults = [
-        (_starts(data, [schema_id]), fault(BAD, SchemaMismatchError, reason))
-        for schema_id, reason in parts.refused.items()
+        (_starts(data, [schema_id]), fault(BAD, error, f"{part}: {reason}"))
+        for error, found in reasons
+        for schema_id, reason in found.items()
     ]
     planned = [schema_id for record in parts.records for schema_id in record.ids]
     unknown = ~_starts(data, planned) if planned else F.lit(True)

@@ -6,6 +6,8 @@ that a batch meets beyond them is asked for by itself. TiCDC's subjects follow T
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 _PARTS: Final[tuple[SubjectPart, ...]] = ("key", "value")
 # Where the registry has no subject for the topic, so many records are looked at for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
-_NO_SCHEMA: Final = "the registry has no such schema id: is it the registry TiCDC writes to?"
+_NO_SCHEMA: Final = "schema id {} is unknown to the registry: is it the registry TiCDC writes to?"
+_OTHERS_SCHEMA: Final = (
+    "schema id {} is of {}, which is no record of this topic's subjects: two tables must not share a topic"
+)
 
 
 class FlatAvroDecoding:
@@ -45,7 +50,7 @@ class FlatAvroDecoding:
         self._registry = registry
         self._session = session
         self._texts: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
-        self._missing: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
+        self._unknown: dict[int, str] = {}
         self._plan: FlatAvroColumns | None = None
 
     @property
@@ -92,7 +97,7 @@ class FlatAvroDecoding:
         return False
 
     def _lacks(self, part: SubjectPart, ids: tuple[int, ...]) -> tuple[int, ...]:
-        known = self._texts[part].keys() | self._missing[part].keys()
+        known = self._texts[part].keys() | self._unknown.keys()
         return tuple(schema_id for schema_id in ids if schema_id not in known)
 
     def _read_subject(self, part: SubjectPart) -> None:
@@ -106,11 +111,17 @@ class FlatAvroDecoding:
             self._texts[part][found.id] = found.schema_text
 
     def _add(self, part: SubjectPart, ids: tuple[int, ...]) -> None:
+        names = {_full_name(text) for text in self._texts[part].values()}
         for schema_id in ids:
             try:
-                self._texts[part][schema_id] = self._registry.schema_by_id(schema_id)
+                text = self._registry.schema_by_id(schema_id)
             except SchemaNotFoundError:
-                self._missing[part][schema_id] = _NO_SCHEMA
+                self._unknown[schema_id] = _NO_SCHEMA.format(schema_id)
+                continue
+            if names and _full_name(text) not in names:
+                self._unknown[schema_id] = _OTHERS_SCHEMA.format(schema_id, _full_name(text))
+            else:
+                self._texts[part][schema_id] = text
 
     def _peek(self, found: TopicOffsets) -> dict[SubjectPart, tuple[int, ...]]:
         """Schema ids in the topic's first records (Confluent framing: 00, then 4 bytes, big-endian)."""
@@ -132,6 +143,7 @@ class FlatAvroDecoding:
             settings.table,
             key_schemas=self._texts["key"],
             value_schemas=self._texts["value"],
+            unknown_ids=self._unknown,
             base=self._plan.shape if self._plan else None,
             keys=settings.keys,
             zero_date=settings.zero_date,
@@ -139,8 +151,17 @@ class FlatAvroDecoding:
         )
 
 
-def _ids(heads: object) -> tuple[int, ...]:
-    found = {head for head in heads if head and len(head) == 10 and head.startswith("00")}  # type: ignore[attr-defined]
+def _full_name(text: str) -> str | None:
+    """An Avro record's namespace and name; None for a schema that is no record."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return f"{record.get('namespace')}.{record.get('name')}" if isinstance(record, dict) else None
+
+
+def _ids(heads: Iterable[str | None]) -> tuple[int, ...]:
+    found = {head for head in heads if head and len(head) == 10 and head.startswith("00")}
     return tuple(sorted(int(head[2:], 16) for head in found))
 
 
