@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Final
 
 from pyspark.sql import Column
@@ -85,9 +85,14 @@ class RecordColumns:
         wire = (self.column if record is None else record).getField(field.writer.field)
         return _reading(wire, field.writer, field.target, self.shape)
 
+    @cached_property
+    def readings(self) -> tuple[tuple[FieldOf, Reading], ...]:
+        """How each column of the shape is read from the new image."""
+        return tuple((field, self.reading(field)) for field in self.fields)
+
     def image(self) -> Column:
         """The record's columns in the shape's types."""
-        return F.struct(*(self.reading(field).value.alias(field.target.name) for field in self.fields))
+        return F.struct(*(reading.value.alias(field.target.name) for field, reading in self.readings))
 
     def old_key(self) -> Column | None:
         """The key of the image before, null where there is none; None where the schema has none."""

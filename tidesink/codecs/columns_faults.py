@@ -60,15 +60,26 @@ def output(
     ``judged`` has: _topic, _partition, _offset, key_bytes, value_bytes, event_ts, control_ts, image,
     fault, row_index, row_kind, row_key, row_old_key, row_zero_dates.
     """
+    return judged.select(*output_columns(shape, key_id=key_id, value_id=value_id, fields=fields))
+
+
+def output_columns(
+    shape: TableShape,
+    *,
+    key_id: Column | None = None,
+    value_id: Column | None = None,
+    fields: Column | None = None,
+) -> list[Column]:
+    """What ``output`` selects."""
     wrong, is_row = F.col("fault"), F.col("fault").isNull()
     kind = F.coalesce(wrong.getField("kind"), F.col("row_kind"))
     kept = wrong.getField("kind").isin(BAD, DDL)
     upserts = is_row & (F.col("row_kind") == UPSERT)
     key_ddl, ddl = f"struct<{shape.key_ddl}>", f"struct<{shape.ddl}>"
-    return judged.select(
-        "_topic",
-        "_partition",
-        "_offset",
+    return [
+        F.col("_topic"),
+        F.col("_partition"),
+        F.col("_offset"),
         F.col("row_index").cast("int").alias("_index"),
         kind.alias("_kind"),
         F.coalesce(F.col("event_ts"), F.col("control_ts")).alias("_commit_ts"),
@@ -83,7 +94,7 @@ def output(
         F.when(is_row, F.col("row_key")).cast(key_ddl).alias("key"),
         F.when(is_row, F.col("row_old_key")).cast(key_ddl).alias("old_key"),
         F.when(upserts, F.col("image")).cast(ddl).alias("after"),
-    )
+    ]
 
 
 def deletes(condition: Column) -> Column:

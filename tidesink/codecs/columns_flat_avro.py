@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from tidesink.change import TableId
 from tidesink.codecs.columns_avro_record import Images, RecordColumns, record_columns
 from tidesink.codecs.columns_avro_schema import WriterSchema, read_schema
 from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
-from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, output
+from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, output_columns
 from tidesink.codecs.columns_types import lit_binary
 from tidesink.errors import (
     ConfigError,
@@ -69,9 +69,24 @@ class FlatAvroColumns:
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw Kafka frame."""
-        judged = _judged(_converted(_read(raw, self), self), self)
+        frame = raw
+        for columns in self._steps:
+            frame = frame.select(*columns)
+        return frame
+
+    @cached_property
+    def _steps(self) -> tuple[list[Column], ...]:
+        # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
         ids = (_schema_id(F.col("key_bytes")), _schema_id(F.col("value_bytes")))
-        return output(judged, self.shape, key_id=ids[0], value_id=ids[1])
+        last = output_columns(self.shape, key_id=ids[0], value_id=ids[1])
+        return (
+            _read(self),
+            _converted(self),
+            _keyed(self),
+            _judged(self),
+            [F.col("*"), _control_ts().alias("control_ts")],
+            last,
+        )
 
 
 def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
@@ -160,54 +175,55 @@ def _shape(
     return reduce(merge_shape, shapes)
 
 
-def _read(raw: DataFrame, plan: FlatAvroColumns) -> DataFrame:
+def _read(plan: FlatAvroColumns) -> list[Column]:
     """One column a writer schema, null where the record was written with another."""
     records = [*plan.keys.records, *plan.values.records]
-    return raw.select(
+    return [
         F.col("topic").alias("_topic"),
         F.col("partition").alias("_partition"),
         F.col("offset").alias("_offset"),
         F.col("key").alias("key_bytes"),
         F.col("value").alias("value_bytes"),
         *(record.decoded().alias(record.name) for record in records),
-    )
+    ]
 
 
-def _converted(read: DataFrame, plan: FlatAvroColumns) -> DataFrame:
+def _converted(plan: FlatAvroColumns) -> list[Column]:
     """The records' columns in the shape's types, and what the extension fields say."""
     values = Images(plan.values.records)
-    return read.select(
-        "*",
+    return [
+        F.col("*"),
         Images(plan.keys.records).struct(plan.shape.key_ddl).alias("record_key"),
         values.struct(plan.shape.ddl).alias("image"),
         values.old_key(plan.shape.key_ddl).alias("before_key"),
         values.extension("_tidb_op", "string").alias("op"),
         values.extension("_tidb_commit_ts", "bigint").alias("event_ts"),
-    )
+    ]
 
 
-def _judged(converted: DataFrame, plan: FlatAvroColumns) -> DataFrame:
-    """What each record is: its kind and, where it cannot be used, why."""
+def _keyed(plan: FlatAvroColumns) -> list[Column]:
+    """The row's key, and the first of its values that could not be read."""
     names = [column.name for column in plan.shape.key_columns]
     image_key = F.struct(*(F.col("image").getField(name).alias(name) for name in names))
-    with_key = converted.withColumn(
-        "row_key", F.when(F.col("value_bytes").isNull(), F.col("record_key")).otherwise(image_key)
-    )
+    row_key = F.when(F.col("value_bytes").isNull(), F.col("record_key")).otherwise(image_key)
     keys, values = Images(plan.keys.records), Images(plan.values.records)
-    with_bad = with_key.withColumn(
-        "bad_value", first_fault([*keys.faults("record_key"), *values.faults("image")])
-    )
-    deleted = F.col("value_bytes").isNull() | (F.col("op").eqNullSafe("d"))
-    fault_or_null = _faults(plan, names)
+    bad_value = first_fault([*keys.faults("record_key"), *values.faults("image")])
+    return [F.col("*"), row_key.alias("row_key"), bad_value.alias("bad_value")]
+
+
+def _judged(plan: FlatAvroColumns) -> list[Column]:
+    """What each record is: its kind and, where it cannot be used, why."""
+    names = [column.name for column in plan.shape.key_columns]
+    deleted = F.col("value_bytes").isNull() | F.col("op").eqNullSafe("d")
     old_key = F.when(~deleted & ~F.col("before_key").eqNullSafe(F.col("row_key")), F.col("before_key"))
-    return with_bad.select(
-        "*",
-        fault_or_null.alias("fault"),
+    return [
+        F.col("*"),
+        _faults(plan, names).alias("fault"),
         deletes(deleted).alias("row_kind"),
         old_key.alias("row_old_key"),
-        values.zero_dates("image").alias("row_zero_dates"),
+        Images(plan.values.records).zero_dates("image").alias("row_zero_dates"),
         F.lit(0).alias("row_index"),
-    ).withColumn("control_ts", _control_ts())
+    ]
 
 
 def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:

@@ -48,6 +48,8 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Each call on a Column would ask the JVM for its place in the source: half the time of planning.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # A worker lives for months: Spark keeps 1,000 finished jobs and queries otherwise.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",

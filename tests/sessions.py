@@ -1,0 +1,47 @@
+"""One small Spark session for every test of a run that asks for ``spark``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pytest
+
+from tidesink.sinks.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.change import Message
+
+# Short plans, small frames: the client compiler is quicker than the optimising one, and one partition
+# is quicker than many.
+SMALL_SPARK: Final = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:ReservedCodeCacheSize=256m",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with two cores and a small heap."""
+    warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    session = build_session(master="local[2]", conf={**SMALL_SPARK, **warehouse}, driver_memory="1g")
+    yield session
+    session.stop()
+
+
+def raw_frame(spark: SparkSession, messages: list[Message]) -> DataFrame:
+    """Messages as Spark's Kafka source would give them."""
+    columns = {
+        "topic": pa.array([message.topic for message in messages], pa.string()),
+        "partition": pa.array([message.partition for message in messages], pa.int32()),
+        "offset": pa.array([message.offset for message in messages], pa.int64()),
+        "timestamp": pa.array([None] * len(messages), pa.timestamp("us", "UTC")),
+        "key": pa.array([message.key for message in messages], pa.binary()),
+        "value": pa.array([message.value for message in messages], pa.binary()),
+    }
+    # A small Arrow table is a relation of the plan's own: no job runs to read it.
+    return spark.createDataFrame(pa.table(columns))

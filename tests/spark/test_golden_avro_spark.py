@@ -1,0 +1,208 @@
+"""flat-avro on the Spark path against the producer's own bytes: each row as TiDB held it, typed for Delta.
+
+What is expected comes from ``events.jsonl`` alone, and from none of the readers under test.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.golden.exclusions import EXCLUSIONS
+from tests.golden.vectors import (
+    Json,
+    Record,
+    VectorFolder,
+    after_of,
+    before_of,
+    find_folders,
+    schema_of,
+    table_of,
+)
+from tests.sessions import raw_frame
+from tests.spark.decoded import Decoded, Values, collect
+from tidesink.change import Column, TableId
+from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
+from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.errors import DecodeError
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.schema_registry.naming import sanitize_name
+from tidesink.typemap.parse import target_reader
+from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.table import row_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+Group = tuple[TableId, str, str]
+
+
+@pytest.fixture(scope="module", params=["ticdc", "ticdc-new"])
+def golden(request: pytest.FixtureRequest, vectors: Path, spark: SparkSession) -> Golden:
+    found = {folder.name: folder for folder in find_folders(vectors)}
+    if request.param not in found:
+        pytest.skip(f"the vectors have no folder {request.param}")
+    return Golden(found[request.param], spark)
+
+
+class Golden:
+    """One folder's rows, decoded table by table: the schemas of a case are planned together."""
+
+    def __init__(self, folder: VectorFolder, spark: SparkSession) -> None:
+        self.folder = folder
+        self.rows: list[tuple[Record, Decoded, FlatAvroColumns]] = []
+        groups: dict[Group, list[Record]] = defaultdict(list)
+        for record in folder.rows("avro"):
+            if not record.raw.get("error"):
+                groups[_group(record)].append(record)
+        for (table, _, zone), records in groups.items():
+            self._decode(table, zone, records, spark)
+
+    def _decode(self, table: TableId, zone: str, records: list[Record], spark: SparkSession) -> None:
+        keys = {sanitize_name(column.name) for record in records for column in _keys(record)}
+        plan = flat_avro_columns(
+            table,
+            key_schemas=self._schemas(records, "key"),
+            value_schemas=self._schemas(records, "value"),
+            keys=tuple(sorted(keys)),
+            time_zone=zone,
+        )
+        by_line = {record.line: record for record in records}
+        decoded = plan.decode(raw_frame(spark, [record.message for record in records]))
+        rows = collect(decoded, plan)
+        assert [row.offset for row in rows] == sorted(by_line)
+        self.rows += [(by_line[row.offset], row, plan) for row in rows]
+
+    def _schemas(self, records: list[Record], part: str) -> dict[int, str]:
+        ids = {record.raw.get(f"{part}_schema_id") for record in records} - {None}
+        return {schema_id: self.folder.schemas[schema_id] for schema_id in ids}
+
+
+def _group(record: Record) -> Group:
+    # Modes change a column's Avro type, and a case may have both: Spark is given them together where one
+    # shape holds both, as after a changed option.
+    modes = "+".join(str(record.config.get(f"avro-{mode}-handling-mode")) for mode in ("decimal",))
+    assert record.event is not None
+    return table_of(record.event), f"{record.raw['case']} {modes}", record.config.get("time-zone") or "UTC"
+
+
+def _keys(record: Record) -> tuple[Column, ...]:
+    assert record.event is not None
+    schema = schema_of(record.event)
+    if record.raw.get("key_schema_id") is not None and record.options.producer == "new":
+        return schema.primary_key
+    # A table without a key record has its keys from the config.
+    return schema.handle_columns or schema.columns[:1]
+
+
+def test_every_row_is_what_tidb_held(golden: Golden) -> None:
+    wrong = [line for record, row, plan in golden.rows for line in _differences(record, row, plan)]
+    assert not wrong, "\n".join(wrong[:50])
+    assert len(golden.rows) > 20
+
+
+def test_every_row_is_what_the_python_codec_reads(golden: Golden) -> None:
+    codec = FlatAvroCodec(registry=MemorySchemaRegistry(golden.folder.schemas))
+    wrong = [
+        line for record, row, plan in golden.rows for line in _python_differences(codec, record, row, plan)
+    ]
+    assert not wrong, "\n".join(wrong[:50])
+
+
+def _differences(record: Record, row: Decoded, plan: FlatAvroColumns) -> list[str]:
+    event = record.event
+    assert event is not None
+    message = record.message
+    if message.key is None and message.value is None:
+        return _compare(record, {"error": "UnnamedRowError"}, {"error": row.error})
+    if any(one.matches(record.name) for one in EXCLUSIONS):
+        refused = "UnnamedRowError" if message.key is None else "UnsupportedMessageError"
+        return _compare(record, {"error": refused}, {"error": row.error})
+    schema = schema_of(event)
+    held = after_of(event, schema) or before_of(event, schema) or {}
+    deleted = event["op"] == "delete"
+    tombstone = message.value is None
+    extended = record.options.enable_tidb_extension and not tombstone
+    expected: Values = {"kind": "delete" if deleted else "upsert", "error": None}
+    expected["commit_ts"] = event["commit_ts"] if extended else None
+    found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
+    for image, columns in (("key", plan.shape.key_columns), ("after", plan.shape.columns)):
+        if image == "after" and deleted:
+            continue
+        values = getattr(row, image) or {}
+        for column, target in _pairs(event, columns, record):
+            expected[f"{image}.{target.name}"] = _held(held[column.name], column, target, plan)
+            found[f"{image}.{target.name}"] = values.get(target.name)
+    return _compare(record, expected, found)
+
+
+def _pairs(event: Json, targets: tuple[ShapeColumn, ...], record: Record) -> list[tuple[Column, ShapeColumn]]:
+    by_name = {sanitize_name(column.name).lower(): column for column in schema_of(event).columns}
+    pairs = [(by_name.get(target.name.lower()), target) for target in targets]
+    return [(column, target) for column, target in pairs if column is not None]
+
+
+def _held(value: Any, column: Column, target: ShapeColumn, plan: FlatAvroColumns) -> Any:
+    """TiDB's value as the target's type holds it."""
+    if value is None or column.virtual:
+        return None
+    if target.spark == "string":
+        return format(value, "f") if isinstance(value, Decimal) else value
+    if target.spark.startswith("decimal"):
+        return Decimal(value)
+    reader = row_of(column.type).reader
+    if reader in ("date", "datetime", "timestamp"):
+        return _moment(value, target.spark, plan.shape.time_zone)
+    return value
+
+
+def _moment(text: str, spark: str, zone: str) -> date | datetime | None:
+    try:
+        if spark == "date":
+            return datetime.strptime(text, "%Y-%m-%d").date()
+        whole, _, fraction = text.partition(".")
+        moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S").replace(
+            microsecond=int((fraction + "000000")[:6])
+        )
+    except ValueError:
+        return None
+    if spark == "timestamp_ntz":
+        return moment
+    return moment.replace(tzinfo=ZoneInfo(zone)).astimezone(timezone.utc)
+
+
+def _compare(record: Record, expected: Values, found: Values) -> list[str]:
+    return [
+        f"{record.name}: {name} is {found.get(name)!r:.80}, expected {value!r:.80}"
+        for name, value in expected.items()
+        if found.get(name) != value or type(found.get(name)) is not type(value)
+    ]
+
+
+def _python_differences(
+    codec: FlatAvroCodec, record: Record, row: Decoded, plan: FlatAvroColumns
+) -> list[str]:
+    try:
+        (event,) = codec.decode(record.message)
+    except DecodeError as error:
+        return _compare(record, {"error": type(error).__name__}, {"error": row.error})
+    expected: Values = {"commit_ts": event.commit_ts, "error": None}
+    found: Values = {"commit_ts": row.commit_ts, "error": row.error}
+    zone = ZoneInfo(plan.shape.time_zone)
+    for name, value in (event.after or {}).items():
+        target = plan.shape.by_name[name.lower()]
+        assert event.schema is not None
+        read = target_reader(event.schema.by_name[name].type, time_zone=zone, zero_date="null")
+        expected[name], found[name] = read(value), (row.after or {}).get(name)
+        if target.spark.startswith("decimal") and expected[name] is not None:
+            expected[name] = Decimal(str(expected[name]))
+        if target.spark == "string" and isinstance(expected[name], Decimal):
+            expected[name] = format(expected[name], "f")
+    return _compare(record, expected, found)
