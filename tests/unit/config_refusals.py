@@ -267,4 +267,18 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "another placeholder",
         "{schema} and {table} only",
     ),
+    (
+        "certificate that is not there",
+        changed(FLAT_AVRO, source__kafka={"security.protocol": "SSL", "ssl.ca.location": "none.pem"}),
+        "source.kafka.ssl.ca.location",
+        "no such file",
+        "PEM",
+    ),
+    (
+        "registry certificate that is not there",
+        changed(FLAT_AVRO, source__schema_registry={"urls": "https://r", "tls": {"ca": "none.pem"}}),
+        "source.schema-registry.tls.ca",
+        "no such file",
+        "PEM",
+    ),
 ]

@@ -34,23 +34,39 @@ _FLAGS: Final = {
     "delete_only_output_handle_key_columns": "Deletes carry the key only (canal-json).",
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
     "output_raw_change_event": "Key changes are not split by the producer.",
-    "row_checksum": "Rows carry checksums (flat-avro).",
+    "force_replicate": "Accepted as in the changefeed; the messages say it themselves.",
 }
 # Go's ParseBool, which TiCDC uses, takes these.
 _BOOLEANS: Final = dict.fromkeys(("1", "t", "true"), True) | dict.fromkeys(("0", "f", "false"), False)
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "avro_decimal_handling_mode": ("precise", "string"),
     "avro_bigint_unsigned_handling_mode": ("long", "string"),
+    "integrity_check_level": ("none", "correctness"),
+    "large_message_handle_option": ("none", "claim-check", "handle-key-only"),
+    "large_message_handle_compression": ("none", "snappy", "lz4"),
     "producer": ("classic", "new"),
 }
-_CHOICE_HELP: Final = {
+_TEXTS: Final = {
     "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
     "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
-    "producer": "Which TiCDC writes, classic or new; for encoding.",
-}
-_TEXTS: Final = {
+    "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
+    "large_message_handle_option": "Accepted as in the changefeed; the messages say it themselves.",
+    "large_message_handle_compression": "Accepted as in the changefeed; the messages say it themselves.",
+    "terminator": "Accepted as in the changefeed; the messages say it themselves.",
     "time_zone": "The changefeed's time zone.",
-    "namespace": "The changefeed's namespace or keyspace; for encoding.",
+    "producer": "Which TiCDC writes, classic or new; for encoding.",
+    "namespace": "The changefeed's namespace; for encoding.",
+    "keyspace": "The same, as new TiCDC calls it.",
+}
+_NUMBERS: Final = {"max_message_bytes": "The largest message the producer writes; for encoding."}
+# Options that CodecOptions has under another name, or not at all, since the messages say it.
+_MEANING: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
+    "force_replicate": lambda _: {},
+    "integrity_check_level": lambda level: {"row_checksum": level == "correctness"},
+    "keyspace": lambda name: {"namespace": name},
+    "large_message_handle_option": lambda _: {},
+    "large_message_handle_compression": lambda _: {},
+    "terminator": lambda _: {},
 }
 
 
@@ -62,8 +78,10 @@ def _parameters() -> Iterator[tuple[str, Any]]:
     for name, text in _FLAGS.items():
         flags = f"{_option(name)}/--no{_option(name)[1:]}"
         yield name, Annotated[bool | None, typer.Option(flags, help=text, rich_help_panel="Codec")]
-    for name, text in (_CHOICE_HELP | _TEXTS).items():
+    for name, text in _TEXTS.items():
         yield name, Annotated[str | None, typer.Option(_option(name), help=text, rich_help_panel="Codec")]
+    for name, text in _NUMBERS.items():
+        yield name, Annotated[int | None, typer.Option(_option(name), min=1, help=text)]
 
 
 _PARAMETERS: Final = dict(_parameters())
@@ -93,10 +111,16 @@ def with_codec_options(command: Callable[P, R]) -> Callable[..., R]:
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
-    for name, allowed in _CHOICES.items():
-        if name in given and given[name] not in allowed:
-            raise ConfigError(f"{_option(name)} {given[name]!r}: use {' or '.join(allowed)}")
-    return given
+    """The options that were given, under the names of CodecOptions; an empty text is TiCDC's default."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        allowed = _CHOICES.get(name)
+        if value == "":
+            continue
+        if allowed is not None and value not in allowed:
+            raise ConfigError(f"{_option(name)} {value!r}: use {' or '.join(allowed)}")
+        found |= _MEANING[name](value) if name in _MEANING else {name: value}
+    return found
 
 
 def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:

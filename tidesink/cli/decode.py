@@ -57,6 +57,7 @@ def decode(
         registry=found.registry,
         table_of_topic=found.table_of_topic,
         definitions=found.definitions,
+        keys=found.keys,
     )
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
     failed = 0

@@ -57,6 +57,7 @@ def run_worker(
     listeners = [_listener(log), *_metrics(metrics_host, metrics_port)]
     from tidesink.sinks.worker import run
 
+    note(f"{settings.pipeline}: starting Spark")
     report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
     if output is OutputFormat.JSON:
         write_json(report_json(report))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,6 +51,7 @@ class Setting:
     definitions: TableDefinitions
     table_of_topic: TableOfTopic | None
     config: Config | None
+    keys: Mapping[TableId, tuple[str, ...]] | None = None
 
 
 class FileDefinitions(TableDefinitions):
@@ -91,7 +92,14 @@ def setting(
         definitions=_definitions(definitions, loaded),
         table_of_topic=topic_tables(loaded, registry) if loaded and registry else None,
         config=loaded,
+        keys=_keys(loaded),
     )
+
+
+def _keys(config: Config | None) -> dict[TableId, tuple[str, ...]]:
+    """The keys that a config gives to tables by name."""
+    entries = config.tables if config else ()
+    return {entry.table: entry.keys for entry in entries if entry.table and entry.keys}
 
 
 def _declared(config: Config | None) -> dict[str, Any]:

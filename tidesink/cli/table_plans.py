@@ -213,7 +213,7 @@ def _column(column: ShapeColumn, shape: TableShape) -> ColumnPlan:
 def _source_type(column: ShapeColumn) -> str:
     kind = column.type
     if kind.members is not None:
-        return f"{kind.name}({','.join(kind.members)})"
+        return f"{kind.name}({','.join(repr(member) for member in kind.members)})"
     numbers = [number for number in (kind.precision, kind.scale, kind.length, kind.fsp) if number is not None]
     return f"{kind.name}({','.join(map(str, numbers))})" if numbers else kind.name
 

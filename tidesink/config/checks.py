@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from tidesink.config.kafka import refusals
+from tidesink.config.kafka import FILE_PROPERTIES, refusals
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
 from tidesink.config.source import SourceSettings
@@ -184,6 +185,19 @@ def _sequence(config: Config) -> Iterator[Problem]:
             )
 
 
+def _files(config: Config) -> Iterator[Problem]:
+    """Certificates and keys are there: a worker must not find out hours later."""
+    for name in FILE_PROPERTIES:
+        value = config.source.kafka.get(name)
+        if value is not None and not Path(value.get_secret_value()).is_file():
+            yield Problem(f"source.kafka.{name}", "there is no such file", "give a readable PEM file")
+    tls = config.source.schema_registry.tls if config.source.schema_registry else None
+    for name in ("ca", "certificate", "key") if tls else ():
+        path = getattr(tls, name)
+        if path is not None and not Path(path).is_file():
+            yield Problem(f"source.schema-registry.tls.{name}", "there is no such file", "give a PEM file")
+
+
 def _target(config: Config) -> Iterator[Problem]:
     target = config.target
     if target.type == "delta" and not target.path:
@@ -248,5 +262,6 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _sequence,
     _kafka_list,
     _kafka_security,
+    _files,
     _target,
 )

@@ -51,6 +51,7 @@ _PROPERTIES = {
 }
 
 ALLOWED = tuple(_PROPERTIES)
+FILE_PROPERTIES = tuple(row.name for row in _PROPERTIES.values() if row.file)
 
 # Names that users know from one client, and what to write here.
 _INSTEAD = {

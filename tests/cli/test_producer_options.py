@@ -1,0 +1,29 @@
+"""Every option that a changefeed of the vectors was run with is accepted, as TiCDC spells it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.samples import run
+from tests.golden.vectors import find_folders, find_workloads
+
+
+def configs(vectors: Path, codec: str) -> list[dict[str, Any]]:
+    """The different configurations of one codec's records."""
+    records = [record.config for folder in find_folders(vectors) for record in folder.rows(codec)]
+    feeds = [workload.config for workload in find_workloads(vectors, codec)]
+    return [json.loads(text) for text in sorted({json.dumps(config) for config in [*records, *feeds]})]
+
+
+@pytest.mark.parametrize("codec", ["avro", "canal-json"])
+def test_the_producers_options_are_accepted(vectors: Path, schemas: str, codec: str) -> None:
+    found = configs(vectors, codec)
+    assert len(found) > 1
+    for config in found:
+        options = [f"--{name}={json.dumps(v) if isinstance(v, bool) else v}" for name, v in config.items()]
+        result = run("decode", *options, "--schemas", schemas, "--input", "-", "-o", "json", stdin="")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", ""), config

@@ -1,0 +1,66 @@
+"""What a run tells while it works and when it ends, without a worker."""
+
+from __future__ import annotations
+
+from tidesink.change import TableId
+from tidesink.cli.progress_lines import ProgressLines
+from tidesink.cli.run_worker import report_json, show_report
+from tidesink.errors import SourceUnavailableError
+from tidesink.sinks.accounting import Account
+from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, TableChanged
+from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.state_store import TableStatus
+
+ORDERS = TableId("shop", "orders")
+REPORT = RunReport(
+    "shop",
+    (
+        TableReport(
+            ORDERS, "shop_orders", "IDLE", 3, 2, 9 << 18, 0, Account(7, 4, 2, 1).as_counters(), {"d": 2}
+        ),
+        TableReport(
+            TableId("shop", "bad"), "shop_bad", "PAUSED", error="FramingError: no JSON", warnings=("w",)
+        ),
+    ),
+    seconds=1.25,
+)
+
+
+def test_the_report_for_programs() -> None:
+    shown = report_json(REPORT)
+    assert shown["exit_code"] == 3
+    assert shown["tables"][0]["table"] == {"schema": "shop", "name": "orders"}
+    assert shown["tables"][0]["counters"]["applied"] == 4
+    assert shown["tables"][1]["error"] == "FramingError: no JSON"
+
+
+def test_the_report_for_people(capsys: object) -> None:
+    show_report(REPORT)
+    out, err = capsys.readouterr()  # type: ignore[attr-defined]
+    assert [line.split() for line in out.splitlines()][1] == [
+        "shop.orders", "IDLE", "2", "7", "4", "2", "1", "0", "0", "1970-01-01", "00:00:00.009",
+    ]  # fmt: skip
+    assert out.splitlines()[-1] == "shop: done after 1.2 s"
+    assert err.splitlines() == [
+        "shop.orders: 2 dates of column d that no calendar has became NULL (zero-date: null)",
+        "shop.bad: error: FramingError: no JSON",
+        "shop.bad: warning: w",
+    ]
+
+
+def test_progress_is_a_line_a_step() -> None:
+    told: list[str] = []
+    progress = ProgressLines(told.append)
+    failing = TableStatus("shop", ORDERS, "FAILING", error="SourceUnavailableError: x")
+    progress.hear(BatchStarted(ORDERS, 4, 10))
+    progress.hear(BatchApplied(ORDERS, 4, Account(10, 6, 4), "v", None, seconds={"a": 1.0, "b": 0.5}))
+    progress.hear(StepRetried(None, SourceUnavailableError("no answer"), 2.0))
+    progress.hear(TableChanged(TableStatus("shop", ORDERS, "RUNNING")))
+    progress.hear(TableChanged(failing))
+    progress.hear(TableChanged(failing))
+    assert told == [
+        "shop.orders  batch 4: 10 records",
+        "shop.orders  batch 4: read 10, applied 6, superseded 4 in 1.5 s",
+        "all tables  SourceUnavailableError: no answer; again in 2.0 s",
+        "shop.orders  FAILING: SourceUnavailableError: x",
+    ]
