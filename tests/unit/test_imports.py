@@ -29,7 +29,7 @@ FLOOR_OF: Final = {room: floor for floor, rooms in enumerate(FLOORS) for room in
 SPARK_ALLOWED: Final = (
     "codecs/columns_*",
     "sinks/source.py",
-    "sinks/reduce_spark.py",
+    "sinks/*_spark.py",
     "sinks/session.py",
     "sinks/targets/**",
 )

@@ -111,7 +111,7 @@ def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
 
 def _format(jars: Path, properties: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    command = _java(jars, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", properties)
+    command = _java(jars, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", properties)
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_SECONDS, check=False)
     if answer.returncode:
         said = (answer.stderr + answer.stdout).strip()[-2000:]

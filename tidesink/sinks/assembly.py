@@ -14,7 +14,7 @@ from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.listener import Listener, Listeners
 from tidesink.sinks.rejects import DeadLetters
 from tidesink.sinks.retry import RetryPolicy
-from tidesink.sinks.session import build_session
+from tidesink.sinks.session import build_session, running_session
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import StateStore, open_state_store
@@ -74,9 +74,7 @@ def _store(config: Config, closing: ExitStack) -> SqlStateStore:
 
 
 def _spark(config: Config, closing: ExitStack) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    running = SparkSession.getActiveSession()
+    running = running_session()
     if running is not None:
         return running
     session = build_session(

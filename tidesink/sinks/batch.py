@@ -31,7 +31,7 @@ from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
-from tidesink.sinks.rejected import rejected_records
+from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.source import KafkaRead, translated_read_errors
 from tidesink.sinks.summary import BadRecord, BatchSummary, Place
 from tidesink.sinks.summary_spark import summarise

@@ -13,16 +13,15 @@ import orjson
 
 from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.canal_json_shape import RowShapes
-from tidesink.codecs.columns_base import DDL
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError
 from tidesink.sinks.decoding import Apart, Missed
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, plan_ranges
+from tidesink.sinks.records_spark import foreign_to, last_ddl_offset, row_forms
 from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
-from tidesink.sinks.topic_tables import foreign_to, member
 from tidesink.typemap.ddl import TableDefinitions
 
 if TYPE_CHECKING:
@@ -109,10 +108,7 @@ class CanalJsonDecoding:
 
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""
-        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
-        here = reduced.where((F.col("_op") == DDL) & (F.col("_partition") == DDL_PARTITION))
-        last = here.agg(F.max("_offset").alias("last")).collect()[0]["last"]
+        last = last_ddl_offset(reduced, DDL_PARTITION)
         if last is None or self._ddl.reaches(last + 1) or self._declared is not None:
             return False
         before = self._schema()
@@ -126,21 +122,12 @@ class CanalJsonDecoding:
 
     def _read_words(self, ranges: Sequence[OffsetRange]) -> None:
         """The forms of this table's rows in the ranges: one job, one row a form."""
-        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
         if not any(part.records for part in ranges):
             return
-        raw = self._around.source.frame(self._session, ranges).where(~foreign_to(self._table))
-        rows = raw.where(member("isDdl") == "false").select(
-            F.json_object_keys(member("data[0]")).alias("names"),
-            member("mysqlType").alias("types"),
-            member("pkNames").alias("keys"),
-            "offset",
-        )
-        last = F.max_by(F.struct("types", "keys"), "offset").alias("last")
+        raw = self._around.source.frame(self._session, ranges)
         with translated_read_errors(self._topic):
-            found = rows.where("names is not null").groupBy("names").agg(last).collect()
-        self._words += [_row_words(row["names"], row["last"]) for row in found]
+            found = row_forms(raw, self._table)
+        self._words += [_row_words(row) for row in found]
         self._words.sort(key=lambda words: -len(words.names))
 
     def _schema(self) -> TableSchema | None:
@@ -199,8 +186,9 @@ def _declared(sql: str | None, table: TableId) -> TableSchema | None:
     return found
 
 
-def _row_words(names: list[str], last: Any) -> _RowWords:
-    return _RowWords(list(names), _json(last["types"], dict[str, str]()), _json(last["keys"], list[str]()))
+def _row_words(row: Any) -> _RowWords:
+    types, keys = _json(row["types"], dict[str, str]()), _json(row["keys"], list[str]())
+    return _RowWords(list(row["names"]), types, keys)
 
 
 def _json(text: str | None, default: Any) -> Any:

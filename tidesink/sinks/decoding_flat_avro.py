@@ -17,6 +17,7 @@ from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.decoding import Missed
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, plan_ranges
+from tidesink.sinks.records_spark import schema_heads
 from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 
@@ -125,16 +126,13 @@ class FlatAvroDecoding:
 
     def _peek(self, found: TopicOffsets) -> dict[SubjectPart, tuple[int, ...]]:
         """Schema ids in the topic's first records (Confluent framing: 00, then 4 bytes, big-endian)."""
-        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
         everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
         ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
         if not any(part.records for part in ranges):
             return {}
         raw = self._around.source.frame(self._session, ranges)
-        heads = [F.hex(F.substring(part, 1, 5)).alias(part) for part in _PARTS]
         with translated_read_errors(self._topic):
-            rows = raw.select(*heads).distinct().collect()
+            rows = schema_heads(raw)
         return {part: _ids(row[part] for row in rows) for part in _PARTS}
 
     def _make(self) -> None:

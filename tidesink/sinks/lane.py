@@ -60,6 +60,13 @@ class Lane:
         self._error: str | None = None
         self._lag = 0
 
+    def look(self, found: TopicOffsets | None) -> None:
+        """Take note of how much is not applied yet."""
+        if self._hold is not None and found is not None:
+            known = self._next_offsets()
+            ends = found.partitions.items()
+            self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
+
     def has_work(self, found: TopicOffsets | None) -> bool:
         """Whether there is something to read, or to say; costs nothing."""
         if self.state in ("PAUSED", "FAILING"):
@@ -69,9 +76,7 @@ class Lane:
         progress = self._hold.progress.topics.get(self.topic)
         if progress is not None and progress.topic_id != found.topic_id:
             return True
-        known = {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
-        self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in found.partitions.items())
-        return self._lag > 0 or not known.keys() <= found.partitions.keys()
+        return self._lag > 0 or not self._next_offsets().keys() <= found.partitions.keys()
 
     def work(self, found: TopicOffsets | None) -> None:
         """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause."""
@@ -139,7 +144,7 @@ class Lane:
             check_continuity(progress, found)
         if found is None:
             raise topic_gone(self.topic)
-        plan = self._plan(self._hold.progress, found)
+        plan = self._plan(found)
         if plan.records == 0:
             self.rest()
             return
@@ -167,10 +172,9 @@ class Lane:
         fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=self._settings.sequence_by)
         return Hold(table, claim.epoch, progress if progress is not None else fresh)
 
-    def _plan(self, progress: Progress, found: TopicOffsets) -> BatchPlan:
+    def _plan(self, found: TopicOffsets) -> BatchPlan:
         batch = self._around.config.batch
-        old = progress.topics.get(self.topic)
-        known = {n: at.next_offset for n, at in old.partitions.items()} if old else {}
+        known = self._next_offsets()
         readable = self._added.readable(known, found.partitions)
         available = [
             OffsetRange(self.topic, n, known.get(n, found.partitions[n].earliest), found.partitions[n].latest)
@@ -178,6 +182,11 @@ class Lane:
         ]
         budget = budget_of(batch.max_records, batch.max_bytes, self._size)
         return BatchPlan(plan_ranges(available, max_records=budget), found)
+
+    def _next_offsets(self) -> dict[int, int]:
+        """Where to read next, by partition; empty where nothing was ever applied."""
+        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
+        return {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
 
     def _batch(self, plan: BatchPlan) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)

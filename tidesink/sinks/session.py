@@ -97,6 +97,13 @@ def build_session(
     return session
 
 
+def running_session() -> SparkSession | None:
+    """The session of this process, where one runs."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
 def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str = "2g") -> dict[str, str]:
     """Every setting of a session but its jars: defaults, then ``conf``, then what values depend on.
 

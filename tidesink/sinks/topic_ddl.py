@@ -18,6 +18,7 @@ from tidesink.change import TableId, TableSchema
 from tidesink.errors import ConfigError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.records_spark import marked_ddl
 from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
 from tidesink.typemap.ddl import TableDefinitions
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 DDL_PARTITION: Final = 0
 _KIND: Final = "topic-ddl"
-_MARK: Final = b'"isDdl":true'
 
 _log = structlog.get_logger("tidesink.worker")
 
@@ -102,17 +102,12 @@ class TopicDdl:
         self._store.save_document(_KIND, self._name, document)
 
     def _read(self, session: SparkSession, start: int, end: int) -> list[_Statement]:
-        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
         part = OffsetRange(self._topic, DDL_PARTITION, start, end)
         if part.records <= 0:
             return []
         raw = self._source.frame(session, [part])
-        # A cheap test in the JVM; a row that holds these bytes in a value is told apart below.
-        marked = raw.where(F.contains("value", F.lit(bytearray(_MARK)))).select("offset", "value")
         with translated_read_errors(self._topic):
-            rows = marked.collect()
-        found = (_statement(bytes(row["value"])) for row in sorted(rows, key=lambda row: row["offset"]))
+            found = [_statement(value) for value in marked_ddl(raw)]
         return [statement for statement in found if statement is not None]
 
     def _apply(self, statements: list[_Statement]) -> None:

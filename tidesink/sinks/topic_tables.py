@@ -6,7 +6,6 @@ here, and that table gets a lane of its own.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 from tidesink.change import TableId
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, plan_ranges
+from tidesink.sinks.records_spark import named_tables
 from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
 
 _KIND: Final = "topic-tables"
 # So many records of a new topic are looked into; tables that come later are met by the lanes.
@@ -82,32 +82,6 @@ class TopicTables:
         if not any(part.records for part in ranges):
             return
         raw = self._source.frame(session, ranges)
-        database, name, is_ddl = (member(part) for part in ("database", "table", "isDdl"))
-        named = raw.where(is_ddl == "false").select(database.alias("schema"), name.alias("name"))
         with translated_read_errors(self._topic):
-            rows = named.where("name <> ''").distinct().collect()
-        self.add(sorted(TableId(row["schema"] or "", row["name"]) for row in rows))
-
-
-def member(name: str) -> Column:
-    """A member of a message, as text; null where the message is no JSON object that has it."""
-    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
-    return F.get_json_object(F.col("value").cast("string"), f"$.{name}")
-
-
-def foreign_to(table: TableId) -> Column:
-    """Whether a record says it is another table's; false for what names no table, or cannot be read.
-
-    TiCDC's messages begin with id, database and table, so that most are told by their first bytes.
-    """
-    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
-    schema, name = (json.dumps(part, ensure_ascii=False) for part in table)
-    start = f'{{"id":0,"database":{schema},"table":{name},'.encode()
-    value = F.col("value")
-    database, named = member("database"), member("table")
-    other = (named != "") & ~((named == table.name) & (database == table.schema))
-    return F.when(F.startswith(value, F.lit(bytearray(start))), F.lit(False)).otherwise(
-        F.coalesce(other, F.lit(False))
-    )
+            tables = named_tables(raw)
+        self.add(tables)

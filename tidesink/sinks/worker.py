@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Final, Literal
 
 import structlog
@@ -24,6 +25,7 @@ from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.stopping import StopFlag, StopRequestedError, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.threads_spark import start_thread
 
 Until = Literal["drained"]
 Found = dict[str, TopicOffsets]
@@ -72,15 +74,14 @@ class Worker:
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
         started = time.monotonic()
-        with ThreadPoolExecutor(self._around.config.batch.max_tables, "lane") as pool:
-            try:
-                while not self._around.stop and self._turn(pool):
-                    pass
-            except StopRequestedError:
-                _log.debug("stopped while waiting")
-            finally:
-                self._finish()
-                self._heartbeat.end()
+        try:
+            while not self._around.stop and self._turn():
+                pass
+        except StopRequestedError:
+            _log.debug("stopped while waiting")
+        finally:
+            self._finish()
+            self._heartbeat.end()
         reports = tuple(lane.report() for lane in self._lanes)
         self._lanes.close()
         seconds = time.monotonic() - started
@@ -92,15 +93,19 @@ class Worker:
         """Cancel the Spark jobs of batches under way; they are abandoned before their commit or after."""
         self._around.spark.sparkContext.cancelAllJobs()
 
-    def _turn(self, pool: ThreadPoolExecutor) -> bool:
+    def _turn(self) -> bool:
         """Look once and give out turns; False when the run is over."""
         self._heartbeat.beat()
         found = self._look()
         self._collect()
         busy = {id(lane) for lane in self._busy.values()}
-        ready = [lane for lane in self._lanes if id(lane) not in busy and self._may_work(lane, found)]
+        idle = [lane for lane in self._lanes if id(lane) not in busy]
+        for lane in idle:
+            lane.look(found.get(lane.topic))
+        ready = [lane for lane in idle if self._may_work(lane, found)]
         for lane in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
-            self._busy[pool.submit(lane.work, found.get(lane.topic))] = lane
+            work = partial(lane.work, found.get(lane.topic))
+            self._busy[start_thread(self._around.spark, work, name=str(lane.table))] = lane
         if self._busy:
             wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True

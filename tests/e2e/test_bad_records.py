@@ -1,0 +1,120 @@
+"""Records that cannot be decoded: the table pauses before them, or they become dead letters."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tidesink.change import Op
+from tidesink.codecs.base import EncodedRecord
+from tidesink.config import load_config
+from tidesink.dev.lake_reader import open_lake_table
+from tidesink.sinks.rejects import DEAD_LETTERS_NAME
+from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Spoil = Callable[[EncodedRecord], EncodedRecord]
+
+
+def _value(record: EncodedRecord) -> bytes:
+    assert record.value is not None
+    return record.value
+
+
+# Table -> what is done to a good record, the error's class, and a part of its reason.
+BAD: dict[str, tuple[Spoil, str, str]] = {
+    "truncated": (
+        lambda record: record._replace(value=_value(record)[:-2]),
+        "SchemaMismatchError",
+        "does not hold what its schema says: it is cut short",
+    ),
+    "too_long": (
+        lambda record: record._replace(value=_value(record) + b"x"),
+        "SchemaMismatchError",
+        "does not hold what its schema says",
+    ),
+    "wrong_magic": (
+        lambda record: record._replace(value=b"\x05" + _value(record)[1:]),
+        "FramingError",
+        "not with a Confluent header",
+    ),
+    "unknown_id": (
+        lambda record: record._replace(value=b"\x00" + struct.pack(">I", 999_999) + _value(record)[5:]),
+        "SchemaNotFoundError",
+        "schema id 999999 is unknown to the registry",
+    ),
+    "invalid_utf8": (
+        lambda record: record._replace(value=_value(record).replace(b"spoilt", b"spo\xff\xfet")),
+        "ValueOutOfRangeError",
+        "name",
+    ),
+    "empty_key": (lambda record: record._replace(key=b""), "FramingError", "the key starts with nothing"),
+}
+
+
+def _write(servers: Servers) -> dict[str, EncodedRecord]:
+    """Each table: two good rows, a bad record, one more good row; and one table with 10 MB in a row."""
+    bad: dict[str, EncodedRecord] = {}
+    for name, (spoil, _, _) in BAD.items():
+        writer = TableWriter(servers, schema_of(name))
+        writer.upsert({"id": 1, "name": "one"})
+        writer.upsert({"id": 2, "name": "two"})
+        bad[name] = spoil(writer.encoded(Op.INSERT, {"id": 3, "name": "spoilt"}))
+        writer.send(*bad[name])
+        writer.upsert({"id": 1, "name": "uno"})
+    large = TableWriter(servers, schema_of("large"))
+    large.upsert({"id": 1, "name": "x" * 10_000_000})
+    return bad
+
+
+def _by_name(report: RunReport) -> dict[str, TableReport]:
+    return {table.table.name: table for table in report.tables}
+
+
+def test_bad_records_pause_a_table_or_become_dead_letters(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    bad = _write(servers)
+    _check_paused(run(load_config(shop_config(tmp_path, servers)), until="drained"), tmp_path)
+    config = load_config(shop_config(tmp_path, servers, {"defaults": {"bad-record": "dead-letter"}}))
+    _check_dead_lettered(run(config, until="drained"), tmp_path, bad)
+
+
+def _check_paused(report: RunReport, folder: Path) -> None:
+    assert report.exit_code == 3
+    tables = _by_name(report)
+    for name, (_, error, reason) in BAD.items():
+        table = tables[name]
+        assert table.state == "PAUSED"
+        assert table.error is not None
+        assert table.error.startswith(f"{error}: {table.topic}[0]@2: "), table.error
+        assert reason in table.error
+        assert table.lag == 2
+        assert {key: row["name"] for key, row in lake_rows(folder, name).items()} == {1: "one", 2: "two"}
+    assert tables["large"].state == "IDLE"
+    assert len(lake_rows(folder, "large")[1]["name"]) == 10_000_000
+
+
+def _check_dead_lettered(report: RunReport, folder: Path, bad: dict[str, EncodedRecord]) -> None:
+    assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
+    tables = _by_name(report)
+    letters = {
+        row["table"]: row for row in open_lake_table(folder / "lake" / DEAD_LETTERS_NAME).read().to_pylist()
+    }
+    assert len(letters) == len(BAD)
+    for name, (_, error, reason) in BAD.items():
+        letter = letters[f"shop.{name}"]
+        assert (letter["topic"], letter["partition"], letter["offset"]) == (tables[name].topic, 0, 2)
+        assert (letter["key"], letter["value"]) == bad[name]
+        assert letter["error"] == error
+        assert reason in letter["reason"]
+        assert letter["time"] is not None
+        assert tables[name].counters["dead_lettered"] == 1
+        assert {key: row["name"] for key, row in lake_rows(folder, name).items()} == {1: "uno", 2: "two"}

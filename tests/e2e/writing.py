@@ -1,0 +1,97 @@
+"""Writes small tables into a real broker: rows through our own codec, and bytes as they are given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+
+from tests.e2e.replay import Servers
+from tests.servers import create_topics
+from tests.sessions import SMALL_SPARK
+from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import EncodedRecord
+from tidesink.dev.lake_reader import open_lake_table
+from tidesink.schema_registry import open_registry
+
+ID = Column("id", ColumnType("bigint", sql="bigint"), nullable=False, handle=True, primary_key=True)
+NAME = Column("name", ColumnType("varchar", length=40, sql="varchar(40)"))
+
+
+def schema_of(name: str, *more: Column) -> TableSchema:
+    """A table of the shop: id, name and what is given."""
+    return TableSchema(TableId("shop", name), (ID, NAME, *more))
+
+
+class TableWriter:
+    """Produces one table's changes to its topic, one partition unless told otherwise."""
+
+    def __init__(
+        self, servers: Servers, schema: TableSchema, *, protocol: str = "flat-avro", partitions: int = 1
+    ) -> None:
+        self.schema = schema
+        self.topic = f"{servers['prefix']}{schema.table.schema}_{schema.table.name}"
+        self._codec = open_codec(protocol, registry=open_registry(servers["registry_url"]))
+        self._producer = Producer({"bootstrap.servers": servers["brokers"], "message.max.bytes": 15_000_000})
+        create_topics(servers["brokers"], {self.topic: partitions})
+
+    def encoded(self, op: Op, row: Row, *, before: Row | None = None, commit_ts: int = 1) -> EncodedRecord:
+        """The record of one change."""
+        after = None if op is Op.DELETE else row
+        old = row if op is Op.DELETE else before
+        key = {column.name: row[column.name] for column in self.schema.handle_columns}
+        event = ChangeEvent(
+            op, self.schema.table, key, old, after, commit_ts, Position(self.topic, 0, 0), self.schema
+        )
+        record = self._codec.encode(event, topic=self.topic)
+        assert record is not None
+        return record
+
+    def upsert(self, row: Row, *, partition: int = 0) -> EncodedRecord:
+        """Send one row."""
+        record = self.encoded(Op.INSERT, row)
+        self.send(record.key, record.value, partition=partition)
+        return record
+
+    def delete(self, row: Row, *, partition: int = 0) -> None:
+        """Send one delete."""
+        record = self.encoded(Op.DELETE, row)
+        self.send(record.key, record.value, partition=partition)
+
+    def send(self, key: bytes | None, value: bytes | None, *, partition: int = 0) -> None:
+        """Send bytes."""
+        self._producer.produce(self.topic, key=key, value=value, partition=partition)
+        assert self._producer.flush(30) == 0
+
+
+def shop_config(directory: Path, servers: Servers, more: Mapping[str, Any] | None = None) -> Path:
+    """A flat-avro pipeline of every shop topic; ``more`` replaces or adds sections."""
+    settings: dict[str, Any] = {
+        "pipeline": "shop",
+        "source": {
+            "brokers": servers["brokers"],
+            "protocol": "flat-avro",
+            "topics": f"{servers['prefix']}{{schema}}_{{table}}",
+            "schema-registry": servers["registry_url"],
+        },
+        "target": {"type": "delta", "path": "./lake"},
+        "state": "./state.db",
+        "retry": {"for": "20s"},
+        "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
+        **(more or {}),
+    }
+    path = directory / "shop.yaml"
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    return path
+
+
+def lake_rows(directory: Path, name: str) -> dict[int, dict[str, Any]]:
+    """The rows of one table of the shop by id, read by a reader that shares nothing with the worker."""
+    rows = open_lake_table(directory / "lake" / "shop" / name).read().to_pylist()
+    found = {row["id"]: row for row in rows}
+    assert len(found) == len(rows)
+    return found

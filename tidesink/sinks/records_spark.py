@@ -1,0 +1,99 @@
+"""Questions about raw Kafka records that Spark answers: which schema ids, DDL, tables and forms of row."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+from tidesink.change import TableId
+from tidesink.codecs.columns_base import BAD, DDL
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_DDL_MARK: Final = b'"isDdl":true'
+
+
+def schema_heads(raw: DataFrame) -> list[Any]:
+    """The distinct first five bytes of keys and values, as hexadecimal text."""
+    heads = [F.hex(F.substring(part, 1, 5)).alias(part) for part in ("key", "value")]
+    return raw.select(*heads).distinct().collect()
+
+
+def marked_ddl(raw: DataFrame) -> list[bytes]:
+    """The values that may be canal-json DDL events, in the order of their offsets.
+
+    A cheap test in the JVM: a row that has these bytes in a value is among them.
+    """
+    marked = raw.where(F.contains("value", F.lit(bytearray(_DDL_MARK)))).select("offset", "value")
+    return [bytes(row["value"]) for row in sorted(marked.collect(), key=lambda row: int(row["offset"]))]
+
+
+def named_tables(raw: DataFrame) -> list[TableId]:
+    """The tables that canal-json rows among the records name."""
+    database, name, is_ddl = (_member(part) for part in ("database", "table", "isDdl"))
+    named = raw.where(is_ddl == "false").select(database.alias("schema"), name.alias("name"))
+    rows = named.where("name <> ''").distinct().collect()
+    return sorted(TableId(row["schema"] or "", row["name"]) for row in rows)
+
+
+def foreign_to(table: TableId) -> Column:
+    """Whether a record says it is another table's; false for what names no table, or cannot be read.
+
+    TiCDC's messages begin with id, database and table, so that most are told by their first bytes.
+    """
+    schema, name = (json.dumps(part, ensure_ascii=False) for part in table)
+    start = f'{{"id":0,"database":{schema},"table":{name},'.encode()
+    database, named = _member("database"), _member("table")
+    other = (named != "") & ~((named == table.name) & (database == table.schema))
+    mine = F.startswith(F.col("value"), F.lit(bytearray(start)))
+    return F.when(mine, F.lit(False)).otherwise(F.coalesce(other, F.lit(False)))
+
+
+def row_forms(raw: DataFrame, table: TableId) -> list[Any]:
+    """The forms of a table's canal-json rows: ``names`` in order, and JSON texts of ``types`` and ``keys``.
+
+    Of each form the newest row's words are taken.
+    """
+    mine = raw.where(~foreign_to(table) & (_member("isDdl") == "false"))
+    rows = mine.select(
+        F.json_object_keys(_member("data[0]")).alias("names"),
+        F.struct(_member("mysqlType").alias("types"), _member("pkNames").alias("keys")).alias("words"),
+        "offset",
+    )
+    forms = rows.where("names is not null").groupBy("names").agg(F.max_by("words", "offset").alias("words"))
+    return forms.select("names", "words.types", "words.keys").collect()
+
+
+def last_ddl_offset(reduced: DataFrame, partition: int) -> int | None:
+    """The greatest offset of a DDL event of one partition in a reduced frame."""
+    here = reduced.where((F.col("_op") == DDL) & (F.col("_partition") == partition))
+    found: int | None = here.agg(F.max("_offset").alias("last")).collect()[0]["last"]
+    return found
+
+
+def rejected_records(reduced: DataFrame, raw: DataFrame) -> DataFrame:
+    """Topic, partition, offset, key, value, schema_id, error, reason and time of each bad record.
+
+    The reduced frame says where they are and what is wrong; their bytes and Kafka's time come from Kafka
+    itself, read once more where there are any, so that good batches carry neither.
+    """
+    bad = reduced.where(F.col("_op") == BAD).select(
+        F.col("_topic").alias("topic"),
+        F.col("_partition").alias("partition"),
+        F.col("_offset").alias("offset"),
+        F.col("_detail.value_id").cast("int").alias("schema_id"),
+        F.col("_detail.error").alias("error"),
+        F.col("_detail.reason").alias("reason"),
+    )
+    found = raw.join(F.broadcast(bad), ["topic", "partition", "offset"])
+    names = ("topic", "partition", "offset", "key", "value", "schema_id", "error", "reason")
+    return found.select(*names, F.col("timestamp").alias("time"))
+
+
+def _member(name: str) -> Column:
+    """A member of a canal-json message, as text; null where the value is no JSON object that has it."""
+    return F.get_json_object(F.col("value").cast("string"), f"$.{name}")

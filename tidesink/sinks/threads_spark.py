@@ -1,0 +1,48 @@
+"""Threads that talk to the JVM, and leave no connection to it behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def start_thread(spark: SparkSession, work: Callable[[], None], *, name: str) -> Future[None]:
+    """Do some work in a thread of its own; the future has what came of it.
+
+    PySpark gives every thread a connection and a JVM thread, which stay open until garbage is collected:
+    here they are closed with the thread.
+    """
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as exc:  # noqa: BLE001  (whoever waits for the future raises it)
+            _close_connection(spark)
+            future.set_exception(exc)
+        else:
+            _close_connection(spark)
+            future.set_result(None)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def _close_connection(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
+    try:
+        client = gateway._gateway_client
+        connection = client.get_thread_connection()
+        if connection is not None:
+            client.deque.remove(connection)
+            connection.close()
+    except (AttributeError, ValueError, OSError, Py4JError):
+        # Another gateway than PySpark's pinned threads, or the JVM is gone: nothing is left to close.
+        return
