@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from rich.markup import render
 
 from tidesink.change import Message
 from tidesink.cli import exits, sources
@@ -61,7 +62,7 @@ def decode(
     )
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
     failed = 0
-    write = _writer(output)
+    write = _writer(output, at_once=start == "latest" or sys.stdout.isatty())
     observed = Observed(found)
     for message in messages:
         for line in decoded_lines(codec, message, observed):
@@ -91,18 +92,29 @@ def decoded_lines(codec: Codec, message: Message, observed: Observed) -> Iterato
     yield from lines
 
 
-def _writer(output: OutputFormat) -> Callable[[dict[str, Any]], None]:
-    if output is OutputFormat.JSON:
-        stream = sys.stdout.buffer
+def _writer(output: OutputFormat, *, at_once: bool) -> Callable[[dict[str, Any]], None]:
+    """What writes a line; ``at_once``: someone waits for each."""
+    if output is OutputFormat.TEXT:
+        return _text_writer()
+    stream = sys.stdout.buffer
 
-        def write_json_line(line: dict[str, Any]) -> None:
-            stream.write(orjson.dumps(line) + b"\n")
+    def write(line: dict[str, Any]) -> None:
+        stream.write(orjson.dumps(line) + b"\n")
+        if at_once:
+            stream.flush()
 
-        return write_json_line
+    return write
+
+
+def _text_writer() -> Callable[[dict[str, Any]], None]:
     screen = console()
 
-    def write_text(line: dict[str, Any]) -> None:
+    def show(line: dict[str, Any]) -> None:
         for text in human_lines(line):
             screen.print(text)
 
-    return write_text
+    def write(line: dict[str, Any]) -> None:
+        for text in human_lines(line):
+            sys.stdout.write(render(text).plain + "\n")
+
+    return show if screen.is_terminal else write

@@ -26,10 +26,18 @@ _FILE_WIDTH = 200
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
 
 
+class _Screen(Console):
+    """rich's console, but a reader that has had enough is left to ``failures.guarded``."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich where stdout is closed; rich itself would end the process with 1."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """stdout as rich sees it now; plain text, and wide enough for tables, where it is no terminal."""
     terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else _FILE_WIDTH)
+    return _Screen(highlight=False, soft_wrap=not terminal, width=None if terminal else _FILE_WIDTH)
 
 
 def write_json(value: Any) -> None:
