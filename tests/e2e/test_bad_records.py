@@ -52,8 +52,8 @@ BAD: dict[str, tuple[Spoil, str, str]] = {
     ),
     "invalid_utf8": (
         lambda record: record._replace(value=_value(record).replace(b"spoilt", b"spo\xff\xfet")),
-        "ValueOutOfRangeError",
-        "name",
+        "SchemaMismatchError",
+        "column 'name' has text that is no UTF-8",
     ),
     "empty_key": (lambda record: record._replace(key=b""), "FramingError", "the key starts with nothing"),
 }

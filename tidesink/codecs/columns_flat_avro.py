@@ -311,7 +311,7 @@ def _framing_faults(part: str, data: Column) -> list[tuple[Column, Column]]:
     framed = (F.length(data) >= 5) & (F.substring(data, 1, 1) == lit_binary(_MAGIC))
     shown = F.concat(
         F.lit(f"the {part} starts with "),
-        F.coalesce(F.hex(F.substring(data, 1, 8)), F.lit("nothing")),
+        F.when(F.length(data) == 0, F.lit("nothing")).otherwise(F.hex(F.substring(data, 1, 8))),
         F.lit(", not with a Confluent header of 5 bytes (00 and the schema id): is the protocol flat-avro?"),
     )
     return [(data.isNotNull() & ~framed, fault(BAD, FramingError, shown))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -37,7 +38,12 @@ from tidesink.sinks.surroundings import Surroundings
 
 _log = structlog.get_logger("tidesink.worker")
 # Spark spreads the shuffle of a batch over so many records a task.
-_RECORDS_A_SHUFFLE_TASK = 25_000
+_RECORDS_A_SHUFFLE_TASK: Final = 25_000
+
+
+# Stands for the schema of a table whose name nobody knows: its topic's name is all there is to show, and
+# the state store keeps no status of it.
+UNKNOWN_SCHEMA: Final = "?"
 
 
 class Lane:
@@ -237,6 +243,8 @@ class Lane:
         self.state, self._error = state, error
         status = self._status()
         self._around.listeners.hear(TableChanged(status))
+        if self.table.schema == UNKNOWN_SCHEMA:
+            return
         try:
             self._around.retry(self.table).call(lambda: self._around.store.save_status(status))
         except (TidesinkError, StopRequestedError) as exc:

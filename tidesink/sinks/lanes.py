@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from tidesink.change import TableId
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, SourceError
-from tidesink.sinks.lane import Lane
+from tidesink.sinks.lane import UNKNOWN_SCHEMA, Lane
 from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.ranges import topic_gone
 from tidesink.sinks.surroundings import Surroundings
 
 TablesOfTopic = Callable[[TopicOffsets], tuple[TableId, ...]]
 
 _NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
-_GONE = "the topic was deleted. Nothing was read or skipped: start the changefeed again into a new topic"
 
 
 class Lanes:
@@ -25,6 +25,7 @@ class Lanes:
         self._tables_of = tables_of
         self._lanes: dict[tuple[str, TableId], Lane] = {}
         self._owners: dict[TableId, str] = {}
+        self._recalled = False
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes.values()))
@@ -33,7 +34,9 @@ class Lanes:
         return len(self._lanes)
 
     def follow(self, found: Mapping[str, TopicOffsets]) -> None:
-        """Make lanes for topics, and tables in them, that are new."""
+        """Make lanes for topics, and tables in them, that are new, and for tables whose topic is gone."""
+        if not self._recalled:
+            self._recall(found)
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
@@ -46,6 +49,16 @@ class Lanes:
         """Let go of every table."""
         for lane in self:
             lane.close()
+
+    def _recall(self, found: Mapping[str, TopicOffsets]) -> None:
+        """Tables of earlier runs whose topic is no more: their lanes say so, once."""
+        around = self._around
+        for status in around.store.statuses(around.config.pipeline):
+            topic = str(status.details.get("topic", ""))
+            if topic and topic not in found and around.config.reads_topic(topic):
+                self._add(topic, status.table)
+                self._lanes[topic, status.table].fail(topic_gone(topic))
+        self._recalled = True
 
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
         try:
@@ -78,8 +91,7 @@ class Lanes:
 
 
 def _unknown(topic: str) -> TableId:
-    """What stands for a table whose name nobody knows."""
-    return TableId("?", topic)
+    return TableId(UNKNOWN_SCHEMA, topic)
 
 
 def avro_tables(around: Surroundings) -> TablesOfTopic:

@@ -99,9 +99,11 @@ def build_session(
 
 def running_session() -> SparkSession | None:
     """The session of this process, where one runs."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession()
+    # getActiveSession answers for the calling thread alone.
+    return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
 
 
 def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str = "2g") -> dict[str, str]:

@@ -1,0 +1,154 @@
+"""When Kafka no longer holds what comes next, a table stops and says so; others go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tidesink.config import load_config
+from tidesink.dev.ports import free_ports
+from tidesink.errors import SourceUnavailableError
+from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = ("deleted", "remade", "expired", "grown", "calm")
+
+
+def _named(report: RunReport) -> dict[str, TableReport]:
+    return {table.table.name: table for table in report.tables}
+
+
+def _drain(folder: Path, servers: Servers) -> RunReport:
+    return run(load_config(shop_config(folder, servers)), until="drained")
+
+
+def _admin(servers: Servers) -> AdminClient:
+    return AdminClient({"bootstrap.servers": servers["brokers"]})
+
+
+def _delete(servers: Servers, topic: str) -> None:
+    admin = _admin(servers)
+    for future in admin.delete_topics([topic], operation_timeout=30).values():
+        future.result()
+    _wait(lambda: topic not in admin.list_topics(timeout=10).topics)
+
+
+def _expire(servers: Servers, topic: str, before: int) -> None:
+    for future in _admin(servers).delete_records([TopicPartition(topic, 0, before)]).values():
+        future.result()
+
+
+def _add_partition(servers: Servers, topic: str) -> None:
+    admin = _admin(servers)
+    for future in admin.create_partitions([NewPartitions(topic, 2)]).values():
+        future.result()
+    _wait(lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 2)
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_gaps_stop_their_table_and_no_other(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
+    writers = {name: TableWriter(servers, schema_of(name)) for name in TABLES}
+    for writer in writers.values():
+        writer.upsert({"id": 1, "name": "one"})
+    assert _drain(tmp_path, servers).exit_code == 0
+    _spoil(servers, writers)
+    tables = _named(_drain(tmp_path, servers))
+    assert {name: table.state for name, table in tables.items()} == {
+        "deleted": "FAILING",
+        "remade": "FAILING",
+        "expired": "FAILING",
+        "grown": "IDLE",
+        "calm": "IDLE",
+    }
+    _check_messages(tables)
+    assert set(lake_rows(tmp_path, "calm")) == {1, 2}
+    assert {key: row["name"] for key, row in lake_rows(tmp_path, "grown").items()} == {1: "moved", 2: "two"}
+    for name in ("deleted", "remade", "expired"):
+        assert set(lake_rows(tmp_path, name)) == {1}
+
+
+def _spoil(servers: Servers, writers: dict[str, TableWriter]) -> None:
+    _delete(servers, writers["deleted"].topic)
+    _delete(servers, writers["remade"].topic)
+    writers["remade"] = TableWriter(servers, schema_of("remade"))
+    for name in ("remade", "expired", "grown", "calm"):
+        writers[name].upsert({"id": 2, "name": "two"})
+    writers["expired"].upsert({"id": 3, "name": "three"})
+    _expire(servers, writers["expired"].topic, 2)
+    _add_partition(servers, writers["grown"].topic)
+    # The same key in the new partition: its old change is in the old one, below the end seen first.
+    writers["grown"].upsert({"id": 1, "name": "moved"}, partition=1)
+
+
+def _check_messages(tables: dict[str, TableReport]) -> None:
+    expected = {
+        "deleted": "the topic was deleted",
+        "remade": "deleted and made again",
+        "expired": "offsets 1 to 1 expired before they were read",
+    }
+    for name, text in expected.items():
+        error = tables[name].error
+        assert error is not None
+        assert error.startswith("SourceError: ")
+        assert text in error
+        assert "Nothing was read or skipped" in error
+
+
+def test_a_new_topic_is_picked_up_and_a_stop_ends_cleanly(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    first = TableWriter(servers, schema_of("first"))
+    first.upsert({"id": 1, "name": "one"})
+    stop, reports = StopFlag(), list[RunReport]()
+    config = load_config(shop_config(tmp_path, servers))
+    worker = threading.Thread(target=lambda: reports.append(run(config, stop=stop)))
+    worker.start()
+    try:
+        _wait((tmp_path / "lake" / "shop" / "first" / "_delta_log").exists)
+        TableWriter(servers, schema_of("second")).upsert({"id": 7, "name": "new"})
+        first.upsert({"id": 2, "name": "two"})
+        _wait(lambda: _has(tmp_path, "second", {7}) and _has(tmp_path, "first", {1, 2}))
+    finally:
+        stop.set()
+        worker.join(120)
+    assert [report.exit_code for report in reports] == [130]
+    assert {name: table.state for name, table in _named(reports[0]).items()} == {
+        "first": "IDLE",
+        "second": "IDLE",
+    }
+
+
+def _has(folder: Path, name: str, ids: set[int]) -> bool:
+    try:
+        return set(lake_rows(folder, name)) == ids
+    except (FileNotFoundError, KeyError):
+        return False
+
+
+def test_no_broker_is_said_after_the_time_to_retry(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    (port,) = free_ports(1)
+    nowhere = Servers(brokers=f"127.0.0.1:{port}", registry_url=servers["registry_url"], prefix="x-")
+    config = load_config(shop_config(tmp_path, nowhere, {"retry": {"for": "1s"}}))
+    with pytest.raises(SourceUnavailableError, match="Kafka does not answer"):
+        run(config, until="drained")
