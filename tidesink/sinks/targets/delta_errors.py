@@ -26,6 +26,11 @@ _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
         "another writer committed to the table at the same time; nothing of this batch was written",
     ),
     (
+        "org.apache.spark.sql.delta.schema.InvariantViolationException",
+        TargetError,
+        "a row of the batch has no key or breaks a constraint of the table, and nothing was written",
+    ),
+    (
         "org.apache.spark.sql.AnalysisException",
         TargetError,
         "Delta refuses the statement, and nothing was written; was the table changed by another program?",

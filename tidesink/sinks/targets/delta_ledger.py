@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, Protocol
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, StaleProgressError, TransientTargetError
 from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
-from tidesink.sinks.targets.delta_log import Commit, DeltaLog
+from tidesink.sinks.targets.delta_log import MARKER, Commit, DeltaLog
 
 APPLICATION: Final = "tidesink.progress"
 _FORMAT: Final = 1
@@ -37,6 +37,10 @@ _REPLACING: Final = frozenset(
         "CREATE OR REPLACE TABLE AS SELECT",
     }
 )
+
+# What a batch or a claim is to Delta. An auto compaction, where the table's properties ask for one, carries
+# the words of the batch it follows and is no batch.
+_OURS: Final = frozenset({"MERGE", "WRITE", MARKER})
 
 EntryKind = Literal["claim", "batch"]
 
@@ -145,7 +149,7 @@ class Ledger:
         """
         commits = [commit for commit in self.log.newest_first(above=version) if commit]
         for commit in commits:
-            if commit.operation in _REPLACING:
+            if _replaces(commit):
                 raise self._moved(commit, version)
         entries = [entry for entry in map(read_entry, commits) if entry]
         return max([version, *(commit.version for commit in commits)]), entries
@@ -172,7 +176,7 @@ class Ledger:
         if read is not None:
             between = range(entry.commit.version - 1, read, -1)
             passed = passed + [commit for commit in map(self.log.commit, between) if commit]
-        newest_move = next((commit for commit in passed if commit.operation in _REPLACING), None)
+        newest_move = next((commit for commit in passed if _replaces(commit)), None)
         if newest_move is not None and not self._leads_back(newest_move, entry):
             raise self._moved(newest_move, entry.commit.version)
 
@@ -185,7 +189,7 @@ class Ledger:
                 return False
             if version == entry.commit.version:
                 return True
-            if commit.operation in _REPLACING:
+            if _replaces(commit):
                 move, version = commit, commit.restored_version
             else:
                 version -= 1
@@ -228,7 +232,7 @@ def read_entry(commit: Commit) -> Entry | None:
         ProgressError: it was written by a tidesink of another format.
     """
     document = _document(commit.metadata)
-    if document is None:
+    if document is None or commit.operation not in _OURS:
         return None
     if document["tidesink"] != _FORMAT:
         raise ProgressError(
@@ -252,3 +256,7 @@ def _document(text: str | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     return document if isinstance(document, dict) and "tidesink" in document else None
+
+
+def _replaces(commit: Commit) -> bool:
+    return commit.operation in _REPLACING or commit.overwrites

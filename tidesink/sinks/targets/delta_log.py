@@ -20,6 +20,8 @@ from tidesink.sinks.targets.delta_errors import is_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# The operation of a commit made by ``commit_marker``.
+MARKER: Final = "Manual Update"
 USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -28,7 +30,8 @@ class Commit:
     """What one version of the table says of itself.
 
     ``read_version`` is the snapshot its transaction read; None where the writer did not say.
-    ``restored_version`` is what a RESTORE went back to, where it was told by version.
+    ``restored_version`` is what a RESTORE went back to, where it was told by version. ``overwrites``: the
+    commit threw all rows away and wrote others.
     """
 
     version: int
@@ -37,6 +40,7 @@ class Commit:
     metadata: str | None = None
     metrics: Mapping[str, int] = field(default_factory=dict)
     restored_version: int | None = None
+    overwrites: bool = False
 
 
 class DeltaLog:
@@ -173,13 +177,15 @@ def user_metadata(session: SparkSession, text: str) -> Iterator[None]:
 def _parse_commit(version: int, line: str) -> Commit:
     info = json.loads(line).get("commitInfo") or {}
     metrics = info.get("operationMetrics") or {}
+    parameters = info.get("operationParameters") or {}
     return Commit(
         version=version,
         operation=str(info.get("operation", "")),
         read_version=info.get("readVersion"),
         metadata=info.get("userMetadata"),
         metrics={name: int(number) for name, number in metrics.items() if str(number).isdigit()},
-        restored_version=_number((info.get("operationParameters") or {}).get("version")),
+        restored_version=_number(parameters.get("version")),
+        overwrites=parameters.get("mode") == "Overwrite" and "predicate" not in parameters,
     )
 
 

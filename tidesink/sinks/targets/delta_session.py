@@ -18,14 +18,23 @@ _VERSION: Final = "spark.databricks.delta.write.txnVersion"
 
 # Measured in docs/adr/0006-delta-small-batches.md.
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
+    # A snapshot's state is computed anew for each version: 50 partitions cost more than they save.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # The batch is persisted by whoever made it: a second copy would only cost.
+    "spark.databricks.delta.merge.materializeCachedSource": "false",
+    # delta_compaction packs what is below 64 MiB into files of up to 128 MiB.
+    "spark.databricks.delta.optimize.minFileSize": "67108864",
+    "spark.databricks.delta.optimize.maxFileSize": "134217728",
+    "spark.databricks.delta.autoCompact.enabled": "false",
 }
+# It reports as an error that a filter of Delta's own is not pushed down to Parquet.
+_TOO_LOUD: Final = "org.apache.spark.sql.delta.DeltaParquetFileFormat"
 
 
 def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A new session beside ``spark``, with its settings, ours, and then ``settings``."""
+    """A new session beside ``spark``: the settings of its context, ours, and then ``settings``."""
     session = spark.newSession()
-    # A new session knows the context's settings only; those set on the given session at run time count too.
+    _quieten(session)
     for name, value in {**SESSION_SETTINGS, **(settings or {})}.items():
         session.conf.set(name, value)
     return session
@@ -56,3 +65,9 @@ def in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
     plan = frame._jdf.logicalPlan()
     rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
     return ClassicFrame(rows, session)
+
+
+def _quieten(session: SparkSession) -> None:
+    jvm: Any = session._jvm
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(_TOO_LOUD, log4j.Level.OFF)

@@ -27,6 +27,7 @@ from tidesink.sinks.targets.base import (
     EvolveResult,
     ReducedBatch,
 )
+from tidesink.sinks.targets.delta_compaction import Compaction
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
 from tidesink.sinks.targets.delta_ledger import APPLICATION, Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
@@ -106,6 +107,7 @@ class DeltaTable:
         self._history = history
         self._log = DeltaLog(session, path)
         self._ledger = Ledger(self._log, shape.table, pipeline, path, history)
+        self._compaction = Compaction(session, self._log, self.location)
         self._held: Entry | None = None
         self._seen = -1
         with self._translating(reading_error):
@@ -158,6 +160,7 @@ class DeltaTable:
                 "Run one worker a table, and start from its committed progress",
                 table=str(self._table),
             )
+        self._compaction.run_if_due()
         return result_of(done.commit, batch)
 
     def close(self) -> None:
