@@ -53,5 +53,24 @@ def registry_runner(*, progress: Progress = silent) -> Path:
 def _unpack(folder: Path) -> None:
     for archive in sorted(folder.glob("*.tar.gz")):
         with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+            unpack(tar, folder)
         archive.unlink()
+
+
+def unpack(tar: tarfile.TarFile, folder: Path) -> None:
+    """Unpack files and folders, nothing that would land elsewhere.
+
+    Raises DevStackError for an archive that holds anything else.
+    """
+    if hasattr(tarfile, "data_filter"):
+        try:
+            tar.extractall(folder, filter="data")
+        except tarfile.FilterError as exc:
+            raise DevStackError(f"{tar.name!r} is no archive of plain files: {exc}") from exc
+        return
+    # Debian 12's Python (3.11.2) and others before 3.10.12 and 3.11.4 have no filters.
+    for member in tar.getmembers():
+        inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+        if not inside or not (member.isfile() or member.isdir()):
+            raise DevStackError(f"{tar.name!r} is no archive of plain files: {member.name}")
+    tar.extractall(folder)  # noqa: S202
