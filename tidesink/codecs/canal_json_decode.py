@@ -131,6 +131,7 @@ class CanalJsonReader:
         return found
 
     def _rows(self, parsed: Parsed, op: Op, message: Message, found: list[Event]) -> None:
+        """One event for each row of the message; one function, since it runs once a row."""
         get = parsed.get
         extension, rows = get("_tidb"), get("data")
         commit_ts = None if extension is None else _commit_ts(extension)
