@@ -56,9 +56,15 @@ class LakeTable:
         table = pq.read_table(
             self.path / unquote(add["path"]), coerce_int96_timestamp_unit="us", partitioning=None
         )
-        # A column added after the file was written is not in it: all NULL.
+        # The log has a partition column's value, as text, for the whole file. A column added after the
+        # file was written is in neither: all NULL.
+        partition = dict(add.get("partitionValues") or {})
         columns = {
-            name: table[physical] if physical in table.column_names else pa.nulls(table.num_rows)
+            name: table[physical]
+            if physical in table.column_names
+            else pa.array([partition.get(physical)] * table.num_rows, pa.string())
+            if physical in partition
+            else pa.nulls(table.num_rows)
             for name, physical in self.physical_names.items()
         }
         logical = pa.table(columns)
