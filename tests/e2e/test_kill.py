@@ -77,6 +77,23 @@ def test_ten_kills_at_random_times(tmp_path: Path, workload: Path, servers: Serv
     _random_kills(tmp_path, workload, servers, RANDOM_KILLS)
 
 
+def test_sigterm_ends_a_worker_cleanly(tmp_path: Path, workload: Path, servers: Servers) -> None:
+    config = _prepared(workload, tmp_path, servers, 4)
+    log = tmp_path / "worker.log"
+    worker = start_worker(config, log)
+    try:
+        assert wait_for(log, "batch 1", worker)
+        os.kill(worker.pid, signal.SIGTERM)
+        assert worker.wait(120) == 130, log.read_text(encoding="utf-8")
+        # The JVM ended with it: nobody is left in the group.
+        with pytest.raises(ProcessLookupError):
+            os.killpg(worker.pid, 0)
+    finally:
+        kill_group(worker)
+    _drain(config, log)
+    _expect(workload, tmp_path)
+
+
 @pytest.mark.soak
 @pytest.mark.skipif(CHAOS == 0, reason="long: make chaos N=500")
 def test_chaos(tmp_path: Path, workload: Path, servers: Servers) -> None:

@@ -13,7 +13,7 @@ import orjson
 
 from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.canal_json_shape import RowShapes
-from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
+from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError
 from tidesink.sinks.decoding import Apart, Missed
 from tidesink.sinks.offsets import TopicOffsets
@@ -53,6 +53,7 @@ class CanalJsonDecoding:
         self._declared = _declared(self._settings.definition, table)
         self._words: list[_RowWords] = []
         self._shared = False
+        self._judges = False
         self._plan: CanalJsonColumns | None = None
         self._text_columns: tuple[str, ...] = ()
 
@@ -93,18 +94,24 @@ class CanalJsonDecoding:
         self._shared = True
 
     def learn(self, missed: Missed) -> bool:
-        """Read DDL ahead to partition 0's end, then the rows' own words.
+        """Have irregular messages judged; read DDL ahead to partition 0's end; then the rows' own words.
 
         A record may be bad because a type changed: that DDL is looked for too.
         """
+        if IRREGULAR in missed.summary.unplanned_columns and not self._judges:
+            self._judges = True
+            self._make()
+            return True
         before = self._known_columns()
         changed = self._declared is None and self._ddl.scan(self._session, missed.found)
-        if not changed and missed.summary.unplanned:
-            self._read_words(missed.ranges)
-            changed = True
         if changed:
             self._make()
-        return changed and (not missed.summary.unplanned or self._known_columns() != before)
+        if not missed.summary.unplanned:
+            return changed
+        if self._known_columns() == before:
+            self._read_words(missed.ranges)
+            self._make()
+        return self._known_columns() != before
 
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""
@@ -167,6 +174,7 @@ class CanalJsonDecoding:
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
+            judges=self._judges,
         )
 
 

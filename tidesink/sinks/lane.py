@@ -27,6 +27,7 @@ from tidesink.sinks.ranges import (
     RecordSize,
     budget_of,
     check_continuity,
+    late_start,
     plan_ranges,
     topic_gone,
 )
@@ -100,8 +101,9 @@ class Lane:
                 self._fail(exc, passes=False)
 
     def fail(self, error: TidesinkError) -> None:
-        """Become FAILING for a reason outside the lane."""
-        self._fail(error, passes=may_pass(error))
+        """Become FAILING for a reason outside the lane, unless it has one of its own."""
+        if self.state not in ("PAUSED", "FAILING"):
+            self._fail(error, passes=may_pass(error))
 
     def wake(self) -> None:
         """Look at a failing table again from the beginning, when its pause is over."""
@@ -186,6 +188,8 @@ class Lane:
             OffsetRange(self.topic, n, known.get(n, found.partitions[n].earliest), found.partitions[n].latest)
             for n in readable
         ]
+        if not known:
+            self._ledger.warnings += late_start(self.topic, found)
         budget = budget_of(batch.max_records, batch.max_bytes, self._size)
         return BatchPlan(plan_ranges(available, max_records=budget), found)
 

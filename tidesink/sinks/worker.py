@@ -82,6 +82,8 @@ class Worker:
         finally:
             self._finish()
             self._heartbeat.end()
+        for lane in self._lanes:
+            lane.rest()
         reports = tuple(lane.report() for lane in self._lanes)
         self._lanes.close()
         seconds = time.monotonic() - started
@@ -109,7 +111,7 @@ class Worker:
         if self._busy:
             wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True
-        for lane in self._lanes:
+        for lane in idle:
             lane.rest()
         return not self._ends and not self._around.stop.wait(self._around.config.batch.poll_interval)
 
