@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import ConfigError
 from tidesink.sinks.ivy import spark_connector_jars
-from tidesink.sinks.java import java_environment
+from tidesink.sinks.spark_java import spark_java_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ def build_session(
     """
     settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
     # find_java passes over a JAVA_HOME that cannot run Spark, so what it found replaces it.
-    os.environ.update(java_environment())
+    os.environ.update(spark_java_environment())
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
