@@ -1,0 +1,283 @@
+"""canal-json as column expressions: one table's messages, read in the JVM.
+
+The bytes are TiCDC's (tiflow c7b2588, new architecture b813e76): one JSON object a message, every value
+text or null. A message in TiCDC's own form is read by ``from_json``; any other is *irregular*, and the
+Python codec says what it is, in an Arrow function that sees nothing else.
+
+An Arrow function in a query costs every row something, so a plan without ``judges`` leaves it out and
+calls an irregular message ``unplanned`` with ``_fields`` ``['']``, which is no column's name; ``judging``
+gives the plan that has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.change import TableSchema
+from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
+from tidesink.codecs.columns_canal_json_row import RowColumns
+from tidesink.codecs.columns_canal_json_text import ROW, bare_text, form_of
+from tidesink.codecs.columns_canal_json_verdict import verdict
+from tidesink.codecs.columns_faults import (
+    STRINGS,
+    any_null,
+    deletes,
+    fault,
+    first_fault,
+    null,
+    output_columns,
+)
+from tidesink.errors import SchemaMismatchError, UnnamedRowError
+from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.shape import TableShape, merge_shape, quoted, shape_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Stands in ``_fields`` for messages that are not in TiCDC's form.
+IRREGULAR: Final = ""
+_ROWS: Final = "array<map<string, string>>"
+_OPTIONS: Final = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": "corrupt",
+    # Spark's own limit is 20 million characters.
+    "maxStringLen": str(2**31 - 1),
+}
+
+
+@dataclass(frozen=True)
+class CanalJsonColumns:
+    """The plan for one canal-json table. ``current``: its columns now, in lower case."""
+
+    shape: TableShape
+    current: frozenset[str]
+    judges: bool = True
+
+    @property
+    def changes_keys(self) -> bool:
+        """Always true: an update carries its old key."""
+        return True
+
+    def judging(self) -> CanalJsonColumns:
+        """The plan that has irregular messages judged."""
+        return replace(self, judges=True)
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """The decoded frame of a raw Kafka frame."""
+        frame = raw
+        for columns in self._steps:
+            frame = frame.select(*columns)
+        return frame
+
+    @cached_property
+    def _steps(self) -> tuple[list[Column], ...]:
+        # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
+        rows = RowColumns(self.shape, self.current)
+        everything = F.col("*")
+        judged = _judged(self.shape) if self.judges else [[everything, *_unjudged()]]
+        return (
+            _named(),
+            [everything, bare_text(F.col("text")).alias("bare")],
+            [
+                everything,
+                _parsed(F.col("text"), self.shape).alias("parsed"),
+                _form("text", "bare").alias("form"),
+            ],
+            [everything, _is_regular(F.col("form"), F.col("parsed")).alias("regular")],
+            *judged,
+            [everything, *_members()],
+            [everything, F.map_keys("row").alias("names"), F.map_keys("old_row").alias("old_names")],
+            [everything, *_laid_out(rows)],
+            [everything, rows.image().alias("image"), *_row_key(rows)],
+            [everything, *_keyed(rows)],
+            _faulty(rows),
+            output_columns(self.shape, fields=F.col("fields")),
+        )
+
+
+def canal_json_columns(
+    schema: TableSchema,
+    *,
+    base: TableShape | None = None,
+    keys: tuple[str, ...] | None = None,
+    zero_date: ZeroDate = "null",
+    time_zone: str = "UTC",
+    judges: bool = True,
+) -> CanalJsonColumns:
+    """A plan for a table from its columns as they are now.
+
+    ``base`` is the shape the target has; it is only added to: a column of it that ``schema`` lacks was
+    dropped. ``keys`` override the schema's handle key. ``judges``: see the module.
+
+    Raises:
+        ConfigError: ``keys`` names a column the table does not have.
+        SchemaRefusedError: a column's type cannot be one with the base shape's.
+    """
+    shape = shape_of(schema, keys=keys, zero_date=zero_date, time_zone=time_zone)
+    current = frozenset(column.name.lower() for column in shape.columns)
+    return CanalJsonColumns(shape if base is None else merge_shape(base, shape), current, judges)
+
+
+def _named() -> list[Column]:
+    return [
+        F.col("topic").alias("_topic"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.col("key").alias("key_bytes"),
+        F.col("value").alias("value_bytes"),
+        F.col("value").cast("string").alias("text"),
+    ]
+
+
+def _parsed(text: Column, shape: TableShape) -> Column:
+    types = ", ".join(f"{quoted(column.name)} string" for column in shape.columns)
+    return F.from_json(
+        text,
+        f"corrupt string, database string, `table` string, type string, mysqlType struct<{types}>, "
+        f"data {_ROWS}, old {_ROWS}, _tidb struct<commitTs: bigint, watermarkTs: bigint>",
+        _OPTIONS,
+    )
+
+
+def _form(text: str, bare: str) -> Column:
+    return form_of(F.col(text), F.col(bare))
+
+
+def _is_regular(form: Column, parsed: Column) -> Column:
+    """Whether the message is in TiCDC's form and was read without an error; never null."""
+    first, old = _first(parsed, "data"), _first(parsed, "old")
+    member = parsed.getField
+    is_row = member("database").isNotNull() & member("table").isNotNull() & (F.size(first) > 0)
+    has_old = (member("type") != "UPDATE") | old.isNotNull()
+    whole = form.isNotNull() & parsed.isNotNull() & member("corrupt").isNull()
+    return F.coalesce(whole & ((form != ROW) | (is_row & has_old)), F.lit(False))
+
+
+def _first(parsed: Column, member: str) -> Column:
+    return F.get(parsed.getField(member), F.lit(0))
+
+
+def _unjudged() -> list[Column]:
+    wrong = F.when(~F.col("regular"), fault(UNPLANNED, None, "the message is not in TiCDC's own form"))
+    return [
+        F.lit(0).alias("row_index"),
+        F.col("parsed").alias("message"),
+        F.col("form").alias("message_form"),
+        wrong.alias("refused"),
+        F.when(~F.col("regular"), F.array(F.lit(IRREGULAR))).alias("lacking"),
+    ]
+
+
+def _judged(shape: TableShape) -> list[list[Column]]:
+    """An irregular message as the regular ones that Python made of it, or as its error."""
+    everything, judged, text = F.col("*"), F.col("judged"), F.col("judged_text")
+    irregular = F.when(~F.col("regular"), F.col("value_bytes"))
+    texts = F.coalesce(judged.getField("texts"), F.array(null("string")))
+    error, reason = judged.getField("error"), judged.getField("reason")
+    refused = F.when(
+        error.isNotNull(), F.struct(F.lit(BAD).alias("kind"), error.alias("error"), reason.alias("reason"))
+    ).when(
+        ~F.col("regular") & ~_is_regular(F.col("judged_form"), F.col("judged_parsed")),
+        fault(BAD, SchemaMismatchError, "'_tidb' holds a number beyond 64 bits with a sign"),
+    )
+    return [
+        # Null where nothing is to be judged: Python is not asked, and the empty value is no null.
+        [everything, verdict(irregular, ~F.col("regular"), shape).alias("judged")],
+        [everything, F.posexplode(texts).alias("row_index", "judged_text")],
+        [everything, bare_text(text).alias("judged_bare")],
+        [
+            everything,
+            _parsed(text, shape).alias("judged_parsed"),
+            _form("judged_text", "judged_bare").alias("judged_form"),
+        ],
+        [
+            everything,
+            F.when(text.isNull(), F.col("parsed")).otherwise(F.col("judged_parsed")).alias("message"),
+            F.coalesce("judged_form", "form").alias("message_form"),
+            refused.alias("refused"),
+            null(STRINGS).alias("lacking"),
+        ],
+    ]
+
+
+def _members() -> list[Column]:
+    """The message's members; ``row`` is null for what is no row change."""
+    message = F.col("message")
+    is_row = F.col("refused").isNull() & (F.col("message_form") == ROW)
+    extension = message.getField("_tidb")
+    updates = is_row & (message.getField("type") == "UPDATE")
+    moment = F.coalesce(extension.getField("commitTs"), extension.getField("watermarkTs"))
+    return [
+        F.when(is_row, _first(message, "data")).alias("row"),
+        F.when(updates, _first(message, "old")).alias("old_row"),
+        F.when(F.col("refused").isNull(), moment).alias("event_ts"),
+        null("bigint").alias("control_ts"),
+    ]
+
+
+def _laid_out(rows: RowColumns) -> list[Column]:
+    return [
+        rows.laid_out(F.col("row"), F.col("names")).alias("wire"),
+        rows.laid_out(F.col("old_row"), F.col("old_names")).alias("old_wire"),
+    ]
+
+
+def _row_key(rows: RowColumns) -> list[Column]:
+    old = F.col("old_row")
+    changed = old.isNotNull() & rows.key_differs(old)
+    return [F.when(changed, rows.old_key(old)).alias("old_key")]
+
+
+def _keyed(rows: RowColumns) -> list[Column]:
+    names = [column.name for column in rows.shape.key_columns]
+    key = F.struct(*(F.col("image").getField(name).alias(name) for name in names))
+    new = F.array_except(F.array_distinct("names"), rows.known)
+    return [
+        key.alias("row_key"),
+        F.when(F.col("names") != rows.usual_names, new).alias("new_names"),
+        rows.zero_dates().alias("row_zero_dates"),
+        deletes(F.col("message").getField("type") == "DELETE").alias("row_kind"),
+    ]
+
+
+def _faulty(rows: RowColumns) -> list[Column]:
+    """What each message is that is no row to apply."""
+    old_key = F.when(~F.col("old_key").eqNullSafe(F.col("row_key")), F.col("old_key"))
+    lacking = F.coalesce(F.col("lacking"), F.when(F.size("new_names") > 0, F.col("new_names")))
+    return [
+        F.col("*"),
+        F.when(F.col("refused").isNotNull(), F.col("refused")).otherwise(_faults(rows)).alias("fault"),
+        old_key.alias("row_old_key"),
+        lacking.alias("fields"),
+    ]
+
+
+def _faults(rows: RowColumns) -> Column:
+    message, form = F.col("message"), F.col("message_form")
+    table, key_names = rows.shape.table, [column.name for column in rows.shape.key_columns]
+    foreign = (message.getField("database") != table.schema) | (message.getField("table") != table.name)
+    unknown_old = F.when(
+        F.col("old_names") != F.col("names"), F.size(F.array_except("old_names", "names")) > 0
+    )
+    unnamed = f"a key column ({', '.join(key_names)}) is null or not in the row, so the change names no row"
+    return first_fault(
+        [
+            (form == "ddl", fault(DDL)),
+            (form == "watermark", fault(WATERMARK)),
+            (foreign, fault(BAD, SchemaMismatchError, f"a message of another table than {table}")),
+            (F.size("new_names") > 0, fault(UNPLANNED, None, "the row has a column that is new")),
+            *rows.type_faults(message.getField("mysqlType")),
+            *rows.faults(),
+            (
+                any_null("row_key", key_names),
+                fault(BAD, UnnamedRowError, f"{unnamed}: set keys to columns that no row lacks"),
+            ),
+            (unknown_old, fault(BAD, SchemaMismatchError, "'old' has a column that 'data' has not")),
+            *rows.old_faults(),
+        ]
+    )

@@ -1,0 +1,186 @@
+"""The columns of canal-json rows: one array of texts, laid out as the table's shape, and their readings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.codecs.columns_avro_record import shown_type
+from tidesink.codecs.columns_base import BAD
+from tidesink.codecs.columns_faults import STRINGS, fault, null
+from tidesink.codecs.columns_types import Reading, default_value, read_text
+from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.table import Reader, row_of
+
+_BETWEEN: Final = "\x01"
+
+
+@dataclass(frozen=True)
+class RowColumns:
+    """How rows are read.
+
+    ``current`` names the columns (lower case) that the table has now: a row without one of them was
+    written before the column was added. Columns of the shape beyond them were dropped.
+    """
+
+    shape: TableShape
+    current: frozenset[str]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The columns that rows have now, in table order: the layout of most rows."""
+        return tuple(c.name for c in self.shape.columns if c.name.lower() in self.current)
+
+    def laid_out(self, row: Column, names: Column) -> Column:
+        """A row's texts in the shape's order; null for a column it has not.
+
+        Most rows have the table's columns in the table's order, and then nothing is looked up.
+        """
+        ordered = F.map_values(row)
+        same = ordered
+        if len(self.names) < len(self.shape.columns):
+            places = {name: number for number, name in enumerate(self.names)}
+            same = F.array(
+                *(
+                    F.get(ordered, F.lit(places[c.name])) if c.name in places else null("string")
+                    for c in self.shape.columns
+                )
+            )
+        looked_up = F.array(*(F.element_at(row, F.lit(c.name)) for c in self.shape.columns))
+        return F.when(names == self.usual_names, same).otherwise(looked_up)
+
+    @property
+    def usual_names(self) -> Column:
+        """``names`` as an array."""
+        return F.array(*(F.lit(name) for name in self.names))
+
+    @property
+    def known(self) -> Column:
+        """The names of all columns of the shape."""
+        return F.array(*(F.lit(column.name) for column in self.shape.columns))
+
+    def text(self, number: int, laid_out: str) -> Column:
+        """One column's text."""
+        return F.get(F.col(laid_out), F.lit(number))
+
+    @cached_property
+    def readings(self) -> tuple[tuple[int, ShapeColumn, Reading], ...]:
+        """How each column is read from the laid out row ``wire``."""
+        return tuple(
+            (number, column, read_text(self.text(number, "wire"), column.type, column, self.shape))
+            for number, column in enumerate(self.shape.columns)
+        )
+
+    def image(self) -> Column:
+        """The row in the shape's types."""
+        return F.struct(*(self._value(column, reading) for _, column, reading in self.readings))
+
+    def _value(self, column: ShapeColumn, reading: Reading) -> Column:
+        value = reading.value.cast(column.spark)
+        if column.default is None or column.key or column.name.lower() not in self.current:
+            return value.alias(column.name)
+        there = F.array_contains(F.col("names"), column.name)
+        default = default_value(column, self.shape)
+        return F.when(value.isNotNull() | there, value).otherwise(default).alias(column.name)
+
+    def old_key(self, old: Column) -> Column:
+        """The key before an update; a column that a partial old row leaves out is unchanged."""
+        keys = [(n, c) for n, c in enumerate(self.shape.columns) if c.key]
+        return F.struct(
+            *(
+                read_text(self._before(old, n, c), c.type, c, self.shape).value.cast(c.spark).alias(c.name)
+                for n, c in keys
+            )
+        )
+
+    def _before(self, old: Column, number: int, column: ShapeColumn) -> Column:
+        there = F.map_contains_key(old, F.lit(column.name))
+        return F.when(there, F.element_at(old, F.lit(column.name))).otherwise(self.text(number, "wire"))
+
+    def key_differs(self, old: Column) -> Column:
+        """True where the old row has another text in a key column."""
+        keys = [(n, c) for n, c in enumerate(self.shape.columns) if c.key]
+        return reduce(
+            Column.__or__, (~self._before(old, n, c).eqNullSafe(self.text(n, "wire")) for n, c in keys)
+        )
+
+    def faults(self) -> list[tuple[Column, Column]]:
+        """For each column that can fail: when it did, and what to say."""
+        return [
+            (self._lost(number, column, reading), _value_fault(column))
+            for number, column, reading in self.readings
+            if reading.failable
+        ]
+
+    def zero_dates(self) -> Column:
+        """The names of columns whose date no calendar has was made null; null where there are none."""
+        zeros = [
+            (self._missing(number, column) & reading.zero, column.name)
+            for number, column, reading in self.readings
+            if reading.zero is not None
+        ]
+        if not zeros:
+            return null(STRINGS)
+        # Functions over arrays have no generated code, and would slow down every row's whole stage.
+        names = F.concat_ws(_BETWEEN, *(F.when(zero, F.lit(name)) for zero, name in zeros))
+        return F.when(reduce(Column.__or__, (zero for zero, _ in zeros)), F.split(names, _BETWEEN))
+
+    def _missing(self, number: int, column: ShapeColumn) -> Column:
+        return self.text(number, "wire").isNotNull() & F.col("image").getField(column.name).isNull()
+
+    def _lost(self, number: int, column: ShapeColumn, reading: Reading) -> Column:
+        missing = self._missing(number, column)
+        return missing if reading.zero is None else missing & ~reading.zero
+
+    def old_faults(self) -> list[tuple[Column, Column]]:
+        """As ``faults``, of the texts in an old row ``old_wire`` that differ from the new row's."""
+        found = []
+        for number, column, reading in self.readings:
+            if reading.failable:
+                text = self.text(number, "old_wire")
+                before = read_text(text, column.type, column, self.shape)
+                lost = text.isNotNull() & ~text.eqNullSafe(self.text(number, "wire")) & before.value.isNull()
+                lost = lost if before.zero is None else lost & ~before.zero
+                found.append((lost, _value_fault(column)))
+        return found
+
+    def type_faults(self, types: Column) -> list[tuple[Column, Column]]:
+        """A row written when a column had a type whose texts mean something else, such as ENUM's numbers."""
+        return [
+            (condition, fault(BAD, SchemaMismatchError, _TYPE_REASON.format(column.name)))
+            for column, condition in _contradictions(self.shape.columns, types)
+        ]
+
+
+_TYPE_REASON: Final = (
+    "column {!r}: the row's mysqlType and the table's definition disagree on what its text means; give the "
+    "definition that the rows were written with"
+)
+# Readers whose texts mean something else than what they show, and the words of their types.
+_CODED: Final[tuple[Reader, ...]] = ("enum", "set", "binary")
+
+
+def _contradictions(columns: Iterable[ShapeColumn], types: Column) -> Iterable[tuple[ShapeColumn, Column]]:
+    for column in columns:
+        reader = row_of(column.type).reader
+        if reader in ("text", *_CODED):
+            word = types.getField(column.name)
+            coded = {
+                "enum": F.startswith(word, F.lit("enum")),
+                "set": F.startswith(word, F.lit("set")),
+                "binary": F.contains(word, F.lit("binary")) | F.contains(word, F.lit("blob")),
+            }
+            own = coded.get(reader)
+            agrees = ~reduce(Column.__or__, coded.values()) if own is None else own
+            yield column, word.isNotNull() & ~agrees
+
+
+def _value_fault(column: ShapeColumn) -> Column:
+    reason = f"column {column.name!r} has a value that is no {shown_type(column)}"
+    return fault(BAD, ValueOutOfRangeError, reason)

@@ -1,0 +1,132 @@
+"""The Python codec's word on messages that the JVM does not read by itself.
+
+Only irregular messages (``columns_canal_json_text``) reach the Arrow function; what it finds good it
+writes again in the form the JVM reads, one row a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pyspark.sql import Column
+from pyspark.sql.pandas.functions import pandas_udf
+
+from tidesink.change import Column as TableColumn
+from tidesink.change import Message, Op, TableSchema
+from tidesink.errors import DecodeError
+from tidesink.typemap.shape import TableShape
+
+_VERDICT: Final = "struct<error: string, reason: string, texts: array<string>>"
+_ROW_TYPES: Final = frozenset({Op.INSERT.name, Op.UPDATE.name, Op.DELETE.name})
+
+Verdict = tuple[str | None, str | None, list[str] | None]
+_NO_VERDICT: Final[Verdict] = (None, None, None)
+
+
+def verdict(value: Column, irregular: Column, shape: TableShape) -> Column:
+    """What Python says of an irregular record's value: an error with its reason, or regular texts."""
+
+    def verdicts(values: Any, asked: Any) -> Any:
+        import pandas as pd
+
+        judge = open_judge(shape) if asked.any() else None
+        found = [
+            judge(value) if judge is not None and wanted else _NO_VERDICT
+            for value, wanted in zip(values, asked, strict=True)
+        ]
+        return pd.DataFrame(found, columns=["error", "reason", "texts"])
+
+    import pandas as pd
+
+    # Spark tells what kind of function it is from these.
+    verdicts.__annotations__ = {"values": pd.Series, "asked": pd.Series, "return": pd.DataFrame}
+    column: Column = pandas_udf(verdicts, _VERDICT)(value, irregular)  # type: ignore[call-overload]
+    return column
+
+
+def open_judge(shape: TableShape) -> Callable[[bytes | None], Verdict]:
+    """A function that judges values of one table, by the Python codec with the shape's types."""
+    from tidesink.codecs.canal_json_decode import CanalJsonReader, objects
+    from tidesink.codecs.canal_json_shape import RowShapes
+    from tidesink.typemap.definitions import TableDefinitions
+
+    definitions = TableDefinitions([_schema(shape)])
+    # Types are the plan's: a DDL in a message changes none of them.
+    reader = CanalJsonReader(RowShapes(definitions, {shape.table: shape.keys}), lambda _ddl: None)
+
+    def judge(value: bytes | None) -> Verdict:
+        message = Message("", 0, 0, None, value if value is None else bytes(value))
+        try:
+            reader.events(message)
+            # Reading uses the objects up, so they are parsed again.
+            texts = [text for parsed in objects(message) for text in _texts(parsed, shape)]
+        except DecodeError as error:
+            return type(error).__name__, error.message, None
+        return None, None, texts
+
+    return judge
+
+
+def _schema(shape: TableShape) -> TableSchema:
+    return TableSchema(
+        shape.table,
+        tuple(
+            TableColumn(column.name, column.type, default=column.default, handle=column.key)
+            for column in shape.columns
+        ),
+    )
+
+
+def _texts(parsed: Mapping[str, Any], shape: TableShape) -> list[str]:
+    """An object that was read without an error, in TiCDC's form: one text a row."""
+    kind = parsed["type"]
+    if kind in _ROW_TYPES and parsed.get("isDdl") is not True:
+        rows = parsed["data"]
+        old = parsed["old"] if kind == Op.UPDATE.name else [None] * len(rows)
+        return [_row_text(parsed, row, before, shape) for row, before in zip(rows, old, strict=True)]
+    return [_control_text(parsed, kind)]
+
+
+def _row_text(parsed: Mapping[str, Any], row: Any, before: Any, shape: TableShape) -> str:
+    start = _start(parsed["database"], parsed["table"], "[]", is_ddl="false", kind=parsed["type"])
+    types = _dump(_spelt(parsed.get("mysqlType") or {}, shape))
+    old = "null" if before is None else f"[{_dump(_spelt(before, shape))}]"
+    data = _dump(_spelt(row, shape))
+    return (
+        f'{start},"sql":"","sqlType":{{}},"mysqlType":{types},"old":{old},"data":[{data}]'
+        f"{_extension(parsed, 'commitTs')}}}"
+    )
+
+
+def _spelt(row: Mapping[str, Any], shape: TableShape) -> dict[str, Any]:
+    """The row with its columns' names as the shape spells them."""
+    names = {column.name.casefold(): column.name for column in shape.columns}
+    return {names.get(name.casefold(), name): value for name, value in row.items()}
+
+
+def _control_text(parsed: Mapping[str, Any], kind: str) -> str:
+    rest = '"sqlType":null,"mysqlType":null,"data":null,"old":null'
+    if kind == "TIDB_WATERMARK":
+        start = _start("", "", "null", is_ddl="false", kind=kind)
+        return f'{start},"sql":"",{rest}{_extension(parsed, "watermarkTs")}}}'
+    start = _start(parsed["database"], parsed["table"], "null", is_ddl="true", kind="QUERY")
+    return f'{start},"sql":{_dump(parsed["sql"])},{rest}{_extension(parsed, "commitTs")}}}'
+
+
+def _start(database: str, table: str, keys: str, *, is_ddl: str, kind: str) -> str:
+    return (
+        f'{{"id":0,"database":{_dump(database)},"table":{_dump(table)},"pkNames":{keys},'
+        f'"isDdl":{is_ddl},"type":"{kind}","es":0,"ts":0'
+    )
+
+
+def _extension(parsed: Mapping[str, Any], member: str) -> str:
+    moment = (parsed.get("_tidb") or {}).get(member)
+    return "" if moment is None else f',"_tidb":{{"{member}":{moment}}}'
+
+
+def _dump(value: object) -> str:
+    import orjson
+
+    return orjson.dumps(value).decode()
