@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from tests.e2e.replay import Servers
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
-from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
+from tidesink.change import ChangeEvent, Column, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import EncodedRecord
 from tidesink.dev.lake_reader import open_lake_table
@@ -31,13 +31,20 @@ class TableWriter:
     """Produces one table's changes to its topic, one partition unless told otherwise."""
 
     def __init__(
-        self, servers: Servers, schema: TableSchema, *, protocol: str = "flat-avro", partitions: int = 1
+        self,
+        servers: Servers,
+        schema: TableSchema,
+        *,
+        protocol: str = "flat-avro",
+        partitions: int = 1,
+        topic: str | None = None,
     ) -> None:
         self.schema = schema
-        self.topic = f"{servers['prefix']}{schema.table.schema}_{schema.table.name}"
+        self.topic = topic or f"{servers['prefix']}{schema.table.schema}_{schema.table.name}"
         self._codec = open_codec(protocol, registry=open_registry(servers["registry_url"]))
         self._producer = Producer({"bootstrap.servers": servers["brokers"], "message.max.bytes": 15_000_000})
-        create_topics(servers["brokers"], {self.topic: partitions})
+        if topic is None:
+            create_topics(servers["brokers"], {self.topic: partitions})
 
     def encoded(self, op: Op, row: Row, *, before: Row | None = None, commit_ts: int = 1) -> EncodedRecord:
         """The record of one change."""
@@ -61,6 +68,14 @@ class TableWriter:
         """Send one delete."""
         record = self.encoded(Op.DELETE, row)
         self.send(record.key, record.value, partition=partition)
+
+    def ddl(self, query: str, *, commit_ts: int = 1) -> None:
+        """Send a DDL event to partition 0, where TiCDC puts it."""
+        position = Position(self.topic, 0, 0)
+        event = DdlEvent(self.schema.table, query, "ALTER", commit_ts, position)
+        record = self._codec.encode(event, topic=self.topic)
+        assert record is not None
+        self.send(record.key, record.value)
 
     def send(self, key: bytes | None, value: bytes | None, *, partition: int = 0) -> None:
         """Send bytes."""

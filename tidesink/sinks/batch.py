@@ -29,9 +29,9 @@ from tidesink.sinks.decoding import Decoding, Missed
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.ranges import OffsetRange, cut_before
+from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
-from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.source import KafkaRead, translated_read_errors
 from tidesink.sinks.summary import BadRecord, BatchSummary, Place
 from tidesink.sinks.summary_spark import summarise
@@ -176,7 +176,7 @@ class Batch:
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
-        if reduction.read.foreign:
+        if reduction.read.strangers:
             self._decoding.meet_others(missed)
             return True
         if reduction.summary.unplanned or reduction.summary.bad:

@@ -39,10 +39,13 @@ class Missed(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """Another table's records: the condition that tells them, and whether to leave them out or count them."""
+    """Other tables' records: which are another known table's or a stranger's, and which a stranger's.
 
-    condition: Column
-    drop: bool
+    The first are left out of the batch; the second are counted, since somebody must take them.
+    """
+
+    foreign: Column
+    stranger: Column
 
 
 class Decoding(Protocol):
@@ -68,7 +71,7 @@ class Decoding(Protocol):
         """How other tables' records are told apart; None where the topic can only have one table."""
 
     def meet_others(self, missed: Missed) -> None:
-        """Take note that the batch has other tables' records; from now on they are left out.
+        """Take note that the batch has records of tables nobody knows.
 
         Raises: as ``prepare``.
         """

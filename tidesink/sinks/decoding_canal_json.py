@@ -52,7 +52,6 @@ class CanalJsonDecoding:
         self._tables = around.topics.tables(topic)
         self._declared = _declared(self._settings.definition, table)
         self._words: list[_RowWords] = []
-        self._shared = False
         self._judges = False
         self._plan: CanalJsonColumns | None = None
         self._text_columns: tuple[str, ...] = ()
@@ -70,7 +69,6 @@ class CanalJsonDecoding:
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's DDL; where it has none of this table, its first rows."""
-        self._shared = len(self._tables.known()) > 1
         if self._declared is None:
             self._ddl.scan(self._session, found)
             if self._ddl.get(self._table) is None:
@@ -85,13 +83,13 @@ class CanalJsonDecoding:
         return self._plan
 
     def apart(self) -> Apart:
-        """Other tables' records: told apart in a topic that has several, else looked out for."""
-        return Apart(foreign_to(self._table), drop=self._shared)
+        """What the messages' own names say."""
+        others = (table for table in self._tables.known() if table != self._table)
+        return Apart(foreign_to(self._table), foreign_to(self._table, *others))
 
     def meet_others(self, missed: Missed) -> None:
         """Take note of the other tables in a batch; they get lanes of their own."""
         self._tables.census(self._session, missed.ranges)
-        self._shared = True
 
     def learn(self, missed: Missed) -> bool:
         """Have irregular messages judged; read DDL ahead to partition 0's end; then the rows' own words.

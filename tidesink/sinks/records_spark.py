@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _DDL_MARK: Final = b'"isDdl":true'
+# Between a database's and a table's name; no name holds it.
+_BETWEEN: Final = "\x00"
 
 
 def schema_heads(raw: DataFrame) -> list[Any]:
@@ -40,15 +42,17 @@ def named_tables(raw: DataFrame) -> list[TableId]:
     return sorted(TableId(row["schema"] or "", row["name"]) for row in rows)
 
 
-def foreign_to(table: TableId) -> Column:
-    """Whether a record says it is another table's; false for what names no table, or cannot be read.
+def foreign_to(*tables: TableId) -> Column:
+    """Whether a record says it is of none of these tables; false for what names no table, or cannot be read.
 
-    TiCDC's messages begin with id, database and table, so that most are told by their first bytes.
+    TiCDC's messages begin with id, database and table, so that most of the first table's are told by
+    their first bytes.
     """
-    schema, name = (json.dumps(part, ensure_ascii=False) for part in table)
+    schema, name = (json.dumps(part, ensure_ascii=False) for part in tables[0])
     start = f'{{"id":0,"database":{schema},"table":{name},'.encode()
     database, named = _member("database"), _member("table")
-    other = (named != "") & ~((named == table.name) & (database == table.schema))
+    full_name = F.concat(F.coalesce(database, F.lit("")), F.lit(_BETWEEN), named)
+    other = (named != "") & ~full_name.isin(*(_BETWEEN.join(table) for table in tables))
     mine = F.startswith(F.col("value"), F.lit(bytearray(start)))
     return F.when(mine, F.lit(False)).otherwise(F.coalesce(other, F.lit(False)))
 

@@ -37,11 +37,11 @@ _KAFKA: Final = "org.apache.kafka.common.KafkaException"
 
 
 class KafkaRead(NamedTuple):
-    """Records and bytes of keys and values that Kafka gave; ``foreign`` of them are another table's."""
+    """Records and bytes of keys and values that Kafka gave; ``strangers`` are of tables nobody knows."""
 
     records: int
     bytes: int
-    foreign: int = 0
+    strangers: int = 0
 
 
 class ReadFrame(NamedTuple):
@@ -53,7 +53,7 @@ class ReadFrame(NamedTuple):
     def counted(self) -> KafkaRead:
         """What Kafka gave; to be asked after the frame was computed."""
         found = self.observation.get
-        return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["foreign"] or 0))
+        return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["strangers"] or 0))
 
 
 class KafkaSource:
@@ -84,22 +84,21 @@ class KafkaSource:
     def read(
         self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
     ) -> ReadFrame:
-        """The records in the ranges, counted as they are read; ``apart`` tells another table's."""
+        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
         observation = Observation()
         frame = self.frame(session, ranges)
-        if apart is not None and apart.drop:
-            frame = frame.where(~apart.condition)
-        foreign = F.lit(0) if apart is None or apart.drop else F.when(apart.condition, 1).otherwise(0)
+        mine, stranger = (F.lit(True), F.lit(False)) if apart is None else (~apart.foreign, apart.stranger)
         size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
         counts = (
-            F.count(F.lit(1)).alias("records"),
-            F.sum(size).alias("bytes"),
-            F.sum(foreign).alias("foreign"),
+            F.count_if(mine).alias("records"),
+            F.sum(F.when(mine, size)).alias("bytes"),
+            F.count_if(stranger).alias("strangers"),
         )
-        return ReadFrame(frame.observe(observation, *counts), observation)
+        observed = frame.observe(observation, *counts)
+        return ReadFrame(observed if apart is None else observed.where(mine), observation)
 
 
 def _by_topic(ranges: Sequence[OffsetRange]) -> dict[str, list[int]]:

@@ -1,0 +1,102 @@
+"""One canal-json topic with several tables, whose types come from its own DDL, or from nowhere."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.servers import create_topics
+from tidesink.change import Column, ColumnType, Value
+from tidesink.config import Config, load_config
+from tidesink.dev.lake_reader import open_lake_table
+from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PRICE = Column("price", ColumnType("decimal", precision=10, scale=2, sql="decimal(10,2)"))
+LABEL = Column("label", ColumnType("varchar", length=10, sql="varchar(10)"), nullable=False, default="basic")
+
+
+def _config(folder: Path, servers: Servers, topic: str, **defaults: str) -> Config:
+    source: dict[str, Any] = {"brokers": servers["brokers"], "protocol": "canal-json", "topics": [topic]}
+    return load_config(shop_config(folder, servers, {"source": source, "defaults": defaults}))
+
+
+def _named(report: RunReport) -> dict[str, TableReport]:
+    assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
+    return {table.table.name: table for table in report.tables}
+
+
+def test_tables_of_one_topic(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
+    topic = f"{servers['prefix']}cdc"
+    create_topics(servers["brokers"], {topic: 2})
+    writers = {
+        name: TableWriter(servers, schema_of(name, PRICE), protocol="canal-json", topic=topic)
+        for name in ("told", "untold", "later")
+    }
+    told, untold = writers["told"], writers["untold"]
+    told.ddl("CREATE TABLE shop.told (id BIGINT PRIMARY KEY, name VARCHAR(40), price DECIMAL(10,2))")
+    told.upsert({"id": 1, "name": "one", "price": Decimal("1.50")}, partition=1)
+    told.upsert({"id": 2, "name": "two", "price": Decimal("2.50")}, partition=1)
+    untold.upsert({"id": 1, "name": "eins", "price": Decimal("3.25")}, partition=1)
+    tables = _named(run(_config(tmp_path, servers, topic), until="drained"))
+    assert {name: table.counters["read"] for name, table in tables.items()} == {"told": 3, "untold": 1}
+    assert lake_rows(tmp_path, "told")[1]["price"] == Decimal("1.50")
+    # The topic does not say how many digits: kept exactly, and said.
+    assert lake_rows(tmp_path, "untold")[1]["price"] == "3.25"
+    assert any("price" in warning for warning in tables["untold"].warnings)
+    assert tables["told"].warnings == ()
+    _alter_and_go_on(tmp_path, servers, writers, topic)
+
+
+def _alter_and_go_on(folder: Path, servers: Servers, writers: dict[str, TableWriter], topic: str) -> None:
+    """A row of the new shape on partition 1 beside the ALTER on partition 0, and a table nobody knew."""
+    grown = TableWriter(servers, schema_of("told", PRICE, LABEL), protocol="canal-json", topic=topic)
+    row: dict[str, Value] = {"id": 3, "name": "three", "price": Decimal("9.99"), "label": "gold"}
+    grown.upsert(row, partition=1)
+    grown.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) NOT NULL DEFAULT 'basic'")
+    writers["told"].upsert({"id": 4, "name": "four", "price": Decimal("4.00")}, partition=1)
+    writers["later"].upsert({"id": 9, "name": "neun", "price": Decimal("1.00")}, partition=1)
+    tables = _named(run(_config(folder, servers, topic), until="drained"))
+    assert {name: table.counters["read"] for name, table in tables.items()} == {
+        "told": 3,
+        "untold": 0,
+        "later": 1,
+    }
+    labels = {key: found["label"] for key, found in lake_rows(folder, "told").items()}
+    assert labels == {1: "basic", 2: "basic", 3: "gold", 4: "basic"}
+    assert set(lake_rows(folder, "later")) == {9}
+
+
+BAD_MESSAGES = {
+    b"{": "no JSON",
+    b"[1, 2]": "object",
+    b'{"id":0,"database":"shop","table":"told","pkNames":["id"],"isDdl":false,"type":"INSERT","data":7}': "",
+    b'{"id":0,"database":"shop","table":"told","pkNames":["id"],"isDdl":false,"type":"WHAT","data":[{}]}': "",
+    b"\xff\xfe": "",
+}
+
+
+def test_messages_of_the_wrong_shape(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
+    topic = f"{servers['prefix']}cdc"
+    create_topics(servers["brokers"], {topic: 1})
+    writer = TableWriter(servers, schema_of("told"), protocol="canal-json", topic=topic)
+    writer.upsert({"id": 1, "name": "one"})
+    for message in BAD_MESSAGES:
+        writer.send(None, message)
+    writer.upsert({"id": 2, "name": "two"})
+    report = run(_config(tmp_path, servers, topic), until="drained")
+    assert [(table.state, table.lag) for table in report.tables] == [("PAUSED", 6)]
+    assert f"{topic}[0]@1" in str(report.tables[0].error)
+    tables = _named(run(_config(tmp_path, servers, topic, **{"bad-record": "dead-letter"}), until="drained"))
+    assert tables["told"].counters["dead_lettered"] == len(BAD_MESSAGES)
+    assert set(lake_rows(tmp_path, "told")) == {1, 2}
+    letters = open_lake_table(tmp_path / "lake" / "_tidesink_dead_letters").read().to_pylist()
+    kept = {letter["value"]: letter["reason"] for letter in letters}
+    assert kept.keys() == BAD_MESSAGES.keys()
+    assert all(kept.values())
