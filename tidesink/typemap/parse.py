@@ -281,12 +281,15 @@ def _to_timestamp(text: str, zone: tzinfo) -> datetime:
 def _calendar_reader(
     to_python: Callable[[str], TargetValue], column_type: ColumnType, zero_date: ZeroDate
 ) -> Callable[[Value], TargetValue]:
+    # flat-avro carries these as any text: what is no date at all must not pass for a zero date.
+    check = text_reader(column_type)
+
     def read(value: Value) -> TargetValue:
         if value is None:
             return None
-        text = str(value)
-        if is_calendar_date(text):
-            return to_python(text)
+        text = check(str(value))
+        if is_calendar_date(str(text)):
+            return to_python(str(text))
         if zero_date == "null":
             return None
         raise ValueOutOfRangeError(
@@ -308,7 +311,7 @@ def target_reader(
     reader = row_of(column_type).reader
     ddl = spark_type(column_type, zero_date=zero_date).ddl
     if ddl == "string":
-        return _to_text
+        return partial(_checked_text, text_reader(column_type)) if reader in _SHAPED_READERS else _to_text
     if reader == "date":
         return _calendar_reader(_to_date, column_type, zero_date)
     if reader == "datetime":
@@ -316,6 +319,13 @@ def target_reader(
     if reader == "timestamp":
         return _calendar_reader(partial(_to_timestamp, zone=time_zone), column_type, zero_date)
     return _unchanged
+
+
+_SHAPED_READERS = frozenset({"date", "datetime", "timestamp", "time"})
+
+
+def _checked_text(check: TextReader, value: Value) -> TargetValue:
+    return None if value is None else check(str(value))
 
 
 def _unchanged(value: Value) -> TargetValue:

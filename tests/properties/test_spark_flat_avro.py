@@ -1,0 +1,198 @@
+"""The Spark path equals the Python codec: any table, any values, any damage to the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
+from tests.sessions import raw_frame
+from tests.spark.decoded import Decoded, collect
+from tidesink.change import ChangeEvent, Message, Op
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
+from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.reduce import reduce
+from tidesink.sinks.reduce_spark import reduce_frame
+from tidesink.sinks.summary_spark import summarise
+from tidesink.typemap.parse import target_reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ZONES = ["UTC", "Asia/Shanghai", "America/New_York", "Europe/London", "Australia/Lord_Howe"]
+OPTIONS = st.fixed_dictionaries(
+    {
+        "producer": st.sampled_from(["classic", "new"]),
+        "enable_tidb_extension": st.booleans(),
+        "avro_include_before_value": st.booleans(),
+        "avro_decimal_handling_mode": st.sampled_from(["precise", "string"]),
+        "avro_bigint_unsigned_handling_mode": st.sampled_from(["long", "string"]),
+    }
+)
+# One example is a Spark job of some twenty messages, so a few of them cover what hundreds would.
+FEW = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def encoded(codec: FlatAvroCodec, events: list[ChangeEvent]) -> list[Message]:
+    """The events as Kafka records; a key keeps to one partition."""
+    found = []
+    for offset, event in enumerate(events):
+        record = codec.encode(event, topic=TOPIC)
+        assert record is not None
+        found.append(Message(TOPIC, _partition(event), offset, record.key, record.value))
+    return found
+
+
+def _partition(event: ChangeEvent) -> int:
+    return sum(map(ord, repr(event.key))) % PARTITIONS
+
+
+def plan_for(registry: MemorySchemaRegistry, event: ChangeEvent, **options: Any) -> FlatAvroColumns:
+    """The Spark path's plan over everything the registry holds for the topic."""
+    texts: dict[str, dict[int, str]] = {}
+    for part in ("key", "value"):
+        subject = f"{TOPIC}-{part}"
+        known = registry.versions(subject) if subject in registry.subjects() else ()
+        found = [registry.schema_by_version(subject, version) for version in known]
+        texts[part] = {schema.id: schema.schema_text for schema in found}
+    return flat_avro_columns(
+        event.table,
+        key_schemas=texts["key"],
+        value_schemas=texts["value"],
+        keys=tuple(event.key or ()),
+        **options,
+    )
+
+
+@pytest.fixture
+def compiled(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session without the short cut that works out small plans without generated code."""
+    rules = "spark.sql.optimizer.excludedRules"
+    spark.conf.set(rules, "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation")
+    yield spark
+    spark.conf.unset(rules)
+
+
+@pytest.mark.spark
+@FEW
+@given(
+    data=st.data(),
+    options=OPTIONS,
+    zone=st.sampled_from(ZONES),
+    zero=st.sampled_from(["null", "error", "text"]),
+)
+def test_each_record_is_read_alike(
+    compiled: SparkSession, data: st.DataObject, options: dict[str, Any], zone: str, zero: Any
+) -> None:
+    events = data.draw(changes(data.draw(tables())))
+    registry = MemorySchemaRegistry()
+    codec = FlatAvroCodec(registry=registry, options=CodecOptions(**options))
+    messages = data.draw(harmed(encoded(codec, events)))
+    plan = plan_for(registry, events[0], zero_date=zero, time_zone=zone)
+    rows = collect(plan.decode(raw_frame(compiled, messages)), plan)
+    by_offset = {row.offset: row for row in rows}
+    assert sorted(by_offset) == [message.offset for message in messages]
+    for message in messages:
+        expected = _by_python(codec, message, plan)
+        assert _by_spark(by_offset[message.offset]) == expected, (message, by_offset[message.offset].reason)
+
+
+def _by_python(codec: FlatAvroCodec, message: Message, plan: FlatAvroColumns) -> Any:
+    try:
+        (event,) = codec.decode(message)
+        assert isinstance(event, ChangeEvent)
+        return _stored(event, plan)
+    except SchemaNotFoundError:
+        return "unplanned"
+    except DecodeError:
+        # Which of several faults is named first may differ, so that only the refusal must be alike.
+        return "bad"
+
+
+def _stored(event: ChangeEvent, plan: FlatAvroColumns) -> Any:
+    keys = plan.shape.keys
+    kind = "delete" if event.op is Op.DELETE else "upsert"
+    image = event.after if event.after is not None else (event.key or event.before)
+    values = _typed(image or {}, event, plan)
+    key = {name: values.get(name) for name in keys}
+    if None in key.values():
+        raise UnnamedRowError("no key")
+    old = _typed({name: event.before[name] for name in keys}, event, plan) if event.before else key
+    changed = old if kind == "upsert" and old != key else None
+    return kind, event.commit_ts, key, changed, values if kind == "upsert" else None
+
+
+def _typed(row: Any, event: ChangeEvent, plan: FlatAvroColumns) -> dict[str, Any]:
+    assert event.schema is not None
+    zone = ZoneInfo(plan.shape.time_zone)
+    typed = {}
+    for name, value in row.items():
+        column = plan.shape.by_name[name]
+        zero = "error" if column.key else plan.shape.zero_date
+        # The event's own type, for the target's: a mode may have made text of a number.
+        read = target_reader(event.schema.by_name[name].type, time_zone=zone, zero_date=zero)
+        stored = read(value)
+        whole = isinstance(stored, int) and column.spark.startswith("decimal")
+        typed[name] = Decimal(str(stored)) if whole else stored
+    return typed
+
+
+def _by_spark(row: Decoded) -> Any:
+    if row.kind in ("bad", "unplanned"):
+        assert (row.error is not None) == (row.kind == "bad")
+        return row.kind
+    return row.kind, row.commit_ts, row.key, row.old_key, row.after
+
+
+@pytest.mark.spark
+@FEW
+@given(data=st.data(), with_before=st.booleans())
+def test_a_batch_is_reduced_alike(spark: SparkSession, data: st.DataObject, with_before: bool) -> None:
+    events = data.draw(changes(data.draw(tables())))
+    registry = MemorySchemaRegistry()
+    options = CodecOptions(
+        producer="new", avro_include_before_value=with_before, enable_tidb_extension=data.draw(st.booleans())
+    )
+    codec = FlatAvroCodec(registry=registry, options=options)
+    messages = encoded(codec, events)
+    if with_before:  # a changed key would come in two partitions
+        messages = [replace(message, partition=0) for message in messages]
+    plan = plan_for(registry, events[0])
+    decoded = plan.decode(raw_frame(spark, messages))
+    reduced = reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys).persist()
+    try:
+        _check_reduced(reduced, plan, [event for m in messages for event in codec.decode(m)])  # type: ignore[misc]
+    finally:
+        reduced.unpersist()
+
+
+def _check_reduced(reduced: Any, plan: FlatAvroColumns, events: list[ChangeEvent]) -> None:
+    summary = summarise(reduced, plan.shape)
+    try:
+        law = reduce(events, plan.shape.keys)
+    except MixedPartitionsError:
+        assert summary.mixed_keys
+        return
+    assert not summary.mixed_keys
+    assert (summary.upserts, summary.deletes) == (len(law.upserts), len(law.deletes))
+    assert (summary.superseded, summary.split_halves) == (law.superseded, law.split_halves)
+    assert summary.read == summary.messages == len(events)
+    assert summary.read == summary.applied + summary.superseded + summary.filtered + summary.bad
+    stays = {kept.position.offset: kept.row is None for kept in law.rows.values() if not kept.half}
+    found = reduced.where("not _half").select("_offset", (reduced["_op"] == "delete").alias("gone")).collect()
+    assert {row["_offset"]: row["gone"] for row in found} == stays
