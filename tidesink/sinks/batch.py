@@ -51,7 +51,7 @@ MOST_PLANS: Final = 8
 class Hold:
     """An open table, the epoch this worker holds it in, and what is applied.
 
-    ``fresh``: no batch was applied since the claim, so this one may have been begun before.
+    ``fresh``: no batch was applied since the claim, or this one was tried before: it may have been begun.
     """
 
     table: TargetTable

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Final
 
 import structlog
@@ -158,7 +159,8 @@ class Lane:
             return
         self._change("RUNNING", None)
         around.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
-        self._take(retry.call(lambda: self._batch(plan).run()))
+        tries = count()
+        self._take(retry.call(lambda: self._batch(plan, again=next(tries) > 0).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape, open the table, take its epoch, and ask what is applied."""
@@ -198,14 +200,14 @@ class Lane:
         progress = self._hold.progress.topics.get(self.topic) if self._hold else None
         return {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
 
-    def _batch(self, plan: BatchPlan) -> Batch:
+    def _batch(self, plan: BatchPlan, *, again: bool) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         cores = self._session.sparkContext.defaultParallelism
         tasks = max(1, min(2 * cores, plan.records // _RECORDS_A_SHUFFLE_TASK))
         self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
         return Batch(
             self._around,
-            self._hold,
+            replace(self._hold, fresh=self._hold.fresh or again),
             self._decoding,
             settings=self._settings,
             session=self._session,
