@@ -307,5 +307,5 @@ class _Counts:
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, count in more.items():
-        counts[name] = counts.get(name, 0) + count
+    for name, found in more.items():
+        counts[name] = counts.get(name, 0) + found
