@@ -57,14 +57,17 @@ def reduce_frame(
 ) -> DataFrame:
     """The reduced frame of a decoded one; lazy.
 
-    ``changes_keys``: whether an update may come with its old key, which stands for two rows (a plan's
-    ``changes_keys``); False spares a step. Order by ``source`` needs a ``_commit_ts`` in every row event.
+    ``changes_keys``: whether a record may stand for several rows: for an update that comes with its old
+    key, or because it holds several events (a plan's ``changes_keys``). False spares the step, and the
+    offset alone is the order. Order by ``source`` needs a ``_commit_ts`` in every row event.
     """
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
     keys = [column.name for column in shape.key_columns]
     prepared = _prepared(rows, keys)
     key_names = [f"key_{number}" for number in range(len(keys))]
-    grouped = prepared.groupBy("group_hash", *key_names).agg(*_aggregates(sequence_by))
+    grouped = prepared.groupBy("group_hash", *key_names).agg(
+        *_aggregates(_order(sequence_by, changes_keys=changes_keys))
+    )
     return grouped.select(*_output(keys, key_names))
 
 
@@ -128,14 +131,14 @@ def _prepared(rows: DataFrame, keys: list[str]) -> DataFrame:
     )
 
 
-def _aggregates(sequence_by: SequenceBy) -> list[Column]:
+def _aggregates(order: Column) -> list[Column]:
     kept = F.struct(
         "_op", "after", "_topic", "_partition", "_offset", "_commit_ts", "_half", "_zero_dates", "_detail"
     )
     whole = F.when(~F.col("_half"), 1).otherwise(0)
     message = F.when(~F.col("_half") & (F.col("_index") == 0), 1).otherwise(0)
     return [
-        F.max_by(kept, _order(sequence_by)).alias("kept"),
+        F.max_by(kept, order).alias("kept"),
         F.sum(whole).alias("events"),
         F.sum(message).alias("messages"),
         F.max("_offset").alias("max_offset"),
@@ -145,7 +148,9 @@ def _aggregates(sequence_by: SequenceBy) -> list[Column]:
     ]
 
 
-def _order(sequence_by: SequenceBy) -> Column:
+def _order(sequence_by: SequenceBy, *, changes_keys: bool) -> Column:
+    if sequence_by == "kafka" and not changes_keys:
+        return F.col("_offset")  # one partition, or the batch is refused; a number is quicker to compare
     writes = (F.col("_op") == UPSERT).cast("int")
     kafka = (F.col("_partition"), F.col("_offset"), F.col("_index"), writes)
     return F.struct(*kafka) if sequence_by == "kafka" else F.struct(F.col("_commit_ts"), writes, *kafka[:3])
