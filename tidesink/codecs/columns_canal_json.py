@@ -7,6 +7,8 @@ Python codec says what it is, in an Arrow function that sees nothing else.
 An Arrow function in a query costs every row something, so a plan without ``judges`` leaves it out and
 calls an irregular message ``unplanned`` with ``_fields`` ``['']``, which is no column's name; ``judging``
 gives the plan that has it.
+
+Of an update's old row the names and the key are read, not the other values: nothing is made of them.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class CanalJsonColumns:
             *judged,
             [everything, *_members()],
             [everything, F.map_keys("row").alias("names"), F.map_keys("old_row").alias("old_names")],
-            [everything, *_laid_out(rows)],
+            [everything, rows.laid_out(F.col("row"), F.col("names")).alias("wire")],
             [everything, rows.image().alias("image"), *_row_key(rows)],
             [everything, *_keyed(rows)],
             _faulty(rows),
@@ -220,13 +222,6 @@ def _members() -> list[Column]:
     ]
 
 
-def _laid_out(rows: RowColumns) -> list[Column]:
-    return [
-        rows.laid_out(F.col("row"), F.col("names")).alias("wire"),
-        rows.laid_out(F.col("old_row"), F.col("old_names")).alias("old_wire"),
-    ]
-
-
 def _row_key(rows: RowColumns) -> list[Column]:
     old = F.col("old_row")
     changed = old.isNotNull() & rows.key_differs(old)
@@ -278,6 +273,6 @@ def _faults(rows: RowColumns) -> Column:
                 fault(BAD, UnnamedRowError, f"{unnamed}: set keys to columns that no row lacks"),
             ),
             (unknown_old, fault(BAD, SchemaMismatchError, "'old' has a column that 'data' has not")),
-            *rows.old_faults(),
+            *rows.old_key_faults(),
         ]
     )

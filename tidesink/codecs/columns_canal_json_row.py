@@ -138,17 +138,14 @@ class RowColumns:
         missing = self._missing(number, column)
         return missing if reading.zero is None else missing & ~reading.zero
 
-    def old_faults(self) -> list[tuple[Column, Column]]:
-        """As ``faults``, of the texts in an old row ``old_wire`` that differ from the new row's."""
-        found = []
-        for number, column, reading in self.readings:
-            if reading.failable:
-                text = self.text(number, "old_wire")
-                before = read_text(text, column.type, column, self.shape)
-                lost = text.isNotNull() & ~text.eqNullSafe(self.text(number, "wire")) & before.value.isNull()
-                lost = lost if before.zero is None else lost & ~before.zero
-                found.append((lost, _value_fault(column)))
-        return found
+    def old_key_faults(self) -> list[tuple[Column, Column]]:
+        """As ``faults``, of the key before an update."""
+        keys = [(n, c) for n, c, reading in self.readings if c.key and reading.failable]
+        unread = [(F.col("old_key").getField(c.name).isNull() & self._has_old(n, c), c) for n, c in keys]
+        return [(F.col("old_key").isNotNull() & lost, _value_fault(c)) for lost, c in unread]
+
+    def _has_old(self, number: int, column: ShapeColumn) -> Column:
+        return self._before(F.col("old_row"), number, column).isNotNull()
 
     def type_faults(self, types: Column) -> list[tuple[Column, Column]]:
         """A row written when a column had a type whose texts mean something else, such as ENUM's numbers."""

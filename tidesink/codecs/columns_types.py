@@ -120,7 +120,7 @@ def default_value(column: ShapeColumn, shape: TableShape) -> Column:
         return F.lit(None).cast(column.spark)
     if reader in ("bit", "binary"):
         data = text.encode("latin-1", "replace")
-        value = lit_binary(data) if reader == "binary" else F.lit(int.from_bytes(data, "big"))
+        value = lit_binary(data) if reader == "binary" else _whole(int.from_bytes(data, "big"))
         return value.cast(column.spark)
     if reader in ("enum", "set"):
         return F.lit(text)
@@ -222,7 +222,7 @@ def _text_set(wire: Column, column_type: ColumnType, target: ShapeColumn, _shape
     if members is None:
         return _bounded(_number(wire), _TWO_64 - 1, target)
     number = _number(wire)
-    limit = F.lit((1 << len(members)) - 1).cast(_TWENTY_DIGITS)
+    limit = _whole((1 << len(members)) - 1)
     mask = _as_signed(F.when((number >= 0) & (number <= limit), number))
     labels = F.concat_ws(
         ",", *(F.when(F.bit_get(mask, F.lit(bit)) == 1, F.lit(m)) for bit, m in enumerate(members))

@@ -1,0 +1,282 @@
+"""Golden canal-json rows on the Spark path: against what TiDB held, and against the Python codec."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.golden.exclusions import excluded
+from tests.golden.vectors import (
+    Json,
+    Record,
+    VectorFolder,
+    after_of,
+    before_of,
+    find_folders,
+    schema_of,
+    typed_value,
+)
+from tests.sessions import raw_frame
+from tests.spark.decoded import Decoded, Values, collect
+from tidesink.change import ChangeEvent, Column, Op, TableId, TableSchema
+from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
+from tidesink.errors import DecodeError
+from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.parse import target_reader
+from tidesink.typemap.render import spark_type
+from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.table import row_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+Group = tuple[TableId, str, str]
+
+
+@pytest.fixture(scope="module", params=["ticdc", "ticdc-new"])
+def golden(request: pytest.FixtureRequest, vectors: Path, spark: SparkSession) -> Golden:
+    found = {folder.name: folder for folder in find_folders(vectors)}
+    if request.param not in found:
+        pytest.skip(f"the vectors have no folder {request.param}")
+    return Golden(found[request.param], spark)
+
+
+class Case:
+    """The records of one case, decoded by one plan: the table as it stood at the end."""
+
+    def __init__(self, group: Group, records: list[Record]) -> None:
+        table, _, zone = group
+        self.records = {record.line: record for record in records}
+        self.schemas = list(dict.fromkeys(schema_of(event) for event in _in_order(records)))
+        self.schema = self.schemas[-1]
+        self.plan = self._plan(zone)
+        keys = {table: self.plan.shape.keys}
+        self.codec = CanalJsonCodec(definitions=TableDefinitions([self.schema]), keys=keys)
+        self.found: dict[int, list[Decoded]] = defaultdict(list)
+
+    def _plan(self, zone: str) -> CanalJsonColumns:
+        # A table without a key has its keys from the config.
+        columns = self.schema.handle_columns or self.schema.columns[:1]
+        keys, base = tuple(column.name for column in columns), None
+        for schema in self.schemas:
+            # Irregular messages are judged apart: without Python the whole plan is folded, and no job runs.
+            plan = canal_json_columns(schema, base=base, keys=keys, time_zone=zone, judges=False)
+            base = plan.shape
+        return plan
+
+    def decode(self, spark: SparkSession) -> None:
+        """Reads the records; those that are not in TiCDC's form with the plan that judges them."""
+        first = self._decode(self.plan, list(self.records.values()), spark)
+        irregular = [row.offset for row in first if row.kind == "unplanned"]
+        rows = [row for row in first if row.kind != "unplanned"]
+        assert all(row.raw["_fields"] == [IRREGULAR] for row in first if row.kind == "unplanned")
+        if irregular:
+            rows += self._decode(self.plan.judging(), [self.records[line] for line in irregular], spark)
+        for row in rows:
+            self.found[row.offset].append(row)
+
+    def _decode(self, plan: CanalJsonColumns, records: list[Record], spark: SparkSession) -> list[Decoded]:
+        return collect(plan.decode(raw_frame(spark, [record.message for record in records])), plan)
+
+
+class Golden:
+    """One folder's records, decoded case by case."""
+
+    def __init__(self, folder: VectorFolder, spark: SparkSession) -> None:
+        groups: dict[Group, list[Record]] = defaultdict(list)
+        for record in folder.rows("canal-json"):
+            if record.message.value is not None:
+                groups[_group(record)].append(record)
+        self.cases = [Case(group, part) for group, records in groups.items() for part in _parts(records)]
+        for case in self.cases:
+            case.decode(spark)
+
+
+def _group(record: Record) -> Group:
+    zone = record.config.get("time-zone") or "UTC"
+    return schema_of(_rows(record)[0]).table, record.raw["case"], zone
+
+
+def _parts(records: list[Record]) -> list[list[Record]]:
+    """Records that one shape holds: apart where a column's type changed into another."""
+    parts: list[list[Record]] = []
+    types: dict[str, str] = {}
+    for record in sorted(records, key=lambda record: _commit_ts(_rows(record)[-1])):
+        now = {c.name: spark_type(c.type).ddl for c in schema_of(_rows(record)[-1]).columns}
+        if not parts or any(types.get(name, ddl) != ddl for name, ddl in now.items()):
+            types = {}
+            parts.append([])
+        types |= now
+        parts[-1].append(record)
+    return parts
+
+
+def _in_order(records: list[Record]) -> list[Json]:
+    return sorted((event for record in records for event in _rows(record)), key=_commit_ts)
+
+
+def _rows(record: Record) -> list[Json]:
+    event = record.event
+    assert event is not None
+    return [{**event, **row} for row in event.get("rows", [event])]
+
+
+def _commit_ts(event: Json) -> int:
+    return int(event["commit_ts"])
+
+
+def test_every_row_is_what_tidb_held(golden: Golden) -> None:
+    wrong, compared = [], 0
+    for case in golden.cases:
+        for record in case.records.values():
+            wrong += list(_differences(case, record))
+            compared += 1
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:50])
+    assert compared > 20
+
+
+def test_every_row_is_what_the_python_codec_reads(golden: Golden) -> None:
+    wrong = [
+        line
+        for case in golden.cases
+        for record in case.records.values()
+        for line in _python_differences(case, record)
+    ]
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:50])
+
+
+def _differences(case: Case, record: Record) -> Iterator[str]:
+    found = case.found[record.line]
+    if excluded(record.name) is not None:
+        yield from _compare(
+            record, {"errors": ["UnsupportedMessageError"]}, {"errors": [r.error for r in found]}
+        )
+        return
+    events = _rows(record)
+    yield from _compare(record, {"rows": list(range(len(events)))}, {"rows": [row.index for row in found]})
+    for event, row in zip(events, found, strict=False):
+        yield from _compare(record, _expected(case, record, event), _found(row))
+
+
+def _expected(case: Case, record: Record, event: Json) -> Values:
+    deleted = event["op"] == "delete"
+    ts = event["commit_ts"] if record.options.enable_tidb_extension else None
+    schema = schema_of(event)
+    after, before = after_of(event, schema), before_of(event, schema)
+    row = after or before or {}
+    if any(row[key.name] is None for key in case.plan.shape.key_columns):
+        return {"kind": "bad", "error": "UnnamedRowError", "commit_ts": ts}
+    expected: Values = {"kind": "delete" if deleted else "upsert", "error": None, "commit_ts": ts}
+    targets = case.plan.shape.columns
+    for target in targets if not deleted else case.plan.shape.key_columns:
+        expected[f"key.{target.name}" if deleted else f"after.{target.name}"] = _held(
+            row, schema, target, case
+        )
+    if after is not None and before is not None:
+        keys = case.plan.shape.key_columns
+        old, new = ([_held(image, schema, target, case) for target in keys] for image in (before, after))
+        expected["old_key"] = None if old == new else {k.name: v for k, v in zip(keys, old, strict=True)}
+    return expected
+
+
+def _found(row: Decoded) -> Values:
+    found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts, "old_key": row.old_key}
+    for image in ("key", "after"):
+        found.update({f"{image}.{name}": value for name, value in (getattr(row, image) or {}).items()})
+    return found
+
+
+def _held(row: Mapping[str, Any], schema: TableSchema, target: ShapeColumn, case: Case) -> Any:
+    """TiDB's value as the target's type holds it; a column that came later has its default."""
+    column = schema.by_name.get(target.name)
+    if column is None:
+        return _default(target, case) if target.name in case.schema.by_name else None
+    return _stored(row[column.name], column, target, case.plan)
+
+
+def _default(target: ShapeColumn, case: Case) -> Any:
+    text, column = target.default, case.schema.by_name[target.name]
+    if text is None or text == "CURRENT_TIMESTAMP":
+        return None
+    value = typed_value({"value": text}, column) if column.type.name not in ("enum", "set") else text
+    return _stored(value, column, target, case.plan)
+
+
+def _stored(value: Any, column: Column, target: ShapeColumn, plan: CanalJsonColumns) -> Any:
+    if value is None or column.virtual:
+        return None
+    if target.spark == "string":
+        return format(value, "f") if isinstance(value, Decimal) else value
+    if target.spark.startswith("decimal"):
+        return Decimal(value)
+    if row_of(column.type).reader in ("date", "datetime", "timestamp"):
+        return _moment(value, target.spark, plan.shape.time_zone)
+    return value
+
+
+def _moment(text: str, spark: str, zone: str) -> date | datetime | None:
+    try:
+        if spark == "date":
+            return datetime.strptime(text, "%Y-%m-%d").date()
+        whole, _, fraction = text.partition(".")
+        moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S").replace(
+            microsecond=int((fraction + "000000")[:6])
+        )
+    except ValueError:
+        return None
+    if spark == "timestamp_ntz":
+        return moment
+    return moment.replace(tzinfo=ZoneInfo(zone)).astimezone(timezone.utc)
+
+
+def _compare(record: Record, expected: Values, found: Values) -> list[str]:
+    return [
+        f"{record.name}: {name} is {found.get(name)!r:.80}, expected {value!r:.80}; {found.get('error')}"
+        for name, value in expected.items()
+        if found.get(name) != value or type(found.get(name)) is not type(value)
+    ]
+
+
+def _python_differences(case: Case, record: Record) -> Iterator[str]:
+    found = case.found[record.line]
+    try:
+        events = case.codec.decode(record.message)
+    except DecodeError as error:
+        expected = {"errors": [type(error).__name__]}
+        yield from _compare(record, expected, {"errors": [row.error for row in found]})
+        return
+    for event, row in zip(events, found, strict=True):
+        assert isinstance(event, ChangeEvent)
+        yield from _compare(record, _read(case, event), _found(row))
+
+
+def _read(case: Case, event: ChangeEvent) -> Values:
+    """What the Python codec reads, as the target's types hold it."""
+    deleted = event.op is Op.DELETE
+    expected: Values = {
+        "kind": "delete" if deleted else "upsert",
+        "error": None,
+        "commit_ts": event.commit_ts,
+    }
+    shape = case.plan.shape
+    zone = ZoneInfo(shape.time_zone)
+    image, row = ("key", event.key) if deleted else ("after", event.after)
+    assert event.schema is not None
+    for name, value in (row or {}).items():
+        target = shape.by_name[name.lower()]
+        read = target_reader(event.schema.by_name[name].type, time_zone=zone, zero_date="null")(value)
+        if target.spark.startswith("decimal") and read is not None:
+            read = Decimal(str(read))
+        if target.spark == "string" and isinstance(read, Decimal):
+            read = format(read, "f")
+        expected[f"{image}.{target.name}"] = read
+    return expected
