@@ -35,7 +35,7 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "delta.enableTypeWidening": "true",
     # Delta refuses to add a column of this type later to a table made without it.
     "delta.feature.timestampNtz": "supported",
-    "delta.checkpointInterval": "50",
+    "delta.checkpointInterval": "20",
 }
 
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"

@@ -27,6 +27,9 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "spark.databricks.delta.optimize.maxFileSize": "134217728",
     "spark.databricks.delta.autoCompact.enabled": "false",
 }
+# Up to this many rows a batch is shuffled into one partition: fewer tasks, and one new file.
+SMALL_BATCH: Final = 10_000
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 # It reports as an error that a filter of Delta's own is not pushed down to Parquet.
 _TOO_LOUD: Final = "org.apache.spark.sql.delta.DeltaParquetFileFormat"
 
@@ -53,6 +56,18 @@ def transaction(session: SparkSession, application: str, version: int) -> Iterat
     finally:
         session.conf.unset(_APPLICATION)
         session.conf.unset(_VERSION)
+
+
+@contextmanager
+def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
+    """Shuffles of ``session`` have as many partitions as ``rows`` are worth while this holds."""
+    usual = session.conf.get(_PARTITIONS) or "200"
+    if rows <= SMALL_BATCH:
+        session.conf.set(_PARTITIONS, "1")
+    try:
+        yield
+    finally:
+        session.conf.set(_PARTITIONS, usual)
 
 
 def in_session(frame: DataFrame, session: SparkSession) -> DataFrame:

@@ -32,7 +32,7 @@ from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, tra
 from tidesink.sinks.targets.delta_ledger import APPLICATION, Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
 from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
-from tidesink.sinks.targets.delta_session import in_session, open_session, transaction
+from tidesink.sinks.targets.delta_session import in_session, open_session, partitions_for, transaction
 from tidesink.sinks.targets.identifier import path_segment, quote_identifier
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class DeltaTable:
         statement = append_statement if first_load else merge_statement
         sql = statement(self.location, _VIEW, batch, self._present)
         with (
+            partitions_for(self._session, batch.upserts + batch.deletes),
             transaction(self._session, APPLICATION, progress.txn_version),
             user_metadata(self._session, text),
         ):
