@@ -38,6 +38,15 @@ Say = Callable[[str], None]
 _STOPPING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+# The demo lasts a minute: it would be over before a full compiler's work paid off, and its tables are small.
+_SPARK_CONF: Final = {
+    "spark.driver.extraJavaOptions": (
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+    ),
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
 @dataclass(frozen=True)
 class DemoOptions:
     """How large the demo is, and which codec it shows. It keeps to ``directory / "demo"``.
@@ -213,6 +222,7 @@ def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) ->
         "target": {"type": "delta", "path": "./lake"},
         "batch": {"max-records": options.batch_records},
         "state": "./state.db",
+        "spark": {"conf": _SPARK_CONF},
     }
     # JSON is YAML: the file can be used with every tidesink command afterwards.
     path = directory / "tidesink.yaml"

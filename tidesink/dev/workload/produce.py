@@ -24,6 +24,7 @@ from tidesink.schema_registry import SchemaRegistry
 from tidesink.schema_registry.naming import TopicRule
 
 _TIMEOUT_S = 60
+_ERRORS_ONLY = 3  # syslog's: what a young broker makes the client try again is no news
 
 
 class OutgoingRecord(NamedTuple):
@@ -93,7 +94,9 @@ def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
     Raises:
         SourceUnavailableError: the broker does not answer.
     """
-    admin = AdminClient({"bootstrap.servers": brokers, "socket.timeout.ms": 10_000})
+    admin = AdminClient(
+        {"bootstrap.servers": brokers, "socket.timeout.ms": 10_000, "log_level": _ERRORS_ONLY}
+    )
     new = [NewTopic(topic, num_partitions=partitions, replication_factor=1) for topic in topics]
     for topic, future in admin.create_topics(new, request_timeout=_TIMEOUT_S).items():
         try:
@@ -124,6 +127,7 @@ class RecordSender:
         self._producer = Producer(
             {
                 "bootstrap.servers": brokers,
+                "log_level": _ERRORS_ONLY,
                 "enable.idempotence": True,
                 "linger.ms": 20,
                 "compression.type": "lz4",
