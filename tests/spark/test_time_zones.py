@@ -1,0 +1,63 @@
+"""TIMESTAMP texts in a zone with summer time: java.time and Python's zoneinfo name the same instant."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.codecs.columns_types import read_calendar
+from tidesink.typemap.parse import target_reader
+from tidesink.typemap.shape import shape_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STAMP = ColumnType("timestamp", fsp=6)
+SCHEMA = TableSchema(TableId("s", "t"), (Column("id", ColumnType("int"), handle=True), Column("at", STAMP)))
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+ZONES = [
+    "UTC",
+    "America/New_York",
+    "Europe/Berlin",
+    "Australia/Lord_Howe",
+    "Asia/Kolkata",
+    "America/Sao_Paulo",
+]
+
+
+def changes_of_offset(zone: ZoneInfo) -> list[datetime]:
+    """Local times around every change of the zone's offset in some years TIMESTAMP can hold."""
+    found = []
+    for year in (1971, 1987, 2007, 2026, 2037):
+        hour = datetime(year, 1, 1, tzinfo=timezone.utc)
+        while hour.year == year:
+            later = hour + timedelta(hours=6)
+            if hour.astimezone(zone).utcoffset() != later.astimezone(zone).utcoffset():
+                # Every half hour of the night: those which come twice, and those which never come.
+                start = hour.astimezone(zone).replace(tzinfo=None) - timedelta(hours=3)
+                found += [start + timedelta(minutes=30 * step, microseconds=step) for step in range(36)]
+            hour = later
+    return found
+
+
+@pytest.mark.parametrize("name", ZONES)
+def test_every_local_time_is_the_instant_python_says(spark: SparkSession, name: str) -> None:
+    zone = ZoneInfo(name)
+    plain = [datetime(1970, 1, 2), datetime(1999, 12, 31, 23, 59, 59, 999999), datetime(2038, 1, 18)]
+    # No TIMESTAMP is older, but a proleptic calendar or a rebased one would show here.
+    old = [datetime(1582, 10, 10), datetime(1901, 12, 14, 12), datetime(1, 1, 2), datetime(9999, 12, 30)]
+    moments = [*plain, *(old if name == "UTC" else []), *changes_of_offset(zone)]
+    texts = [moment.strftime("%m-%d %H:%M:%S.%f") for moment in moments]
+    texts = [f"{moment.year:04}-{text}" for moment, text in zip(moments, texts, strict=True)]
+    shape = shape_of(SCHEMA, time_zone=name)
+    reading = read_calendar(F.col("text"), STAMP, shape.by_name["at"], shape)
+    frame = spark.createDataFrame([(text,) for text in texts], "text string")
+    found = [row[0] for row in frame.select(F.unix_micros(reading.value)).collect()]
+    read = target_reader(STAMP, time_zone=zone, zero_date="null")
+    expected = [(read(text) - EPOCH) // timedelta(microseconds=1) for text in texts]  # type: ignore[operator]
+    assert list(zip(texts, found, strict=True)) == list(zip(texts, expected, strict=True))

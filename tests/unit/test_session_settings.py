@@ -1,0 +1,42 @@
+"""The settings of a Spark session, without starting one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidesink.errors import ConfigError
+from tidesink.sinks.session import FIXED, local_cores, session_settings
+
+
+def test_what_values_depend_on_stays() -> None:
+    settings = session_settings(master="local[2]", conf={"spark.sql.ansi.enabled": "TRUE"})
+    assert settings.items() >= FIXED.items()
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_conf_that_changes_values_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        session_settings(master="local[2]", conf={name: "other"})
+    assert FIXED[name] in str(caught.value)
+
+
+def test_the_users_conf_wins_elsewhere_and_adds_to_javas_options() -> None:
+    conf = {"spark.sql.shuffle.partitions": "7", "spark.driver.extraJavaOptions": "-Dx=1"}
+    settings = session_settings(master="local[2]", conf=conf, driver_memory="3g")
+    assert settings["spark.sql.shuffle.partitions"] == "7"
+    assert settings["spark.driver.memory"] == "3g"
+    options = settings["spark.driver.extraJavaOptions"]
+    assert options.endswith("-Dx=1")
+    assert "-DontCompileHugeMethods" in options
+    assert "avro.limits.bytes.maxLength" in options
+
+
+@pytest.mark.parametrize(("master", "cores"), [("local[3]", 3), ("local[4,2]", 4), ("local", 1)])
+def test_shuffles_are_small_on_one_machine(master: str, cores: int) -> None:
+    assert local_cores(master) == cores
+    assert session_settings(master=master, conf={})["spark.sql.shuffle.partitions"] == str(2 * cores)
+
+
+def test_a_cluster_starts_with_many_partitions() -> None:
+    assert local_cores("spark://host:7077") == 100
+    assert local_cores("local[*]") >= 1

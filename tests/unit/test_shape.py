@@ -1,0 +1,106 @@
+"""Table shapes: what they hold of a source table, and how they grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidesink.change import TableSchema
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.sinks.shape import TableShape, merge_shape, quoted, shape_of, wider_ddl
+from tidesink.typemap.ddl import parse_create_table
+
+
+def table(columns: str) -> TableSchema:
+    return parse_create_table(f"create table shop.t ({columns})")
+
+
+def shape(columns: str) -> TableShape:
+    return shape_of(table(columns))
+
+
+def test_a_shape_has_the_sources_columns_keys_and_reasons() -> None:
+    found = shape(
+        "a varchar(9), ID bigint unsigned, d decimal(65,30), v int as (1) virtual, primary key (ID)"
+    )
+    assert found.ddl == "`a` string, `ID` decimal(20,0), `d` string"
+    assert found.keys == ("ID",)
+    assert found.key_ddl == "`ID` decimal(20,0)"
+    assert "more than 38 digits" in found.by_name["d"].comment
+
+
+def test_keys_of_the_config_win_whatever_their_case() -> None:
+    found = shape_of(table("a int primary key, B int"), keys=("b",))
+    assert found.keys == ("B",)
+
+
+def test_a_key_the_table_does_not_have_is_refused_with_the_columns_it_has() -> None:
+    with pytest.raises(ConfigError, match="has no column nope; its columns are a, b"):
+        shape_of(table("a int primary key, b int"), keys=("nope",))
+
+
+def test_zero_date_text_makes_text_of_dates() -> None:
+    assert shape_of(table("a int primary key, d date"), zero_date="text").by_name["d"].spark == "string"
+
+
+def test_a_merge_adds_at_the_end_and_keeps_what_was_dropped() -> None:
+    merged = merge_shape(shape("a int primary key, old int"), shape("a int primary key, New int default 5"))
+    assert merged.ddl == "`a` int, `old` int, `New` int"
+    assert merged.by_name["new"].default == "5"
+
+
+def test_a_merge_knows_a_column_in_another_case() -> None:
+    assert merge_shape(shape("a int primary key, v int"), shape("A int primary key, V bigint")).ddl == (
+        "`a` int, `v` bigint"
+    )
+
+
+def test_a_merge_takes_the_newer_members() -> None:
+    merged = merge_shape(shape("a int primary key, e enum('x')"), shape("a int primary key, e enum('x','y')"))
+    assert merged.by_name["e"].type.members == ("x", "y")
+
+
+def test_a_merge_is_done_once() -> None:
+    old, new = shape("a int primary key, v int"), shape("a int primary key, v bigint, w int")
+    once = merge_shape(old, new)
+    assert merge_shape(once, new) == once
+    assert merge_shape(once, old).ddl == once.ddl
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wider"),
+    [
+        ("int", "int", "int"),
+        ("int", "bigint", "bigint"),
+        ("bigint", "int", "bigint"),
+        ("float", "double", "double"),
+        ("int", "decimal(4,2)", "decimal(12,2)"),
+        ("bigint", "decimal(20,0)", "decimal(20,0)"),
+        ("decimal(10,2)", "decimal(6,4)", "decimal(12,4)"),
+        ("decimal(38,0)", "decimal(38,10)", None),
+        ("int", "string", None),
+        ("string", "int", None),
+        ("date", "timestamp_ntz", None),
+        ("int", "double", None),
+    ],
+)
+def test_wider_types(old: str, new: str, wider: str | None) -> None:
+    assert wider_ddl(old, new) == wider
+
+
+def test_a_decimal_whose_precision_is_unknown_goes_into_the_column_there_is() -> None:
+    assert wider_ddl("decimal(10,2)", "string", text_holds=True) == "decimal(10,2)"
+    assert wider_ddl("string", "decimal(10,2)", text_holds=True) == "string"
+
+
+def test_types_that_cannot_be_one_are_refused_with_both() -> None:
+    with pytest.raises(SchemaRefusedError, match=r"column 'v' is int \(int.*\) and .* string \(varchar\(9\)"):
+        merge_shape(shape("a int primary key, v int"), shape("a int primary key, v varchar(9)"))
+
+
+def test_another_key_is_refused() -> None:
+    with pytest.raises(SchemaRefusedError, match=r"the key changed from \(a\) to \(b\)"):
+        merge_shape(shape("a int primary key, b int"), shape("a int, b int primary key"))
+
+
+def test_names_are_quoted() -> None:
+    assert quoted("a`b") == "`a``b`"
