@@ -47,8 +47,9 @@ def _delete(servers: Servers, topic: str) -> None:
 
 
 def _expire(servers: Servers, topic: str, before: int) -> None:
-    for future in _admin(servers).delete_records([TopicPartition(topic, 0, before)]).values():
-        future.result()
+    admin = _admin(servers)
+    for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
+        future.result(60)
 
 
 def _add_partition(servers: Servers, topic: str) -> None:

@@ -34,6 +34,7 @@ from tidesink.sinks.ranges import (
 )
 from tidesink.sinks.report import TableReport
 from tidesink.sinks.retry import Cooldown, may_pass
+from tidesink.sinks.source import open_reading_session
 from tidesink.sinks.state_store import TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
@@ -59,7 +60,7 @@ class Lane:
         self.cooldown = Cooldown(around.config.retry.for_)
         self._around = around
         self._settings = around.config.table_config(table)
-        self._session = around.spark.newSession()
+        self._session = open_reading_session(around.spark)
         self._decoding: Decoding | None = None
         self._hold: Hold | None = None
         self._size = RecordSize()
@@ -93,7 +94,8 @@ class Lane:
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))
         except TidesinkError as exc:
-            if not self._around.stop:
+            # What a stop cut off may pass by itself; a law that does not hold is said all the same.
+            if not self._around.stop or not may_pass(exc):
                 self._fail(exc, passes=may_pass(exc))
         except Exception as exc:  # noqa: BLE001
             # A table's unforeseen error must not stop the others; a job cancelled by a stop is none.
@@ -106,8 +108,15 @@ class Lane:
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
 
+    @property
+    def cools_down(self) -> bool:
+        """Whether the lane failed for something that may pass, and its pause is not over."""
+        return self.state == "FAILING" and self.cooldown.running
+
     def wake(self) -> None:
         """Look at a failing table again from the beginning, when its pause is over."""
+        if self.table.schema == UNKNOWN_SCHEMA:
+            return  # nothing to open: its topic is looked at again instead
         if self.state == "FAILING" and self.cooldown.over:
             self.close()
             self.cooldown = Cooldown(self._around.config.retry.for_)
@@ -247,10 +256,18 @@ class Lane:
 
     def _change(self, state: TableState, error: str | None) -> None:
         self.state, self._error = state, error
+        if self.table.schema == UNKNOWN_SCHEMA:
+            self._around.listeners.hear(TableChanged(self._status()))
+            return
+        try:
+            # Before the first save: it would put zeros over what earlier runs counted.
+            self._around.retry(self.table).call(lambda: self._ledger.resume(self._around, self.table))
+        except (TidesinkError, StopRequestedError) as exc:
+            _log.warning("counters of earlier runs not read", table=str(self.table), error=str(exc))
+            self._around.listeners.hear(TableChanged(self._status()))
+            return
         status = self._status()
         self._around.listeners.hear(TableChanged(status))
-        if self.table.schema == UNKNOWN_SCHEMA:
-            return
         try:
             self._around.retry(self.table).call(lambda: self._around.store.save_status(status))
         except (TidesinkError, StopRequestedError) as exc:
@@ -267,8 +284,8 @@ class Lane:
             counters=self._ledger.total.as_counters(),
             zero_dates=self._ledger.zero_dates,
             warnings=self._warnings(),
-            batch=progress.batch if progress else 0,
-            commit_ts=progress.commit_ts if progress else None,
+            batch=progress.batch if progress else self._ledger.batch,
+            commit_ts=progress.commit_ts if progress else self._ledger.commit_ts,
             details={"topic": self.topic, "lag": self._lag},
         )
 
@@ -285,6 +302,8 @@ class _Counts:
         self.run_zero_dates: dict[str, int] = {}
         self.zero_dates: dict[str, int] = {}
         self.warnings: tuple[str, ...] = ()
+        self.batch = 0
+        self.commit_ts: int | None = None
         self._resumed = False
 
     def resume(self, around: Surroundings, table: TableId) -> None:
@@ -295,6 +314,7 @@ class _Counts:
             if status.table == table:
                 self.total = Account.from_counters(status.counters)
                 self.zero_dates = dict(status.zero_dates)
+                self.batch, self.commit_ts = status.batch, status.commit_ts
         self._resumed = True
 
     def add(self, outcome: BatchOutcome) -> None:
