@@ -17,6 +17,7 @@ from tidesink.sinks.ranges import (
     budget_of,
     check_continuity,
     cut_before,
+    growing_parts,
     plan_ranges,
 )
 
@@ -98,3 +99,12 @@ def test_a_gap_stops_the_table(progress: TopicProgress, found: TopicOffsets | No
 def test_a_batch_ends_before_a_bad_record() -> None:
     cut = cut_before(_available(10, 10), {("t", 1): 104})
     assert [part.records for part in cut] == [10, 4]
+
+
+def test_growing_parts_name_every_offset_once() -> None:
+    available = [OffsetRange("t", 0, 5, 100), OffsetRange("t", 1, 0, 3), OffsetRange("t", 2, 7, 7)]
+    parts = list(growing_parts(available, 8))
+    assert [sum(one.records for one in part) for part in parts] == [8, 16, 32, 42]
+    for number, (_, _, start, end) in enumerate(available):
+        offsets = [at for part in parts for at in range(part[number].start, part[number].end)]
+        assert offsets == list(range(start, end))

@@ -145,10 +145,13 @@ class Batch:
         for _ in range(MOST_PLANS):
             self._around.stop.check()
             reduction = replace(self._reduce_once(plan), bad=bad)
-            if self._must_plan_again(reduction):
+            with _unpersisted_on_error(reduction.frame):
+                again = self._must_plan_again(reduction)
+                if not again:
+                    self._check_partitions(reduction.summary)
+            if again:
                 reduction.frame.unpersist()
                 continue
-            self._check_partitions(reduction.summary)
             if not reduction.summary.bad or self._settings.bad_record == "dead-letter":
                 return reduction
             return self._cut_short(reduction)
@@ -167,12 +170,8 @@ class Batch:
             frame = reduce_frame(
                 decoded, columns.shape, self._settings.sequence_by, changes_keys=columns.changes_keys
             ).persist()
-            try:
-                summary = summarise(frame, columns.shape)
-            except BaseException:
-                frame.unpersist()
-                raise
-        return Reduction(plan, frame, summary, raw.counted())
+            with _unpersisted_on_error(frame):
+                return Reduction(plan, frame, summarise(frame, columns.shape), raw.counted())
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
@@ -286,6 +285,16 @@ class Batch:
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
         self._around.failpoints.reach(name)
+
+
+@contextmanager
+def _unpersisted_on_error(frame: DataFrame) -> Iterator[None]:
+    """Let go of a persisted frame that nobody will ask for."""
+    try:
+        yield
+    except BaseException:
+        frame.unpersist()
+        raise
 
 
 def next_progress(hold: Hold, reduction: Reduction) -> Progress:

@@ -17,8 +17,8 @@ from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, cana
 from tidesink.errors import ConfigError
 from tidesink.sinks.decoding import Apart, Missed
 from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.ranges import OffsetRange, plan_ranges
-from tidesink.sinks.records_spark import foreign_to, last_ddl_offset, row_forms
+from tidesink.sinks.ranges import OffsetRange, growing_parts
+from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
 from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
@@ -27,7 +27,7 @@ from tidesink.typemap.ddl import TableDefinitions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Where no DDL tells of a table, so many of its topic's first records are looked at for their types.
+# Where no DDL tells of a table, its topic is looked at for a row's words, so many records at first.
 _PEEKED_RECORDS = 10_000
 
 
@@ -54,6 +54,7 @@ class CanalJsonDecoding:
         self._words: list[_RowWords] = []
         self._judges = False
         self._plan: CanalJsonColumns | None = None
+        self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
 
     @property
@@ -72,9 +73,16 @@ class CanalJsonDecoding:
         if self._declared is None:
             self._ddl.scan(self._session, found)
             if self._ddl.get(self._table) is None:
-                everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
-                self._read_words(plan_ranges(everything, max_records=_PEEKED_RECORDS))
+                self._peek(found)
         self._make()
+
+    def _peek(self, found: TopicOffsets) -> None:
+        """Look for the table's first rows, in ever larger parts of the topic."""
+        everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
+        for part in growing_parts(everything, _PEEKED_RECORDS):
+            if self._words:
+                return
+            self._read_words(part)
 
     def columns(self) -> CanalJsonColumns:
         """The plan over every type known."""
@@ -85,7 +93,8 @@ class CanalJsonDecoding:
     def apart(self) -> Apart:
         """What the messages' own names say."""
         others = (table for table in self._tables.known() if table != self._table)
-        return Apart(foreign_to(self._table), foreign_to(self._table, *others))
+        # A table gets a lane by its first row: a CREATE alone leaves nothing to apply.
+        return Apart(foreign_to(self._table), foreign_to(self._table, *others) & is_row())
 
     def meet_others(self, missed: Missed) -> None:
         """Take note of the other tables in a batch; they get lanes of their own."""
@@ -101,9 +110,7 @@ class CanalJsonDecoding:
             self._make()
             return True
         before = self._known_columns()
-        changed = self._declared is None and self._ddl.scan(self._session, missed.found)
-        if changed:
-            self._make()
+        changed = self._declared is None and self._newer_ddl(missed.found)
         if not missed.summary.unplanned:
             return changed
         if self._known_columns() == before:
@@ -114,10 +121,14 @@ class CanalJsonDecoding:
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""
         last = last_ddl_offset(reduced, DDL_PARTITION)
-        if last is None or self._ddl.reaches(last + 1) or self._declared is not None:
+        if last is None or self._declared is not None:
             return False
-        before = self._schema()
-        if not self._ddl.scan(self._session, missed.found) or self._schema() == before:
+        return self._newer_ddl(missed.found)
+
+    def _newer_ddl(self, found: TopicOffsets) -> bool:
+        """Plan anew where the topic's DDL says other than the plan, whichever lane read it."""
+        self._ddl.scan(self._session, found)
+        if self._schema() == self._planned:
             return False
         self._make()
         return True
@@ -166,6 +177,7 @@ class CanalJsonDecoding:
                 "columns under tables: keys",
                 table=str(self._table),
             )
+        self._planned = schema
         self._plan = canal_json_columns(
             schema,
             base=self._plan.shape if self._plan else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tidesink.change import TableId
 from tidesink.config.identity import topic_tables
-from tidesink.errors import ConfigError, SourceError
+from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.sinks.lane import UNKNOWN_SCHEMA, Lane
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import topic_gone
@@ -61,9 +61,12 @@ class Lanes:
         self._recalled = True
 
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
+        refused = self._lanes.get((topic, _unknown(topic)))
+        if refused is not None and refused.cools_down:
+            return
         try:
             tables = self._tables_of(offsets)
-        except ConfigError as exc:
+        except TidesinkError as exc:
             self._refuse(topic, exc)
             return
         self._lanes.pop((topic, _unknown(topic)), None)
@@ -83,11 +86,13 @@ class Lanes:
                 )
             )
 
-    def _refuse(self, topic: str, error: ConfigError | SourceError) -> None:
+    def _refuse(self, topic: str, error: TidesinkError) -> None:
+        """Show a topic whose tables cannot be known; it is looked at again, and stops no other."""
         key = topic, _unknown(topic)
-        if key not in self._lanes:
-            self._lanes[key] = Lane(self._around, *key)
-            self._lanes[key].fail(error)
+        lane = self._lanes.get(key)
+        if lane is None or not lane.cools_down:
+            lane = self._lanes[key] = Lane(self._around, *key)
+        lane.fail(error)
 
 
 def _unknown(topic: str) -> TableId:

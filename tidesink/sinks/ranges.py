@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -143,6 +143,16 @@ def plan_ranges(available: Sequence[OffsetRange], *, max_records: int) -> tuple[
         shares[part.topic, part.partition] = taken
         budget -= taken
     return tuple(part._replace(end=part.start + shares[part.topic, part.partition]) for part in available)
+
+
+def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tuple[OffsetRange, ...]]:
+    """``available`` in parts, of ``first`` records and then always twice as many, until all is named."""
+    left, size = list(available), first
+    while any(part.records for part in left):
+        taken = plan_ranges(left, max_records=size)
+        yield taken
+        left = [part._replace(start=done.end) for part, done in zip(left, taken, strict=True)]
+        size *= 2
 
 
 def budget_of(max_records: int, max_bytes: int, size: RecordSize) -> int:

@@ -42,6 +42,11 @@ def named_tables(raw: DataFrame) -> list[TableId]:
     return sorted(TableId(row["schema"] or "", row["name"]) for row in rows)
 
 
+def is_row() -> Column:
+    """Whether a canal-json record is of a row, and not of a DDL event or a watermark."""
+    return F.coalesce((_member("isDdl") == "false") & (_member("type") != "TIDB_WATERMARK"), F.lit(False))
+
+
 def foreign_to(*tables: TableId) -> Column:
     """Whether a record says it is of none of these tables; false for what names no table, or cannot be read.
 

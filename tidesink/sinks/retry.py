@@ -24,8 +24,12 @@ LONGEST_PAUSE: Final = 15.0
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same step may succeed a little later."""
-    return isinstance(error, TidesinkError) and error.remedy == "retry"
+    """Whether the same step may succeed a little later.
+
+    A commit whose outcome is unknown is among them: every step that commits asks the target first what is
+    there, so that doing it again is how progress is read again.
+    """
+    return isinstance(error, TidesinkError) and error.remedy in ("retry", "re-read progress")
 
 
 class RetryPolicy:
@@ -87,6 +91,11 @@ class Cooldown:
     def start(self) -> None:
         """Begin to wait."""
         self._until = self._clock() + self._seconds
+
+    @property
+    def running(self) -> bool:
+        """Whether a wait was begun and has not passed."""
+        return self._until is not None and not self.over
 
     @property
     def over(self) -> bool:

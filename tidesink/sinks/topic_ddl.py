@@ -61,10 +61,6 @@ class TopicDdl:
         with self._lock:
             return tuple(self._definitions)
 
-    def reaches(self, offset: int) -> bool:
-        """Whether DDL before an offset of partition 0 is known."""
-        return offset <= self._next
-
     def scan(self, session: SparkSession, found: TopicOffsets) -> bool:
         """Read DDL up to partition 0's end; True where a definition changed.
 
@@ -78,11 +74,13 @@ class TopicDdl:
             if at is None or at.latest <= self._next:
                 return False
             statements = self._read(session, max(self._next, at.earliest), at.latest)
-            before = self._definitions.version
-            self._apply(statements)
-            self._next = at.latest
-            self._save()
-            return self._definitions.version != before
+            # Kept before it is known here: a scan that is tried again begins where this one did.
+            definitions = TableDefinitions.from_json(self._definitions.to_json())
+            before = definitions.version
+            self._apply(definitions, statements)
+            self._save(definitions, at.latest)
+            self._definitions, self._next = definitions, at.latest
+            return definitions.version != before
 
     def _restore(self, found: TopicOffsets) -> None:
         if self._topic_id == found.topic_id:
@@ -93,11 +91,11 @@ class TopicDdl:
             self._next = int(kept["next_offset"])
             self._definitions = TableDefinitions.from_json(kept["definitions"])
 
-    def _save(self) -> None:
+    def _save(self, definitions: TableDefinitions, next_offset: int) -> None:
         document = {
             "topic_id": self._topic_id,
-            "next_offset": self._next,
-            "definitions": self._definitions.to_json(),
+            "next_offset": next_offset,
+            "definitions": definitions.to_json(),
         }
         self._store.save_document(_KIND, self._name, document)
 
@@ -110,10 +108,10 @@ class TopicDdl:
             found = [_statement(value) for value in marked_ddl(raw)]
         return [statement for statement in found if statement is not None]
 
-    def _apply(self, statements: list[_Statement]) -> None:
+    def _apply(self, definitions: TableDefinitions, statements: list[_Statement]) -> None:
         for statement in statements:
             try:
-                self._definitions.apply(statement.sql, statement.database)
+                definitions.apply(statement.sql, statement.database)
             except ConfigError as exc:
                 shown = f"a DDL of topic {self._topic} cannot be read ({exc.message}): {statement.sql[:200]}"
                 self.warnings = tuple(dict.fromkeys((*self.warnings, shown)))

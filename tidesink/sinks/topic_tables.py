@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
 from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.ranges import OffsetRange, plan_ranges
+from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import named_tables
 from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _KIND: Final = "topic-tables"
-# So many records of a new topic are looked into; tables that come later are met by the lanes.
+# So many records of a new topic are looked into at first; tables that come later are met by the lanes.
 _FIRST_RECORDS: Final = 20_000
 
 
@@ -36,6 +36,8 @@ class TopicTables:
         self._lock = threading.Lock()
         self._tables: dict[TableId, None] = {}
         self._loaded = False
+        self._looked_at: str | None = None
+        self._looked: dict[int, int] = {}
 
     def known(self) -> tuple[TableId, ...]:
         """The tables met so far, in this run or an earlier one.
@@ -63,15 +65,25 @@ class TopicTables:
                 self._store.save_document(_KIND, self._name, [list(table) for table in self._tables])
 
     def look(self, session: SparkSession, found: TopicOffsets) -> tuple[TableId, ...]:
-        """The tables of a topic; where none is known, its first records are looked into.
+        """The tables of a topic; where none is known, it is looked into until a row names one.
+
+        What was looked into once, watermarks say, is not looked into again.
 
         Raises:
             SourceError: Kafka refuses, or does not answer.
             StateStoreError: the store does not answer.
         """
-        if not self.known():
-            everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
-            self.census(session, plan_ranges(everything, max_records=_FIRST_RECORDS))
+        if self._looked_at != found.topic_id:
+            self._looked_at, self._looked = found.topic_id, {}
+        left = [
+            OffsetRange(self._topic, n, max(at.earliest, self._looked.get(n, 0)), at.latest)
+            for n, at in found.partitions.items()
+        ]
+        for part in growing_parts(left, _FIRST_RECORDS):
+            if self.known():
+                break
+            self.census(session, part)
+            self._looked.update((one.partition, one.end) for one in part)
         return self.known()
 
     def census(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> None:

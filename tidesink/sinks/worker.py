@@ -122,8 +122,11 @@ class Worker:
         except SourceError as exc:
             if not len(self._lanes):
                 raise
+            # A lane at work hears of Kafka's silence by itself.
+            at_work = {id(lane) for lane in self._busy.values()}
             for lane in self._lanes:
-                lane.fail(exc)
+                if id(lane) not in at_work:
+                    lane.fail(exc)
             return {}
 
     def _look_once(self) -> Found:
