@@ -231,3 +231,26 @@ def test_a_reference_to_nothing_counts_as_not_given() -> None:
     assert config.source.schema_registry is not None
     assert config.source.schema_registry.auth is None
     assert list(config.source.kafka) == ["security.protocol"]
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        ("postgresql://u:s3cr3t@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:s3@cr3t@h/db?password=s3cr3t&x=y", "postgresql://u:***@h/db?password=***&x=***"),
+        ("sqlite:////var/lib/t.db", "sqlite:////var/lib/t.db"),
+        ("/var/lib/t.db", "/var/lib/t.db"),
+    ],
+)
+def test_the_states_url_is_kept_whole_and_shown_without_secrets(state: str, shown: str) -> None:
+    config = right(changed(FLAT_AVRO, state=state))
+    assert config.state == state
+    assert config.model_dump()["state"] == shown
+    assert shown in config.model_dump_json()
+    assert "s3cr3t" not in f"{config!r} {config}"
+
+
+def test_a_misspelt_kafka_property_is_one_problem() -> None:
+    found = wrong(changed(FLAT_AVRO, source__kafka={"sasl.pasword": "x"}))
+    assert list(found) == ["source.kafka.sasl.pasword"]
+    assert "did you mean sasl.password?" in found["source.kafka.sasl.pasword"].reason

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tidesink.config.kafka import FILE_PROPERTIES, refusals
+from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, refusals
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
 from tidesink.config.source import SourceSettings
@@ -226,7 +226,9 @@ def _kafka_list(config: Config) -> Iterator[Problem]:
 
 
 def _kafka_security(config: Config) -> Iterator[Problem]:
-    plain = {name: value.get_secret_value() for name, value in config.source.kafka.items()}
+    # A name that is not on the list is told already, and what was meant by it may well have an effect.
+    given = config.source.kafka
+    plain = {name: given[name].get_secret_value() for name in given if name in ALLOWED}
     security = plain.get("security.protocol", "PLAINTEXT")
     sasl = {name for name in plain if name.startswith("sasl.")}
     tls = {name for name in plain if name.startswith("ssl.")}
@@ -251,6 +253,27 @@ def _kafka_security(config: Config) -> Iterator[Problem]:
         )
 
 
+def _state(config: Config) -> Iterator[Problem]:
+    """A URL's database is one that SQLAlchemy knows, where it is installed; nothing is connected to."""
+    if "://" not in config.state:
+        return
+    try:
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+    except ImportError:
+        return
+    remedy = "give a path, or a URL such as postgresql+psycopg://user@host/database"
+    try:
+        url = make_url(config.state)
+    except (ArgumentError, ValueError):  # ValueError: of the port
+        yield Problem("state", "is no path and no SQLAlchemy URL", remedy)
+        return
+    try:
+        url.get_dialect()
+    except (NoSuchModuleError, ImportError):
+        yield Problem("state", f"SQLAlchemy knows no database {url.drivername}", remedy)
+
+
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _rules,
     _fixed_topics,
@@ -264,4 +287,5 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _kafka_security,
     _files,
     _target,
+    _state,
 )

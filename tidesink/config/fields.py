@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic.functional_validators import AfterValidator
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -21,6 +29,16 @@ _BYTES = {
     "mib": 2**20,
     "gib": 2**30,
 }
+
+
+# Beyond these a number is a slip of the pen, and clocks, Kafka's and Spark's numbers overflow.
+LONGEST_SECONDS: Final = 365 * 86400.0
+MOST_RECORDS: Final = 10**9
+MOST_BYTES: Final = 2**40
+MOST_TABLES: Final = 1000
+
+_PASSWORD: Final = re.compile(r"(://[^:/@]*):.*@")
+_QUERY_VALUE: Final = re.compile(r"([?&][^=&]*=)[^&]*")
 
 
 def _kebab(name: str) -> str:
@@ -69,19 +87,40 @@ def _beside_config(value: str, info: ValidationInfo) -> str:
     return str(base / Path(value).expanduser())
 
 
+def _without_secrets(value: str) -> str:
+    """A path as it is; a database's URL without its password and the values behind ``?``."""
+    if "://" not in value:
+        return value
+    return _QUERY_VALUE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", value))
+
+
 Duration = Annotated[
     float,
+    Field(allow_inf_nan=False, le=LONGEST_SECONDS),
     BeforeValidator(_duration),
     WithJsonSchema(
-        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _DURATION.pattern}]}
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": LONGEST_SECONDS},
+                {"type": "string", "pattern": _DURATION.pattern},
+            ]
+        }
     ),
 ]
 ByteSize = Annotated[
     int,
     BeforeValidator(_size),
     WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _SIZE.pattern}]}
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MOST_BYTES},
+                {"type": "string", "pattern": _SIZE.pattern},
+            ]
+        }
     ),
+]
+StatePlace = Annotated[
+    str, AfterValidator(_beside_config), PlainSerializer(_without_secrets, return_type=str)
 ]
 LocalPath = Annotated[str, AfterValidator(_beside_config)]
 Listed = BeforeValidator(_listed, json_schema_input_type=str | list[str])

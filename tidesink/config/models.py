@@ -11,7 +11,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.change import TableId
 from tidesink.config.definition import Definition, DefinitionFile, read_definition
-from tidesink.config.fields import ByteSize, Duration, Listed, LocalPath, Model
+from tidesink.config.fields import (
+    MOST_BYTES,
+    MOST_RECORDS,
+    MOST_TABLES,
+    ByteSize,
+    Duration,
+    Listed,
+    LocalPath,
+    Model,
+    StatePlace,
+)
 from tidesink.config.source import SourceSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.render import ZeroDate
@@ -110,11 +120,11 @@ class DeadLetterSettings(Model):
 class BatchSettings(Model):
     """Bounds of one batch of one table, and how many tables are worked on at once."""
 
-    max_records: int = Field(default=500_000, ge=1)
+    max_records: int = Field(default=500_000, ge=1, le=MOST_RECORDS)
     """Records of one batch of one table."""
-    max_bytes: ByteSize = Field(default=256 * 2**20, ge=1)
+    max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
     """Bytes of one batch of one table, by the size its records had before."""
-    max_tables: int = Field(default=2, ge=1)
+    max_tables: int = Field(default=2, ge=1, le=MOST_TABLES)
     """Tables worked on at once."""
     poll_interval: Duration = Field(default=1.0, gt=0)
     """How often to look for new records when idle."""
@@ -172,7 +182,7 @@ class Config(Model):
     """Bounds of a batch."""
     retry: RetrySettings = RetrySettings()
     """How long to try again."""
-    state: LocalPath = Field(default="./.tidesink/state.db", validate_default=True)
+    state: StatePlace = Field(default="./.tidesink/state.db", validate_default=True, repr=False)
     """The worker's own store of status and history: a SQLite file, or a SQLAlchemy URL. Progress itself is
     kept in the target."""
     spark: SparkSettings = SparkSettings()

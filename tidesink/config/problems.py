@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from tidesink.typemap.shown import shown as cut
+
 
 class Problem(NamedTuple):
     """One wrong setting: where it stands, what is wrong, what to do."""
@@ -55,7 +57,12 @@ def _choice(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
 
 
 def _number(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    return f"{shown} is no number this setting takes", error["msg"][0].lower() + error["msg"][1:]
+    remedy = _NUMBERS[error["type"]].format_map(error.get("ctx", {}))
+    return f"{shown} is no number this setting takes", remedy
+
+
+def _form(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
+    return f"{shown} has the wrong form", _FORMS[error["type"]].format_map(error.get("ctx", {}))
 
 
 def _boolean(_error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
@@ -66,20 +73,40 @@ def _own(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
     return f"{shown} is not allowed", str(error["ctx"]["error"])
 
 
-def _any(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    return f"{shown} has the wrong form", error["msg"][0].lower() + error["msg"][1:]
+def _any(_error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
+    return f"{shown} has the wrong form", "see tidesink init for an example"
 
 
+# By pydantic's kinds of errors; its own words are about Python's types, which a config has none of.
+_NUMBERS: dict[str, str] = {
+    "greater_than": "give a number greater than {gt}",
+    "greater_than_equal": "give a number of {ge} or more",
+    "less_than_equal": "give a number of {le} or less",
+    "finite_number": "give a finite number",
+    "int_parsing": "give a whole number",
+    "int_parsing_size": "give a smaller whole number",
+    "int_from_float": "give a whole number",
+    "int_type": "give a whole number",
+    "float_parsing": "give a number",
+    "float_type": "give a number",
+}
+_FORMS: dict[str, str] = {
+    "string_type": "give a text",
+    "string_pattern_mismatch": "give a text that fits {pattern}",
+    "tuple_type": "give a list",
+    "list_type": "give a list",
+    "dict_type": "give a section of names and values",
+    "model_type": "give a section of names and values",
+    "model_attributes_type": "give a section of names and values",
+    "too_short": "give at least {min_length}",
+}
 _WORDS: dict[str, Words] = {
     "extra_forbidden": _unknown,
     "missing": _missing,
     "literal_error": _choice,
     "enum": _choice,
-    "greater_than": _number,
-    "greater_than_equal": _number,
-    "int_parsing": _number,
-    "int_type": _number,
-    "float_parsing": _number,
+    **dict.fromkeys(_NUMBERS, _number),
+    **dict.fromkeys(_FORMS, _form),
     "bool_parsing": _boolean,
     "bool_type": _boolean,
     "value_error": _own,
@@ -98,7 +125,7 @@ def problems_of(
     for detail in error.errors(include_url=False):
         field = dotted(detail["loc"])
         value = detail.get("input")
-        shown = "the value" if hidden(field) or isinstance(value, dict | list) else repr(value)[:80]
+        shown = "the value" if hidden(field) or isinstance(value, dict | list) else cut(value)
         words: Words = _WORDS.get(detail["type"], _any)
         reason, remedy = words(detail, shown, known)
         found.append(Problem(field, reason, remedy))

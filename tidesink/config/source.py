@@ -31,7 +31,8 @@ def _protocol(value: Any) -> Any:
     return PROTOCOL_ALIASES.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def _time_zone(name: str) -> str:
+def known_time_zone(name: str) -> str:
+    """The name of a time zone as it is; raises ValueError for one that the database does not have."""
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -169,7 +170,7 @@ class SourceSettings(Model):
     output_raw_change_event: bool = False
     """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
     be lost."""
-    time_zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+    time_zone: Annotated[str, AfterValidator(known_time_zone)] = "UTC"
     """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
     kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
     """Kafka client properties; see the list below."""

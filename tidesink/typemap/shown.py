@@ -1,0 +1,11 @@
+"""A value as an error message shows it: never longer than fits on a line, and marked where it was cut."""
+
+from __future__ import annotations
+
+
+def shown(value: object, most: int = 80) -> str:
+    """The value as Python writes it, of long text or bytes the first ``most`` characters and ``…``."""
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= most else f"{value[:most]!r}…"
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}…"
