@@ -11,7 +11,6 @@ import io
 import json
 import sys
 from base64 import b64decode, b64encode
-from binascii import Error as Base64Error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -99,10 +98,10 @@ def message_of(line: dict[str, Any]) -> Message:
         topic=_typed(line, "topic", str),
         partition=_typed(line, "partition", int),
         offset=_typed(line, "offset", int),
-        key=_bytes("key_b64", line["key_b64"]),
-        value=_bytes("value_b64", line["value_b64"]),
+        key=bytes_of("key_b64", line["key_b64"]),
+        value=bytes_of("value_b64", line["value_b64"]),
         timestamp=line.get("timestamp"),
-        headers=tuple((str(name), _bytes("headers", value)) for name, value in line.get("headers") or ()),
+        headers=tuple((str(name), bytes_of("headers", value)) for name, value in line.get("headers") or ()),
     )
 
 
@@ -113,12 +112,13 @@ def _typed(line: dict[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def _bytes(name: str, text: Any) -> bytes | None:
+def bytes_of(name: str, text: Any) -> bytes | None:
+    """Base64 text as bytes; null stays null. Raises ValueError, which names the member, for anything else."""
     if text is None:
         return None
     try:
         return b64decode(text, validate=True)
-    except (Base64Error, TypeError) as error:
+    except (ValueError, TypeError) as error:  # characters outside ASCII are no base64.Error
         raise ValueError(f"{name} is no base64") from error
 
 

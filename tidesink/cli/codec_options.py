@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.config.problems import nearest
-from tidesink.config.source import PROTOCOL_ALIASES
+from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
 from tidesink.errors import ConfigError
 
 P = ParamSpec("P")
@@ -119,8 +119,17 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             continue
         if allowed is not None and value not in allowed:
             raise ConfigError(f"{_option(name)} {value!r}: use {' or '.join(allowed)}")
+        if name == "time_zone":
+            _check_time_zone(value)
         found |= _MEANING[name](value) if name in _MEANING else {name: value}
     return found
+
+
+def _check_time_zone(name: str) -> None:
+    try:
+        known_time_zone(name)
+    except ValueError as error:
+        raise ConfigError(f"--time-zone {name!r}: {error}") from error
 
 
 def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:

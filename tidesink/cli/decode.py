@@ -29,8 +29,11 @@ def decode(
     file: sources.Input = None,
     topic: Annotated[str | None, typer.Option(help="A topic to read, in place of --input.")] = None,
     start: Annotated[
-        str, typer.Option("--from", help="earliest, latest, an offset, or @ms since 1970.")
-    ] = "earliest",
+        str | None,
+        typer.Option(
+            "--from", help="earliest (the default), latest, an offset, or @ms since 1970; with --topic."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option("--max", help="Stop after this many records.")] = None,
     brokers: Annotated[str | None, typer.Option(help="Kafka bootstrap servers, for --topic.")] = None,
     protocol: sources.ProtocolName = None,

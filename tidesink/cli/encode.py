@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Annotated
@@ -15,9 +14,9 @@ from tidesink.change import Message
 from tidesink.cli import sources
 from tidesink.cli.capture import capture_line, json_lines
 from tidesink.cli.codec_options import Given, with_codec_options
-from tidesink.cli.encoders import EncodeLine, line_encoder, place_of
-from tidesink.cli.event_parse import Line
+from tidesink.cli.encoders import EncodeLine, line_encoder
 from tidesink.cli.human import record_line
+from tidesink.cli.line_members import Line, line_bytes, position_of
 from tidesink.cli.output import Output, OutputFormat, warn
 from tidesink.codecs.base import EncodedRecord
 from tidesink.errors import ConfigError, TidesinkError
@@ -84,23 +83,24 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[tuple[Line, EncodedR
 
 
 def given_bytes(line: Line) -> EncodedRecord:
-    """The bytes that an error line carries."""
-    try:
-        key, value = (
-            None if line[part] is None else b64decode(line[part]) for part in ("key_b64", "value_b64")
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError("an error line needs key_b64 and value_b64") from error
-    return EncodedRecord(key, value)
+    """The bytes that an error line carries.
+
+    Raises:
+        ConfigError: it carries none, or what is no base64, or it has no position.
+    """
+    if "key_b64" not in line or "value_b64" not in line:
+        raise ConfigError("an error line needs key_b64 and value_b64")
+    position_of(line)
+    return EncodedRecord(*(line_bytes(name, line[name]) for name in ("key_b64", "value_b64")))
 
 
 def joined(records: Iterator[tuple[Line, EncodedRecord | None]]) -> Iterator[Message | None]:
     """One message a record: events that shared a record (index 1, 2, …) are put into one again."""
     waiting: Message | None = None
     for line, record in records:
-        topic, partition, offset = place_of(line)
+        topic, partition, offset, index = position_of(line)[:4]
         found = None if record is None else Message(topic, partition, offset, record.key, record.value)
-        if waiting and found and line["position"].get("index", 0) and _same_record(waiting, found):
+        if waiting and found and index and _same_record(waiting, found):
             waiting = replace(waiting, value=_terminated(waiting.value) + _terminated(found.value))
             continue
         if waiting is not None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tidesink.change import ChangeEvent, TableId, TableSchema
-from tidesink.cli.event_parse import Line, event_of, position_of
+from tidesink.change import ChangeEvent, TableSchema
+from tidesink.cli.event_parse import event_of
+from tidesink.cli.line_members import Line, table_of
 from tidesink.cli.sources import Setting
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json import CanalJsonCodec
@@ -124,7 +125,7 @@ class CanalJsonLines:
         return codec
 
     def _schema_of(self, line: Line) -> TableSchema:
-        table, extension = TableId(**line["table"]), line.get("extension") or {}
+        table, extension = table_of(line), line.get("extension") or {}
         types = extension.get("mysqlType")
         if types is None and self._definitions.get(table) is None:
             return _defined(self._definitions, line)
@@ -143,7 +144,7 @@ class CanalJsonLines:
 
 
 def _defined(definitions: TableDefinitions, line: Line) -> TableSchema:
-    table = TableId(**line["table"])
+    table = table_of(line)
     schema = definitions.get(table)
     if schema is None:
         raise EncodeError(
@@ -152,16 +153,3 @@ def _defined(definitions: TableDefinitions, line: Line) -> TableSchema:
             table=str(table),
         )
     return schema
-
-
-def place_of(line: Line) -> tuple[str, int, int]:
-    """Topic, partition and offset of a line.
-
-    Raises:
-        ConfigError: the line has no position.
-    """
-    try:
-        position = position_of(line)
-    except (KeyError, TypeError) as error:
-        raise ConfigError("position is missing: topic, partition and offset") from error
-    return position.topic, position.partition, position.offset

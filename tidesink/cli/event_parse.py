@@ -15,18 +15,26 @@ from tidesink.change import (
     DdlEvent,
     Event,
     Op,
-    Position,
     Row,
-    SchemaIds,
-    TableId,
     TableSchema,
     Value,
     WatermarkEvent,
 )
+from tidesink.cli.line_members import (
+    Line,
+    commit_ts_of,
+    extension_of,
+    member,
+    position_of,
+    row_of_line,
+    schema_ids_of,
+    table_of,
+    watermark_ts_of,
+)
 from tidesink.errors import ConfigError, EncodeError
+from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of
 
-Line = Mapping[str, Any]
 SchemaOf = Callable[[Line], TableSchema]
 
 _OPS = {op.value: op for op in Op}
@@ -39,59 +47,37 @@ def event_of(line: Line, schema_of: SchemaOf) -> Event:
         ConfigError: the line is none that ``decode -o json`` prints.
         EncodeError: a value that is none of its column's type.
     """
-    try:
-        return _event(line, schema_of)
-    except KeyError as error:
-        raise ConfigError(f"{error.args[0]} is missing") from error
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(f"a member has the wrong form: {error}") from error
-
-
-def _event(line: Line, schema_of: SchemaOf) -> Event:
-    kind, position = line["type"], position_of(line)
+    kind = member(line, "type", str)
+    position = position_of(line)
     if kind == "watermark":
-        return WatermarkEvent(line["commit_ts"], position)
+        return WatermarkEvent(watermark_ts_of(line), position)
     if kind == "ddl":
-        return DdlEvent(
-            _table(line), line["query"], line["kind"], line.get("commit_ts"), position, _extension(line)
-        )
+        query, word = member(line, "query", str), member(line, "kind", str)
+        return DdlEvent(table_of(line), query, word, commit_ts_of(line), position, extension_of(line))
     if kind not in _OPS:
-        raise ConfigError(f"type {kind!r} is unknown: {', '.join(_OPS)}, ddl, watermark and error are known")
-    schema = schema_of(line)
-    ids = line.get("schema_id")
+        raise ConfigError(
+            f"type {shown(kind)} is unknown: {', '.join(_OPS)}, ddl, watermark and error are known"
+        )
+    return _change(line, schema_of)
+
+
+def _change(line: Line, schema_of: SchemaOf) -> ChangeEvent:
+    # All members are looked at before the schema is asked for: it is found by some of them.
+    table, ids, extension = table_of(line), schema_ids_of(line), extension_of(line)
+    rows = {name: row_of_line(line, name) for name in ("key", "before", "after")}
+    commit_ts, schema = commit_ts_of(line), schema_of(line)
     return ChangeEvent(
-        op=_OPS[kind],
-        table=_table(line),
-        key=_row(line.get("key"), schema),
-        before=_row(line.get("before"), schema),
-        after=_row(line.get("after"), schema),
-        commit_ts=line.get("commit_ts"),
-        position=position,
+        op=_OPS[line["type"]],
+        table=table,
+        key=_row(rows["key"], schema),
+        before=_row(rows["before"], schema),
+        after=_row(rows["after"], schema),
+        commit_ts=commit_ts,
+        position=position_of(line),
         schema=schema,
-        schema_id=SchemaIds(ids["key"], ids["value"]) if ids else None,
-        extension=_extension(line),
+        schema_id=ids,
+        extension=extension,
     )
-
-
-def position_of(line: Line) -> Position:
-    """A line's position in Kafka. Raises KeyError or TypeError where it has none."""
-    place = line["position"]
-    return Position(place["topic"], place["partition"], place["offset"], place.get("index", 0))
-
-
-def _table(line: Line) -> TableId:
-    return TableId(line["table"]["schema"], line["table"]["name"])
-
-
-def _extension(line: Line) -> dict[str, object] | None:
-    found = line.get("extension")
-    return {name: _plain(value) for name, value in found.items()} if found else None
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, dict) and set(value) == {"base64"}:
-        return b64decode(value["base64"])
-    return value
 
 
 def _row(row: Mapping[str, Any] | None, schema: TableSchema) -> Row | None:
@@ -111,7 +97,9 @@ def _typed(name: str, value: Any, schema: TableSchema) -> Value:
         return read(value, column.type)
     except (ValueError, TypeError, InvalidOperation, OverflowError, Base64Error) as error:
         raise EncodeError(
-            f"{value!r:.80} is no {column.type.sql or column.type.name}", table=str(schema.table), column=name
+            f"{shown(value)} is no {column.type.sql or column.type.name}",
+            table=str(schema.table),
+            column=name,
         ) from error
 
 
@@ -145,6 +133,8 @@ def _decimal(value: Any, _type: ColumnType) -> Value:
 
 
 def _binary(value: Any, _type: ColumnType) -> Value:
+    if not isinstance(value, dict) or set(value) != {"base64"}:
+        raise TypeError
     return b64decode(value["base64"], validate=True)
 
 

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tidesink.change import Message
+from tidesink.cli.output import warn
 from tidesink.errors import ConfigError, SourceUnavailableError
 
 _SECONDS = 6.0
@@ -107,14 +108,25 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
         raise ConfigError(f"the broker has no topic {topic!r}: {found.error.str()}", topic=topic)
     ends: dict[int, int] = {}
     assigned = []
+    gone: dict[int, int] = {}
     for number in sorted(found.partitions):
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
+        if start.kind == "offset" and start.value < low:
+            gone[number] = low
         begin = _begin(consumer, TopicPartition(topic, number), start, (low, high))
         if start.kind == "latest" or begin < high:
             ends[number] = high
             assigned.append(TopicPartition(topic, number, begin))
     consumer.assign(assigned)
+    if gone:
+        warn(gone_before(start, gone))
     return ends
+
+
+def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
+    """The warning that partitions keep less than was asked for; ``firsts``: the first offset of each."""
+    kept = ", ".join(f"partition {number} from {first}" for number, first in sorted(firsts.items()))
+    return f"--from {start.value}: records before were removed by the broker, which keeps {kept}"
 
 
 def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[int, int]) -> int:

@@ -146,12 +146,18 @@ def _definitions(file: Path | None, config: Config | None) -> TableDefinitions:
 
 
 def records(
-    *, file: str | None, topic: str | None, start: str, limit: int | None, brokers: str | None, found: Setting
+    *,
+    file: str | None,
+    topic: str | None,
+    start: str | None,
+    limit: int | None,
+    brokers: str | None,
+    found: Setting,
 ) -> Iterator[Message]:
     """The records to read: of a file, of stdin, or of a topic.
 
     Raises:
-        ConfigError: neither or both are given, or a capture line is none.
+        ConfigError: neither or both are given, a file with what only a topic has, or a capture line is none.
         SourceUnavailableError: the broker does not answer.
     """
     if (file is None) == (topic is None):
@@ -159,8 +165,11 @@ def records(
     if limit is not None and limit < 1:
         raise ConfigError(f"--max {limit}: give a number of records, 1 or more")
     if file is not None:
+        for name, value in (("--from", start), ("--brokers", brokers)):
+            if value is not None:
+                raise ConfigError(f"{name} has no effect with --input: remove it, or read a --topic")
         return _first(read_capture(file), limit)
-    return _from_topic(str(topic), start, limit, brokers, found)
+    return _from_topic(str(topic), start or "earliest", limit, brokers, found)
 
 
 def _first(messages: Iterator[Message], limit: int | None) -> Iterator[Message]:
