@@ -16,6 +16,7 @@ from typing import Final
 from tidesink.change import Column
 from tidesink.errors import EncodeError, SchemaMismatchError
 from tidesink.typemap.parse import shortest_float32, wire_unsigned
+from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, row_of
 
 JsonDefault = int | float | str | None
@@ -41,7 +42,7 @@ def to_json(column: Column, avro: str) -> JsonDefault:
         return _TO_JSON[reader](column.default)
     except (ValueError, OverflowError) as error:
         raise EncodeError(
-            f"the default {column.default!r:.80} is no {column.type.sql or column.type.name}",
+            f"the default {shown(column.default)} is no {column.type.sql or column.type.name}",
             column=column.name,
         ) from error
 
@@ -106,11 +107,11 @@ def to_text(default: object, reader: Reader, avro: str) -> str | None:
         if avro == "bytes":
             return base64.b64decode(str(default), validate=True).decode("latin-1")
     except (binascii.Error, ValueError) as error:
-        raise SchemaMismatchError(f"the default {default!r:.80} is not base64") from error
+        raise SchemaMismatchError(f"the default {shown(default)} is not base64") from error
     if isinstance(default, str):
         return default
     if isinstance(default, bool) or not isinstance(default, (int, float)):
-        raise SchemaMismatchError(f"the default {default!r:.80} is no number and no text")
+        raise SchemaMismatchError(f"the default {shown(default)} is no number and no text")
     if isinstance(default, int):
         return str(wire_unsigned(default) if reader == "unsigned64" else default)
     return repr(shortest_float32(default) if reader == "float32" else default)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from tidesink.change import ColumnType, Value
 from tidesink.errors import EncodeError, ValueOutOfRangeError
 from tidesink.typemap.parse import DECIMAL_CONTEXT, fit_decimal, text_reader, wire_unsigned
+from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of
 
 FromWire = Callable[[Any], Value]
@@ -94,7 +95,7 @@ def to_wire(
 
 
 def _refuse(value: object, column_type: ColumnType) -> EncodeError:
-    return EncodeError(f"{value!r:.80} is no {_shown(column_type)}")
+    return EncodeError(f"{shown(value)} is no {_shown(column_type)}")
 
 
 def _bit_writer(column_type: ColumnType, full_width: bool) -> ToWire:
@@ -152,7 +153,7 @@ def _unsigned_text(value: int) -> str:
 
 def _check_unsigned(value: object) -> None:
     if not isinstance(value, int) or not 0 <= value < _UINT64_END:
-        raise EncodeError(f"{value!r:.80} is no bigint unsigned")
+        raise EncodeError(f"{shown(value)} is no bigint unsigned")
 
 
 def _label_writer(column_type: ColumnType) -> ToWire:
@@ -161,7 +162,7 @@ def _label_writer(column_type: ColumnType) -> ToWire:
 
     def write(value: str) -> str:
         if not isinstance(value, str):
-            raise EncodeError(f"{value!r:.80} is a number: {_shown(column_type)} is written by its label")
+            raise EncodeError(f"{shown(value)} is a number: {_shown(column_type)} is written by its label")
         if members:
             parts = [part for part in value.split(",") if part] if is_set else [value]
             if not members.issuperset(parts):
@@ -173,19 +174,19 @@ def _label_writer(column_type: ColumnType) -> ToWire:
 
 def _int(value: int) -> int:
     if not isinstance(value, int) or not -_INT32_END <= value < _INT32_END:
-        raise EncodeError(f"{value!r:.80} is no 32-bit integer")
+        raise EncodeError(f"{shown(value)} is no 32-bit integer")
     return value
 
 
 def _long(value: int) -> int:
     if not isinstance(value, int) or not -_INT64_END <= value < _INT64_END:
-        raise EncodeError(f"{value!r:.80} is no 64-bit integer")
+        raise EncodeError(f"{shown(value)} is no 64-bit integer")
     return value
 
 
 def _float(value: float) -> float:
     if not isinstance(value, (float, int)) or _MAX_FLOAT < abs(value) < float("inf"):
-        raise EncodeError(f"{value!r:.80} is no 32-bit float")
+        raise EncodeError(f"{shown(value)} is no 32-bit float")
     return float(value)
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from tidesink.change import ColumnType, Value
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.typemap.render import ZeroDate, spark_type
+from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, TypeRow, row_of
 
 TargetValue = Value | date | datetime
@@ -46,7 +47,7 @@ TextReader = Callable[[str], Value]
 
 
 def _refuse(text: object, column_type: ColumnType) -> ValueOutOfRangeError:
-    return ValueOutOfRangeError(f"{text!r:.80} is no {column_type.sql or column_type.name}")
+    return ValueOutOfRangeError(f"{shown(text)} is no {column_type.sql or column_type.name}")
 
 
 def _integer(column_type: ColumnType, row: TypeRow) -> Callable[[str], int]:

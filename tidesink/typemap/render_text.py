@@ -14,6 +14,7 @@ from decimal import Decimal
 from tidesink.change import ColumnType, Value
 from tidesink.errors import EncodeError, ValueOutOfRangeError
 from tidesink.typemap.parse import fit_decimal, shortest_float32, text_reader
+from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, row_of
 
 TextWriter = Callable[[Value], str]
@@ -30,8 +31,7 @@ def text_writer(column_type: ColumnType) -> TextWriter:
 
 
 def _refuse(value: object, column_type: ColumnType) -> EncodeError:
-    shown = f"{type(value).__name__} {value!r:.80}"
-    return EncodeError(f"{shown} is no {column_type.sql or column_type.name}")
+    return EncodeError(f"{type(value).__name__} {shown(value)} is no {column_type.sql or column_type.name}")
 
 
 def _checked(column_type: ColumnType, text: str, value: object) -> str:
@@ -60,10 +60,10 @@ def _integer(column_type: ColumnType) -> TextWriter:
 
 def plain_float(value: float) -> str:
     """A float's shortest digits without an exponent, and without a fraction where it has none."""
-    shown = repr(value)
-    if "e" in shown:
-        shown = format(Decimal(shown), "f")
-    return shown.removesuffix(".0")
+    text = repr(value)
+    if "e" in text:
+        text = format(Decimal(text), "f")
+    return text.removesuffix(".0")
 
 
 def _float(column_type: ColumnType) -> TextWriter:
@@ -121,7 +121,7 @@ def _enum(column_type: ColumnType) -> TextWriter:
 def _no_label(value: object, column_type: ColumnType) -> EncodeError:
     if column_type.members is None:
         return EncodeError(
-            f"{value!r:.80}: canal-json carries numbers for {column_type.name} labels, "
+            f"{shown(value)}: canal-json carries numbers for {column_type.name} labels, "
             "and only a table definition tells them: give one"
         )
     return _refuse(value, column_type)
