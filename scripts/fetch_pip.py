@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import html
-import os
 import re
 import sys
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
-INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
+from package_index import index
+
 # A line of the index's page (PEP 503): the file's address, its hash, and the Pythons it is for.
 LINK = re.compile(
     r'<a\s[^>]*href="(?P<url>[^"#]*/pip-(?P<version>[0-9.]+)-py3-none-any\.whl)#sha256=(?P<hash>\w+)"[^>]*>'
@@ -37,7 +37,7 @@ def runs_here(link: str) -> bool:
 
 def main(folder: Path) -> None:
     """Fetch the newest wheel into the folder and check it against the index's hash."""
-    page = f"{INDEX}/pip/"
+    page = f"{index()}/pip/"
     links = [link for link in LINK.finditer(get(page).decode()) if runs_here(link.group(0))]
     newest = max(links, key=lambda link: [int(part) for part in link["version"].split(".")])
     body = get(urllib.parse.urljoin(page, newest["url"]))

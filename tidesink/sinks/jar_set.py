@@ -9,10 +9,11 @@ from xml.sax.saxutils import quoteattr
 
 from tidesink.sinks.spark_versions import Coordinate
 
+# No root: a Maven-compatible ibiblio resolver of Ivy means Maven Central by itself.
 _SETTINGS: Final = """<ivysettings>
   <settings defaultResolver="central"/>
   <resolvers>
-    <ibiblio name="central" m2compatible="true" usepoms="{poms}" root="https://repo1.maven.org/maven2/"/>
+    <ibiblio name="central" m2compatible="true" usepoms="{poms}"/>
   </resolvers>
 </ivysettings>
 """
