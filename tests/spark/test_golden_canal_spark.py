@@ -24,12 +24,12 @@ from tests.golden.vectors import (
 )
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
-from tidesink.change import ChangeEvent, Column, Op, TableId, TableSchema
+from tests.spark.python_rows import stored
+from tidesink.change import ChangeEvent, Column, TableId, TableSchema
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
 from tidesink.errors import DecodeError
 from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.parse import target_reader
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.shape import ShapeColumn
 from tidesink.typemap.table import row_of
@@ -256,27 +256,4 @@ def _python_differences(case: Case, record: Record) -> Iterator[str]:
         return
     for event, row in zip(events, found, strict=True):
         assert isinstance(event, ChangeEvent)
-        yield from _compare(record, _read(case, event), _found(row))
-
-
-def _read(case: Case, event: ChangeEvent) -> Values:
-    """What the Python codec reads, as the target's types hold it."""
-    deleted = event.op is Op.DELETE
-    expected: Values = {
-        "kind": "delete" if deleted else "upsert",
-        "error": None,
-        "commit_ts": event.commit_ts,
-    }
-    shape = case.plan.shape
-    zone = ZoneInfo(shape.time_zone)
-    image, row = ("key", event.key) if deleted else ("after", event.after)
-    assert event.schema is not None
-    for name, value in (row or {}).items():
-        target = shape.by_name[name.lower()]
-        read = target_reader(event.schema.by_name[name].type, time_zone=zone, zero_date="null")(value)
-        if target.spark.startswith("decimal") and read is not None:
-            read = Decimal(str(read))
-        if target.spark == "string" and isinstance(read, Decimal):
-            read = format(read, "f")
-        expected[f"{image}.{target.name}"] = read
-    return expected
+        yield from _compare(record, stored(event, case.plan.shape), _found(row))

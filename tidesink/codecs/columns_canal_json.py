@@ -81,7 +81,7 @@ class CanalJsonColumns:
         # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
         rows = RowColumns(self.shape, self.current)
         everything = F.col("*")
-        judged = _judged(self.shape) if self.judges else [[everything, *_unjudged()]]
+        judged = _judged(rows) if self.judges else [[everything, *_unjudged()]]
         return (
             _named(),
             [everything, bare_text(F.col("text")).alias("bare")],
@@ -90,7 +90,7 @@ class CanalJsonColumns:
                 _parsed(F.col("text"), self.shape).alias("parsed"),
                 _form("text", "bare").alias("form"),
             ],
-            [everything, _is_regular(F.col("form"), F.col("parsed")).alias("regular")],
+            [everything, _is_regular(F.col("form"), F.col("parsed"), rows).alias("regular")],
             *judged,
             [everything, *_members()],
             [everything, F.map_keys("row").alias("names"), F.map_keys("old_row").alias("old_names")],
@@ -150,14 +150,15 @@ def _form(text: str, bare: str) -> Column:
     return form_of(F.col(text), F.col(bare))
 
 
-def _is_regular(form: Column, parsed: Column) -> Column:
+def _is_regular(form: Column, parsed: Column, rows: RowColumns) -> Column:
     """Whether the message is in TiCDC's form and was read without an error; never null."""
     first, old = _first(parsed, "data"), _first(parsed, "old")
     member = parsed.getField
     is_row = member("database").isNotNull() & member("table").isNotNull() & (F.size(first) > 0)
-    has_old = (member("type") != "UPDATE") | old.isNotNull()
+    has_old = (member("type") != "UPDATE") | (old.isNotNull() & ~rows.is_doubtful(F.map_keys(old)))
     whole = form.isNotNull() & parsed.isNotNull() & member("corrupt").isNull()
-    return F.coalesce(whole & ((form != ROW) | (is_row & has_old)), F.lit(False))
+    plain = is_row & has_old & ~rows.is_doubtful(F.map_keys(first))
+    return F.coalesce(whole & ((form != ROW) | plain), F.lit(False))
 
 
 def _first(parsed: Column, member: str) -> Column:
@@ -175,16 +176,16 @@ def _unjudged() -> list[Column]:
     ]
 
 
-def _judged(shape: TableShape) -> list[list[Column]]:
+def _judged(rows: RowColumns) -> list[list[Column]]:
     """An irregular message as the regular ones that Python made of it, or as its error."""
-    everything, judged, text = F.col("*"), F.col("judged"), F.col("judged_text")
+    everything, judged, text, shape = F.col("*"), F.col("judged"), F.col("judged_text"), rows.shape
     irregular = F.when(~F.col("regular"), F.col("value_bytes"))
     texts = F.coalesce(judged.getField("texts"), F.array(null("string")))
     error, reason = judged.getField("error"), judged.getField("reason")
     refused = F.when(
         error.isNotNull(), F.struct(F.lit(BAD).alias("kind"), error.alias("error"), reason.alias("reason"))
     ).when(
-        ~F.col("regular") & ~_is_regular(F.col("judged_form"), F.col("judged_parsed")),
+        ~F.col("regular") & ~_is_regular(F.col("judged_form"), F.col("judged_parsed"), rows),
         fault(BAD, SchemaMismatchError, "'_tidb' holds a number beyond 64 bits with a sign"),
     )
     return [

@@ -60,6 +60,14 @@ class RowColumns:
         """``names`` as an array."""
         return F.array(*(F.lit(name) for name in self.names))
 
+    def is_doubtful(self, names: Column) -> Column:
+        """Whether a row names a column twice, or spells one in other capitals than the shape."""
+        twice = F.size(F.array_distinct(names)) != F.size(names)
+        strange = F.concat_ws(_BETWEEN, F.array_except(names, self.known))
+        lower = F.array(*(F.lit(column.name.lower()) for column in self.shape.columns))
+        respelt = F.arrays_overlap(F.split(F.lower(strange), _BETWEEN), lower)
+        return F.when(names == self.usual_names, F.lit(False)).otherwise(twice | respelt)
+
     @property
     def known(self) -> Column:
         """The names of all columns of the shape."""
