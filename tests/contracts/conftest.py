@@ -29,9 +29,14 @@ def delta_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
 
     def read(table: TableId) -> list[dict[str, Any]]:
         frame = spark.read.format("delta").load(target.path_of(table))
-        return [row.asDict() for row in frame.collect()]
+        return [{k: _plain(v) for k, v in row.asDict().items()} for row in frame.collect()]
 
     return Bed("delta", target, read, lambda: DeltaTarget(spark, str(folder)), spark)
+
+
+def _plain(value: Any) -> Any:
+    """Spark gives binary as bytearray."""
+    return bytes(value) if isinstance(value, bytearray) else value
 
 
 BEDS = {"memory": memory_bed, "delta": delta_bed}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape
-from tidesink.change import Column, ColumnType, TableId
+from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     CommitUnknownError,
     ConfigError,
@@ -23,11 +23,9 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.sinks.evolve import plan_evolution
-from tidesink.sinks.progress import Progress
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets import delta_schema
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
-from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_merge import range_literal
 from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
@@ -349,38 +347,6 @@ def test_a_template_must_tell_tables_apart(delta: Bed) -> None:
     assert delta.spark is not None
     with pytest.raises(ConfigError, match="table"):
         DeltaTarget(delta.spark, "/lake", template="all").path_of(TABLE)
-
-
-def dead_letters(bed: Bed, offsets: list[int]) -> Any:
-    assert bed.spark is not None
-    return bed.spark.createDataFrame(
-        [("t", 0, o, b"k", b"\xff", 7, "FramingError", "no magic byte", None) for o in offsets],
-        "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
-        "reason string, time timestamp",
-    )
-
-
-def test_dead_letters_are_kept_once(delta: Bed, tmp_path: Path) -> None:
-    assert delta.spark is not None
-    letters = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
-    assert letters.count(TABLE) == 0
-    assert letters.append(dead_letters(delta, [1, 2]), progress(1, 1)) == 2
-    # The same records again: by the same worker, then by the next one, with one more.
-    assert letters.append(dead_letters(delta, [1, 2]), progress(1, 1)) == 0
-    later = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
-    assert later.append(dead_letters(delta, [1, 2, 3]), progress(2, 1)) == 1
-    other = TableId("shop", "it's")
-    mine: Progress = progress(1, 1, table=other)
-    assert later.append(dead_letters(delta, [1]), mine) == 1
-    assert (later.count(TABLE), later.count(other)) == (3, 1)
-    kept = sql(delta, f"SELECT * FROM {letters.location} WHERE offset = 3")[0]
-    assert kept["value"] == b"\xff"
-    assert (kept["table"], kept["pipeline"], kept["batch"], kept["schema_id"]) == (
-        "shop.orders",
-        "shop",
-        1,
-        7,
-    )
 
 
 def test_small_files_are_packed_and_progress_stays(delta: Bed) -> None:
