@@ -7,7 +7,6 @@ target what is applied, and never lets its own failure out: it becomes the table
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Final
@@ -16,7 +15,6 @@ import structlog
 
 from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TidesinkError
-from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.listener import BatchApplied, BatchStarted, TableChanged
@@ -38,6 +36,7 @@ from tidesink.sinks.source import open_reading_session
 from tidesink.sinks.state_store import TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.tally import Tally
 
 _log = structlog.get_logger("tidesink.worker")
 # Spark spreads the shuffle of a batch over so many records a task.
@@ -65,7 +64,7 @@ class Lane:
         self._hold: Hold | None = None
         self._size = RecordSize()
         self._added = AddedPartitions()
-        self._ledger = _Counts()
+        self._tally = Tally()
         self._error: str | None = None
         self._lag = 0
 
@@ -144,8 +143,8 @@ class Lane:
             batches=self.batches,
             commit_ts=progress.commit_ts if progress else None,
             lag=self._lag,
-            counters=self._ledger.run.as_counters(),
-            zero_dates=self._ledger.run_zero_dates,
+            counters=self._tally.run.as_counters(),
+            zero_dates=self._tally.run_zero_dates,
             warnings=self._warnings(),
             error=self._error,
         )
@@ -187,7 +186,7 @@ class Lane:
                 "progress changed between the claim and the look at it: another worker holds the table",
                 table=str(self.table),
             )
-        self._ledger.resume(around, self.table)
+        self._tally.resume(around, self.table)
         fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=self._settings.sequence_by)
         return Hold(table, claim.epoch, progress if progress is not None else fresh)
 
@@ -200,7 +199,7 @@ class Lane:
             for n in readable
         ]
         if not known:
-            self._ledger.warnings += late_start(self.topic, found)
+            self._tally.warnings += late_start(self.topic, found)
         budget = budget_of(batch.max_records, batch.max_bytes, self._size)
         return BatchPlan(plan_ranges(available, max_records=budget), found)
 
@@ -229,7 +228,7 @@ class Lane:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress, fresh=False)
             self._size.learn(outcome.read.records, outcome.read.bytes)
-            self._ledger.add(outcome)
+            self._tally.add(outcome)
             self._around.listeners.hear(
                 BatchApplied(
                     self.table,
@@ -261,7 +260,7 @@ class Lane:
             return
         try:
             # Before the first save: it would put zeros over what earlier runs counted.
-            self._around.retry(self.table).call(lambda: self._ledger.resume(self._around, self.table))
+            self._around.retry(self.table).call(lambda: self._tally.resume(self._around, self.table))
         except (TidesinkError, StopRequestedError) as exc:
             _log.warning("counters of earlier runs not read", table=str(self.table), error=str(exc))
             self._around.listeners.hear(TableChanged(self._status()))
@@ -281,51 +280,14 @@ class Lane:
             self.table,
             self.state,
             error=self._error,
-            counters=self._ledger.total.as_counters(),
-            zero_dates=self._ledger.zero_dates,
+            counters=self._tally.total.as_counters(),
+            zero_dates=self._tally.zero_dates,
             warnings=self._warnings(),
-            batch=progress.batch if progress else self._ledger.batch,
-            commit_ts=progress.commit_ts if progress else self._ledger.commit_ts,
+            batch=progress.batch if progress else self._tally.batch,
+            commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
             details={"topic": self.topic, "lag": self._lag},
         )
 
     def _warnings(self) -> tuple[str, ...]:
         own = self._decoding.warnings if self._decoding else ()
-        return tuple(dict.fromkeys((*own, *self._ledger.warnings)))
-
-
-class _Counts:
-    """What was counted: in this run, and in the table's life as far as the state store knows it."""
-
-    def __init__(self) -> None:
-        self.run, self.total = Account(), Account()
-        self.run_zero_dates: dict[str, int] = {}
-        self.zero_dates: dict[str, int] = {}
-        self.warnings: tuple[str, ...] = ()
-        self.batch = 0
-        self.commit_ts: int | None = None
-        self._resumed = False
-
-    def resume(self, around: Surroundings, table: TableId) -> None:
-        """Go on from what the state store holds."""
-        if self._resumed:
-            return
-        for status in around.store.statuses(around.config.pipeline):
-            if status.table == table:
-                self.total = Account.from_counters(status.counters)
-                self.zero_dates = dict(status.zero_dates)
-                self.batch, self.commit_ts = status.batch, status.commit_ts
-        self._resumed = True
-
-    def add(self, outcome: BatchOutcome) -> None:
-        """Count one batch."""
-        account = outcome.account or Account()
-        self.run, self.total = self.run + account, self.total + account
-        for counts in (self.run_zero_dates, self.zero_dates):
-            _add(counts, outcome.zero_dates)
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings)))
-
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-    for name, found in more.items():
-        counts[name] = counts.get(name, 0) + found
+        return tuple(dict.fromkeys((*own, *self._tally.warnings)))

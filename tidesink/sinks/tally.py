@@ -1,0 +1,47 @@
+"""What was counted of a table: in this run, and in its life as far as the state store knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidesink.change import TableId
+from tidesink.sinks.accounting import Account
+from tidesink.sinks.batch import BatchOutcome
+from tidesink.sinks.surroundings import Surroundings
+
+
+class Tally:
+    """What was counted: in this run, and in the table's life as far as the state store knows it."""
+
+    def __init__(self) -> None:
+        self.run, self.total = Account(), Account()
+        self.run_zero_dates: dict[str, int] = {}
+        self.zero_dates: dict[str, int] = {}
+        self.warnings: tuple[str, ...] = ()
+        self.batch = 0
+        self.commit_ts: int | None = None
+        self._resumed = False
+
+    def resume(self, around: Surroundings, table: TableId) -> None:
+        """Go on from what the state store holds."""
+        if self._resumed:
+            return
+        for status in around.store.statuses(around.config.pipeline):
+            if status.table == table:
+                self.total = Account.from_counters(status.counters)
+                self.zero_dates = dict(status.zero_dates)
+                self.batch, self.commit_ts = status.batch, status.commit_ts
+        self._resumed = True
+
+    def add(self, outcome: BatchOutcome) -> None:
+        """Count one batch."""
+        account = outcome.account or Account()
+        self.run, self.total = self.run + account, self.total + account
+        for counts in (self.run_zero_dates, self.zero_dates):
+            _add(counts, outcome.zero_dates)
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings)))
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, found in more.items():
+        counts[name] = counts.get(name, 0) + found
