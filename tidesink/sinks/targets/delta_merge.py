@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidesink.errors import SchemaRefusedError
+from tidesink.errors import AccountingError, SchemaRefusedError
 from tidesink.sinks.evolve import literal_text
 from tidesink.sinks.shape import ShapeColumn
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ApplyResult, ReducedBatch
@@ -58,6 +58,9 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
 
     Soft deletes are updates to Delta: of the rows updated, those which are not among the upserts are
     rows marked deleted.
+
+    Raises:
+        AccountingError: more or fewer rows than a batch of this size can have touched.
     """
     if commit.operation == "WRITE":
         inserted = commit.metrics.get("numOutputRows", 0)
@@ -70,6 +73,12 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     if batch.delete_mode == "soft":
         deleted = inserted + updated - batch.upserts
         updated -= deleted
+    if not 0 <= deleted <= batch.deletes or updated < 0:
+        raise AccountingError(
+            f"the merge says {inserted} rows inserted, {updated} updated and {deleted} deleted, of "
+            f"{batch.upserts} upserts and {batch.deletes} deletes",
+            table=str(batch.shape.table),
+        )
     return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
 
 
@@ -123,5 +132,5 @@ _RANGE_LITERALS: Final[Mapping[str, str]] = {
     "bigint": "{}L",
     "date": "DATE'{}'",
     "timestamp_ntz": "TIMESTAMP_NTZ'{}'",
-    "timestamp": "TIMESTAMP'{}'",
+    # None for timestamp: Python would say the instant in the machine's zone, Spark read it in UTC.
 }
