@@ -12,7 +12,7 @@ from tidesink.typemap.shape import TableShape
 
 
 def stored(event: ChangeEvent, shape: TableShape) -> Values:
-    """Kind, commit_ts and the values of the event's row: ``after.<column>``, or ``key.<column>`` of a delete."""
+    """Kind, commit_ts and the row's values: ``after.<column>``, or ``key.<column>`` of a delete."""
     deleted = event.op is Op.DELETE
     image, row = ("key", event.key) if deleted else ("after", event.after)
     expected: Values = {
