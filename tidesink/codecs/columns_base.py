@@ -61,7 +61,7 @@ class DecodeColumns(Protocol):
 
     @property
     def changes_keys(self) -> bool:
-        """Whether an update may come with its old key, so that it stands for two rows."""
+        """Whether a record may stand for several rows: it has an update's old key, or several events."""
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw one; lazy, in one pass."""
