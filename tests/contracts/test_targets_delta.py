@@ -20,6 +20,7 @@ from tidesink.errors import (
     SchemaRefusedError,
     StaleProgressError,
     TargetError,
+    TidesinkError,
     TransientTargetError,
 )
 from tidesink.sinks.evolve import plan_evolution
@@ -185,32 +186,46 @@ def test_a_commit_that_was_cut_off_is_looked_for(delta: Bed, tmp_path: Path, bef
     assert delta.rows() == [row(1, "c"), row(3)]
 
 
-def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed) -> None:
-    table = loaded(delta)
-    assert delta.spark is not None
+def slow_merge(bed: Bed, table: DeltaTable, raised: list[BaseException]) -> threading.Thread:
+    """A merge of row 1 under way for seconds, in a thread of its own."""
+    assert bed.spark is not None
+    slept = "CASE WHEN reflect('java.lang.Thread', 'sleep', 9000L) IS NULL THEN 'x' ELSE _op END AS _op"
     rows = [ReducedRow("upsert", {"id": 1}, row(1, "zombie"))]
-    slow = frame_of(delta.spark, SHAPE, rows).selectExpr(
-        "CASE WHEN reflect('java.lang.Thread', 'sleep', 6000L) IS NULL THEN 'x' ELSE _op END AS _op",
-        "key",
-        "after",
-    )
-    raised: list[BaseException] = []
+    slow = frame_of(bed.spark, SHAPE, rows).selectExpr(slept, "key", "after")
 
     def merge() -> None:
         try:
             table.apply(ReducedBatch(SHAPE, 1, 0, frame=slow), progress(1, 3))
-        except (StaleProgressError, TransientTargetError) as exc:
+        except TidesinkError as exc:
             raised.append(exc)
 
-    zombie = threading.Thread(target=merge)
-    zombie.start()
-    zombie.join(2)
+    thread = threading.Thread(target=merge)
+    thread.start()
+    thread.join(2)
+    return thread
+
+
+def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed) -> None:
+    raised: list[BaseException] = []
+    zombie = slow_merge(delta, loaded(delta), raised)
     other = opened(delta)
     assert other.claim().progress == progress(2, 2)
     zombie.join()
     assert [type(exc) for exc in raised] == [StaleProgressError]
     assert other.committed() == progress(2, 2)
     assert delta.rows()[0] == row(1)
+
+
+def test_a_stranger_in_the_middle_of_a_merge_means_once_more(delta: Bed) -> None:
+    raised: list[BaseException] = []
+    table = loaded(delta)
+    merging = slow_merge(delta, table, raised)
+    sql(delta, f"UPDATE {table.location} SET amount = 5 WHERE id = 1")
+    merging.join()
+    assert [type(exc) for exc in raised] == [TransientTargetError]
+    assert table.committed() == progress(1, 2)
+    table.apply(delta.batch(SHAPE, [row(1, "c")]), progress(1, 3))
+    assert delta.rows()[0] == row(1, "c")
 
 
 WIDER = shape(ID, NAME, AMOUNT, Column("state", ColumnType("int"), default="7"))

@@ -13,13 +13,9 @@ from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, Tran
 # What a caller must catch around calls into Spark.
 SPARK_ERRORS: Final = (Py4JError, PySparkException)
 
+# Delta's conflicts are all Java ConcurrentModificationExceptions.
 # Java class (or superclass) anywhere in the chain of causes -> our class. The first row that matches wins.
 _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
-    (
-        "org.apache.spark.sql.delta.DeltaConcurrentModificationException",
-        TransientTargetError,
-        "another writer committed to the table at the same time; nothing of this batch was written",
-    ),
     (
         "java.util.ConcurrentModificationException",
         TransientTargetError,
@@ -37,8 +33,6 @@ _CLASSES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     ),
 )
 
-CONCURRENT_TRANSACTION: Final = "org.apache.spark.sql.delta.ConcurrentTransactionException"
-
 
 def translated(exc: BaseException, *, table: str) -> TidesinkError:
     """The error to raise for an exception of Spark while a commit was under way.
@@ -46,7 +40,7 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
     Classes that are known to come before the commit say so; after any other the commit may have happened.
     """
     names = tuple(_class_names(exc))
-    short = f"{_summary(exc)}"
+    short = _summary(exc)
     for java_class, error, message in _CLASSES:
         if java_class in names:
             return error(f"{message} ({short})", table=table)
@@ -62,11 +56,6 @@ def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
     if "org.apache.spark.sql.AnalysisException" in names:
         return TargetError(f"Delta cannot read the table ({_summary(exc)})", table=table)
     return TransientTargetError(f"the table cannot be read now ({_summary(exc)})", table=table)
-
-
-def is_conflict_of_transactions(exc: BaseException) -> bool:
-    """True when somebody committed a transaction version of ours at the same time."""
-    return CONCURRENT_TRANSACTION in _class_names(exc)
 
 
 def is_java(throwable: Any, name: str) -> bool:

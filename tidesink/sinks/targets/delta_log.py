@@ -65,10 +65,6 @@ class DeltaLog:
         """How many data files the latest version has."""
         return int(self._snapshot().numOfFiles())
 
-    def table_id(self) -> str:
-        """Delta's own id of the table; a table dropped and made again has another."""
-        return str(self._snapshot().metadata().id())
-
     def property(self, name: str) -> str | None:
         """A table property of the latest version."""
         found = self._snapshot().metadata().configuration().get(name)
