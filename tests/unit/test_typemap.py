@@ -275,10 +275,17 @@ def test_values_survive_canal_jsons_text(sql: str, data: st.DataObject) -> None:
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_a_float_is_named_with_the_fewest_digits(value: float) -> None:
     found = shortest_float32(value)
-    assert struct.pack("<f", found) == struct.pack("<f", value)
+    assert _is_same_single(found, value)
     digits = len(plain_float(abs(found)).replace(".", "").strip("0"))
     for fewer in range(1, digits):
-        assert struct.pack("<f", float(f"{value:.{fewer}g}")) != struct.pack("<f", value)
+        assert not _is_same_single(float(f"{value:.{fewer}g}"), value)
+
+
+def _is_same_single(number: float, value: float) -> bool:
+    try:
+        return struct.pack("<f", number) == struct.pack("<f", value)
+    except OverflowError:
+        return False
 
 
 @pytest.mark.parametrize(
