@@ -155,3 +155,22 @@ def test_no_broker_is_said_after_the_time_to_retry(
     config = load_config(shop_config(tmp_path, nowhere, {"retry": {"for": "1s"}}))
     with pytest.raises(SourceUnavailableError, match="Kafka does not answer"):
         run(config, until="drained")
+
+
+def test_a_registry_that_is_down_fails_its_tables(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    TableWriter(servers, schema_of("waiting")).upsert({"id": 1, "name": "one"})
+    (port,) = free_ports(1)
+    silent = Servers(
+        brokers=servers["brokers"], registry_url=f"http://127.0.0.1:{port}", prefix=servers["prefix"]
+    )
+    report = run(load_config(shop_config(tmp_path, silent, {"retry": {"for": "1s"}})), until="drained")
+    assert report.exit_code == 3
+    (table,) = report.tables
+    assert table.state == "FAILING"
+    assert str(table.error).startswith("RegistryUnavailableError: ")
+    assert str(port) in str(table.error)
+    # Once it answers the same worker's next run goes on as if nothing had been.
+    assert _drain(tmp_path, servers).exit_code == 0
+    assert set(lake_rows(tmp_path, "waiting")) == {1}
