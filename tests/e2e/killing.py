@@ -51,6 +51,20 @@ def kill_group(worker: subprocess.Popen[bytes]) -> None:
     worker.wait(60)
 
 
+def alive_in_group(group: int) -> list[str]:
+    """The commands of a process group that still run; a process that only waits to be reaped does not."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            command, _, rest = stat.read_text(encoding="utf-8").partition("(")[2].rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, _, pgrp = rest.split()[:3]
+        if int(pgrp) == group and state != "Z":
+            found.append(command)
+    return found
+
+
 def wait_for(log: Path, text: str, worker: subprocess.Popen[bytes]) -> bool:
     """Wait until the worker has printed a text; False where it ended before."""
     deadline = time.monotonic() + _TIMEOUT_SECONDS
