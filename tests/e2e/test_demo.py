@@ -100,7 +100,7 @@ def _assert_right(answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("protocol", ["flat-avro", "canal-json"])
 def test_every_value_is_right(tmp_path: Path, protocol: str) -> None:
-    answer = _run_demo(tmp_path, "--events", "800", "--batch-records", "300", "--protocol", protocol)
+    answer = _run_demo(tmp_path, "--events", "800", "--batch-records", "120", "--protocol", protocol)
     _assert_right(answer)
     assert max(table["batches"] for table in answer["tables"]) > 1
     status = subprocess.run(
