@@ -79,9 +79,13 @@ def test_a_topic_that_goes_on_is_fine() -> None:
     check_continuity(_at(100), _found(earliest=100))
 
 
+GROWN_LATE = TopicOffsets("t", "id", {0: PartitionOffsets(0, 100), 1: PartitionOffsets(7, 9)})
+
+
 @pytest.mark.parametrize(
     ("progress", "found", "message"),
     [
+        (_at(50), GROWN_LATE, "offsets 0 to 6 expired before they were read"),
         (_at(50), None, "the topic was deleted"),
         (_at(50), _found(topic_id="other"), "deleted and made again"),
         (_at(50), _found(earliest=60), "offsets 50 to 59 expired before they were read"),

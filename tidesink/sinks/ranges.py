@@ -84,6 +84,9 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
         )
     for number, at in progress.partitions.items():
         _check_partition(name, number, at.next_offset, found.partitions.get(number))
+    # Every partition there was is in the progress: another one was added since, and begins at 0.
+    for number in found.partitions.keys() - progress.partitions.keys():
+        _check_partition(name, number, 0, found.partitions[number])
 
 
 _WAY_OUT: Final = (
