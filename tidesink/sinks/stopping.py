@@ -21,6 +21,14 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self.hurried = False
+
+    def hurry(self) -> None:
+        """Ask for the stop a second time: batches under way are not waited for.
+
+        It only says so: a signal can come while the JVM is being called, which must not be called then.
+        """
+        self.hurried = True
 
     def set(self) -> None:
         """Ask the worker to stop."""

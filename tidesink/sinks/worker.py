@@ -33,6 +33,7 @@ Found = dict[str, TopicOffsets]
 _log = structlog.get_logger("tidesink.worker")
 # How long a stop waits for batches under way before their Spark jobs are cancelled.
 GRACE_SECONDS: Final = 20.0
+_LOOK_SECONDS: Final = 0.2
 
 
 def run(
@@ -55,7 +56,7 @@ def run(
     flag = stop if stop is not None else StopFlag()
     with assembled(config, listeners, flag) as around:
         worker = Worker(around, until=until, batches=batches)
-        with stop_on_signals(flag, on_second=worker.cancel):
+        with stop_on_signals(flag, on_second=flag.hurry):
             return worker.run()
 
 
@@ -152,9 +153,18 @@ class Worker:
             # A lane keeps its failures to itself: what comes out is a fault of the worker.
             future.result()
 
+    def _late(self) -> set[Future[None]]:
+        """Batches that did not end: with a stop in the time of grace, without one there are none."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while True:
+            _, late = wait(self._busy, timeout=_LOOK_SECONDS)
+            stop = self._around.stop
+            if not late or (stop and (stop.hurried or time.monotonic() > deadline)):
+                return late
+
     def _finish(self) -> None:
         """Let batches under way end; cancel what takes too long after a stop."""
-        _, late = wait(self._busy, timeout=GRACE_SECONDS if self._around.stop else None)
+        late = self._late()
         if late:
             _log.warning("batches abandoned", tables=[str(self._busy[future].table) for future in late])
             self.cancel()
