@@ -48,6 +48,20 @@ class StopFlag:
 
 
 @contextmanager
+def signals_kept() -> Iterator[None]:
+    """Put back the handlers of before: PySpark leaves one that fails once Spark is stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def stop_on_signals(stop: StopFlag, *, on_second: Callable[[], None]) -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM into a wish to stop, and the second into ``on_second``.
 

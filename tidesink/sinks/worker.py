@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack
 from functools import partial
 from typing import Final, Literal
 
@@ -23,7 +24,7 @@ from tidesink.sinks.lanes import TABLES_OF, Lanes
 from tidesink.sinks.listener import Listener
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport
-from tidesink.sinks.stopping import StopFlag, StopRequestedError, stop_on_signals
+from tidesink.sinks.stopping import StopFlag, StopRequestedError, signals_kept, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.threads_spark import start_thread
 
@@ -54,10 +55,11 @@ def run(
         TidesinkError: Spark, the state store or the target could not be opened.
     """
     flag = stop if stop is not None else StopFlag()
-    with assembled(config, listeners, flag) as around:
+    # Signals are ours until Spark is stopped too: a third Ctrl-C must not cut that off.
+    with signals_kept(), ExitStack() as signals, assembled(config, listeners, flag) as around:
         worker = Worker(around, until=until, batches=batches)
-        with stop_on_signals(flag, on_second=flag.hurry):
-            return worker.run()
+        signals.enter_context(stop_on_signals(flag, on_second=flag.hurry))
+        return worker.run()
 
 
 class Worker:
