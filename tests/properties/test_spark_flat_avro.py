@@ -129,6 +129,10 @@ def _stored(event: ChangeEvent, plan: FlatAvroColumns) -> Any:
     kind = "delete" if event.op is Op.DELETE else "upsert"
     image = event.after if event.after is not None else (event.key or event.before)
     values = _typed(image or {}, event, plan)
+    if kind == "delete":
+        _typed(
+            event.before or {}, event, plan
+        )  # a value that policy refuses refuses its record, delete or not
     key = {name: values.get(name) for name in keys}
     if None in key.values():
         raise UnnamedRowError("no key")
