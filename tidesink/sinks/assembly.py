@@ -14,7 +14,7 @@ from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.listener import Listener, Listeners
 from tidesink.sinks.rejects import DeadLetters
 from tidesink.sinks.retry import RetryPolicy
-from tidesink.sinks.session import build_session, running_session
+from tidesink.sinks.session import build_session, running_session, stop_session
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import StateStore, open_state_store
@@ -80,7 +80,7 @@ def _spark(config: Config, closing: ExitStack) -> SparkSession:
     session = build_session(
         app_name=f"tidesink {config.pipeline}", master=config.spark.master, conf=config.spark.conf_values()
     )
-    closing.callback(session.stop)
+    closing.callback(stop_session, session)
     return session
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from tidesink.errors import ConfigError
 from tidesink.sinks.ivy import spark_connector_jars
@@ -19,6 +22,7 @@ from tidesink.sinks.spark_java import spark_java_environment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log = structlog.get_logger("tidesink.spark")
 # A corrupt length in an Avro record must fail that record and not exhaust the heap: no TiDB value is
 # larger than 120 MiB (TiDB's txn-entry-size-limit).
 _AVRO_LIMIT: Final = 134_217_728
@@ -104,6 +108,29 @@ def running_session() -> SparkSession | None:
 
     # getActiveSession answers for the calling thread alone.
     return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop Spark; where its JVM has ended already there is nothing to stop."""
+    with _jvm_may_be_gone():
+        session.stop()
+
+
+def cancel_jobs(session: SparkSession) -> None:
+    """Cancel every Spark job under way."""
+    with _jvm_may_be_gone():
+        session.sparkContext.cancelAllJobs()
+
+
+@contextmanager
+def _jvm_may_be_gone() -> Iterator[None]:
+    """For calls that only end things: a signal to the whole process group ends the JVM before us."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (Py4JError, OSError) as exc:
+        _log.debug("the JVM does not answer", error=type(exc).__name__)
 
 
 def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str = "2g") -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -61,25 +61,19 @@ def signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def stop_on_signals(stop: StopFlag, *, on_second: Callable[[], None]) -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into a wish to stop, and the second into ``on_second``.
+def stop_on_signals(stop: StopFlag) -> None:
+    """Turn the first SIGINT or SIGTERM into a wish to stop, and the second into a wish to hurry.
 
-    Only the main thread may set handlers; elsewhere this does nothing. PySpark's own SIGINT handler,
-    which cancels every job at once, is put back afterwards.
+    Only the main thread may set handlers; elsewhere this does nothing. To be called within
+    ``signals_kept``, once Spark is started: PySpark sets a handler of its own, which cancels every job.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
         return
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         if stop:
-            on_second()
+            stop.hurry()
         stop.set()
 
-    previous = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    for number in _SIGNALS:
+        signal.signal(number, handle)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import ExitStack
 from functools import partial
 from typing import Final, Literal
 
@@ -24,6 +23,7 @@ from tidesink.sinks.lanes import TABLES_OF, Lanes
 from tidesink.sinks.listener import Listener
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport
+from tidesink.sinks.session import cancel_jobs
 from tidesink.sinks.stopping import StopFlag, StopRequestedError, signals_kept, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.threads_spark import start_thread
@@ -56,9 +56,9 @@ def run(
     """
     flag = stop if stop is not None else StopFlag()
     # Signals are ours until Spark is stopped too: a third Ctrl-C must not cut that off.
-    with signals_kept(), ExitStack() as signals, assembled(config, listeners, flag) as around:
+    with signals_kept(), assembled(config, listeners, flag) as around:
         worker = Worker(around, until=until, batches=batches)
-        signals.enter_context(stop_on_signals(flag, on_second=flag.hurry))
+        stop_on_signals(flag)
         return worker.run()
 
 
@@ -96,7 +96,7 @@ class Worker:
 
     def cancel(self) -> None:
         """Cancel the Spark jobs of batches under way; they are abandoned before their commit or after."""
-        self._around.spark.sparkContext.cancelAllJobs()
+        cancel_jobs(self._around.spark)
 
     def _turn(self) -> bool:
         """Look once and give out turns; False when the run is over."""
