@@ -54,6 +54,13 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Each call on a Column would ask the JVM for its place in the source: half the time of planning.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # A MERGE has some 120 generated classes. Spark keeps 100, so that each batch would compile them all anew.
+    "spark.sql.codegen.cache.maxEntries": "4000",
+    # Every batch reads as a consumer of its own: what the last one fetched is of no use to the next.
+    "spark.kafka.consumer.cache.timeout": "10s",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "5s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     # A worker lives for months: Spark keeps 1,000 finished jobs and queries otherwise.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",

@@ -27,6 +27,11 @@ _COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
 # One task reads so many records at least: a short batch is not worth a second task on a partition.
 _RECORDS_A_TASK: Final = 50_000
 
+# How the Java client is to read a batch, unless the config says otherwise. All offsets of a batch exist, so
+# that there is nothing to wait for, and Spark asks the broker for the topic's bounds with each poll: behind
+# a fetch that waits at the topic's end those questions would wait too, half a second each. Few polls of
+# many records are cheaper for the same reason; bytes are still bounded by max.partition.fetch.bytes.
+READER: Final[Mapping[str, str]] = {"kafka.fetch.max.wait.ms": "10", "kafka.max.poll.records": "20000"}
 # Java class anywhere in the chain of causes -> what it means for the batch. The first that matches wins.
 _LOST: Final = (
     "org.apache.kafka.clients.consumer.OffsetOutOfRangeException",
@@ -68,7 +73,7 @@ class KafkaSource:
     """Reads ranges of offsets. ``properties`` are Spark's Kafka options and hold secrets."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._properties = dict(properties)
+        self._properties = {**READER, **properties}
 
     def __repr__(self) -> str:
         return f"KafkaSource({self._properties.get('kafka.bootstrap.servers')!r})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -59,20 +59,20 @@ class DeltaLog:
 
     def latest(self) -> int:
         """The latest version, looked up now; -1 where there is no table."""
-        return int(self._snapshot().version())
+        return int(self._ask(lambda snapshot: snapshot.version()))
 
     def file_count(self) -> int:
         """How many data files the latest version has."""
-        return int(self._snapshot().numOfFiles())
+        return int(self._ask(lambda snapshot: snapshot.numOfFiles()))
 
     def property(self, name: str) -> str | None:
         """A table property of the latest version."""
-        found = self._snapshot().metadata().configuration().get(name)
+        found = self._ask(lambda snapshot: snapshot.metadata().configuration().get(name))
         return str(found.get()) if found.isDefined() else None
 
     def schema(self) -> str:
         """The latest version's schema as Spark's JSON."""
-        return str(self._snapshot().metadata().schema().json())
+        return str(self._ask(lambda snapshot: snapshot.metadata().schema().json()))
 
     def commit(self, version: int) -> Commit | None:
         """What a version says of itself; None where its file was cleaned away."""
@@ -92,7 +92,7 @@ class DeltaLog:
 
     def transaction_version(self, application: str) -> int | None:
         """The greatest transaction version committed for an application; it survives log clean-up."""
-        found = self._snapshot().transactions().get(application)
+        found = self._ask(lambda snapshot: snapshot.transactions().get(application))
         return int(found.get()) if found.isDefined() else None
 
     def commit_marker(
@@ -140,10 +140,12 @@ class DeltaLog:
         # Asked anew each time: Delta caches it by path, and a table made again gets a new one.
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
-    def _snapshot(self) -> Any:
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """An answer of the latest snapshot, which computes its state for the first who asks: by our settings."""
         with self._active():
             log = self._delta_log()
-            return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+            latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+            return question(latest)
 
     def _first_line(self, version: int) -> str | None:
         log = self._delta_log()
