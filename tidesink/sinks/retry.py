@@ -36,6 +36,7 @@ class RetryPolicy:
     """Retries with growing, jittered pauses until ``seconds`` have passed since the first try.
 
     ``on_retry`` hears each error and the pause that follows. A wish to stop ends a pause at once.
+    ``passes`` says which errors may pass by themselves.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class RetryPolicy:
         stop: StopFlag | None = None,
         on_retry: OnRetry | None = None,
         first_pause: float = FIRST_PAUSE,
+        passes: Callable[[BaseException], bool] = may_pass,
     ) -> None:
         self._seconds = seconds
         self._stop = stop if stop is not None else StopFlag()
         self._on_retry = on_retry
         self._first_pause = first_pause
+        self._passes = passes
 
     def call(self, step: Callable[[], T]) -> T:
         """What ``step`` gives, once it gives it.
@@ -59,7 +62,7 @@ class RetryPolicy:
             TidesinkError: the last error, when time is up or when it will not pass by itself.
         """
         retrying = Retrying(
-            retry=retry_if_exception(may_pass),
+            retry=retry_if_exception(self._passes),
             stop=stop_after_delay(self._seconds),
             wait=wait_exponential(multiplier=self._first_pause, max=LONGEST_PAUSE)
             + wait_random(0, self._first_pause),

@@ -12,7 +12,7 @@ from tidesink.errors import TidesinkError
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.listener import Listeners, StepRetried
 from tidesink.sinks.rejects import DeadLetters
-from tidesink.sinks.retry import RetryPolicy
+from tidesink.sinks.retry import RetryPolicy, may_pass
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
 from tidesink.sinks.stopping import StopFlag
@@ -45,10 +45,17 @@ class Surroundings:
     listeners: Listeners
     stop: StopFlag
 
-    def retry(self, table: TableId | None = None) -> RetryPolicy:
-        """The config's retry policy, which tells the listeners what it does."""
+    def retry(
+        self,
+        table: TableId | None = None,
+        *,
+        seconds: float | None = None,
+        passes: Callable[[BaseException], bool] = may_pass,
+    ) -> RetryPolicy:
+        """A retry policy, the config's own if not told otherwise, which tells the listeners what it does."""
 
         def tell(error: TidesinkError, pause: float) -> None:
             self.listeners.hear(StepRetried(table, error, pause))
 
-        return RetryPolicy(self.config.retry.for_, stop=self.stop, on_retry=tell)
+        time = self.config.retry.for_ if seconds is None else seconds
+        return RetryPolicy(time, stop=self.stop, on_retry=tell, passes=passes)

@@ -1,0 +1,71 @@
+"""What a flat-avro lane does with schema ids that its registry does not know yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.lagging_registry import TOPIC, Clock, Follower, text_of
+from tests.surroundings import surroundings
+from tests.unit.config_samples import FLAT_AVRO, right
+from tidesink.change import TableId
+from tidesink.schema_registry import subject
+from tidesink.sinks.decoding import Missed, open_decoding
+from tidesink.sinks.decoding_flat_avro import FlatAvroDecoding
+from tidesink.sinks.listener import StepRetried, WorkerEvent
+from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.retry import RetryPolicy
+from tidesink.sinks.summary import BatchSummary
+from tidesink.sinks.writer_schemas import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLE = TableId("shop", "orders")
+FOUND = TopicOffsets(TOPIC, "an id", {})
+
+
+class Heard:
+    """Keeps what a worker tells."""
+
+    def __init__(self) -> None:
+        self.events: list[WorkerEvent] = []
+
+    def hear(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+
+
+def _missed(**counts: object) -> Missed:
+    return Missed(BatchSummary(**counts), (), FOUND)  # type: ignore[arg-type]
+
+
+def test_an_id_the_registry_learns_a_little_later_is_planned(spark: SparkSession, tmp_path: Path) -> None:
+    registry, heard = Follower(lag=0), Heard()
+    one = registry.register(subject(TOPIC, "key"), text_of("id"))
+    around = surroundings(right(FLAT_AVRO), spark, tmp_path, registry=registry, listeners=(heard,))
+    decoding = open_decoding(around, TOPIC, TABLE, session=spark)
+    decoding.prepare(FOUND)
+    assert [column.name for column in decoding.columns().shape.columns] == ["id"]
+    two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
+    registry.lag = len(registry.asked) + 1
+    assert decoding.learn(_missed(unplanned=1, unplanned_value_ids=(two,)))
+    assert [column.name for column in decoding.columns().shape.columns] == ["id", "name"]
+    assert [type(event) for event in heard.events] == [StepRetried]
+    assert not decoding.learn(_missed(bad=1, unplanned_key_ids=(one,)))
+
+
+def test_records_called_bad_heal_in_a_later_batch(spark: SparkSession, tmp_path: Path) -> None:
+    registry, clock = Follower(lag=0), Clock()
+    registry.register(subject(TOPIC, "key"), text_of("id"))
+    schemas = WriterSchemas(registry, TOPIC, lag=RetryPolicy(0, passes=may_lag), clock=clock)
+    around = surroundings(right(FLAT_AVRO), spark, tmp_path, registry=registry)
+    decoding = FlatAvroDecoding(around, TOPIC, TABLE, schemas=schemas, session=spark)
+    decoding.prepare(FOUND)
+    two = registry.register(subject(TOPIC, "value"), text_of("id", "name"))
+    registry.lag = 10_000
+    assert decoding.learn(_missed(unplanned=1, unplanned_value_ids=(two,)))
+    assert not decoding.learn(_missed(bad=1))
+    registry.lag, clock.now = 0, ASK_AGAIN_SECONDS
+    assert not decoding.learn(_missed())
+    assert decoding.learn(_missed(bad=1))
+    assert [column.name for column in decoding.columns().shape.columns] == ["id", "name"]

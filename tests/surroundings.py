@@ -1,0 +1,51 @@
+"""The parts of a worker without its servers: nothing here asks Kafka, the registry or a lake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidesink.config import Config
+from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.listener import Listener, Listeners
+from tidesink.sinks.rejects import DeadLetters
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.sinks.topics import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def surroundings(
+    config: Config,
+    spark: SparkSession,
+    folder: Path,
+    *,
+    registry: SchemaRegistry | None = None,
+    listeners: tuple[Listener, ...] = (),
+) -> Surroundings:
+    """A worker's surroundings over a state store in ``folder`` and a target in memory."""
+    source = KafkaSource(config.source.spark_properties())
+    store = SqlStateStore(str(folder / "state.db"))
+    return Surroundings(
+        config=config,
+        spark=spark,
+        source=source,
+        target=MemoryTarget(),
+        store=store,
+        dead_letters=_none,
+        registry=registry,
+        topics=Topics(config.pipeline, source, store),
+        failpoints=Failpoints.from_environment(),
+        listeners=Listeners(listeners),
+        stop=StopFlag(),
+    )
+
+
+def _none() -> DeadLetters:
+    raise AssertionError("no dead letters are expected here")
