@@ -250,3 +250,16 @@ def _python_without_old(message: Message) -> list[list[Values]]:
     except (ValueError, KeyError, TypeError, IndexError):
         return []
     return [_python(Message(message.topic, message.partition, message.offset, None, value))]
+
+
+def test_a_value_of_a_million_escapes_is_read_in_the_jvm(spark: SparkSession) -> None:
+    text = json.dumps('"\\\n' * 1_000_000)
+    message = _message(Random(1))
+    message["type"], message["old"] = "INSERT", None
+    message["data"] = [_GOOD | {"j": text}]
+    value = json.dumps(message, separators=(",", ":")).encode()
+    plan = canal_json_columns(_SCHEMA, judges=False)
+    (row,) = collect(plan.decode(raw_frame(spark, [Message("t", 0, 0, None, value)])), plan)
+    assert row.kind == "upsert"
+    assert row.after is not None
+    assert row.after["j"] == text

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.change import TableSchema
 from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_canal_json_row import RowColumns
-from tidesink.codecs.columns_canal_json_text import ROW, bare_text, form_of
+from tidesink.codecs.columns_canal_json_text import ROW, form_of
 from tidesink.codecs.columns_canal_json_verdict import verdict
 from tidesink.codecs.columns_faults import (
     STRINGS,
@@ -84,11 +84,10 @@ class CanalJsonColumns:
         judged = _judged(rows) if self.judges else [[everything, *_unjudged()]]
         return (
             _named(),
-            [everything, bare_text(F.col("text")).alias("bare")],
             [
                 everything,
                 _parsed(F.col("text"), self.shape).alias("parsed"),
-                _form("text", "bare").alias("form"),
+                form_of(F.col("text")).alias("form"),
             ],
             [everything, _is_regular(F.col("form"), F.col("parsed"), rows).alias("regular")],
             *judged,
@@ -146,10 +145,6 @@ def _parsed(text: Column, shape: TableShape) -> Column:
     )
 
 
-def _form(text: str, bare: str) -> Column:
-    return form_of(F.col(text), F.col(bare))
-
-
 def _is_regular(form: Column, parsed: Column, rows: RowColumns) -> Column:
     """Whether the message is in TiCDC's form and was read without an error; never null."""
     first, old = _first(parsed, "data"), _first(parsed, "old")
@@ -192,11 +187,10 @@ def _judged(rows: RowColumns) -> list[list[Column]]:
         # Null where nothing is to be judged: Python is not asked, and the empty value is no null.
         [everything, verdict(irregular, ~F.col("regular"), shape).alias("judged")],
         [everything, F.posexplode(texts).alias("row_index", "judged_text")],
-        [everything, bare_text(text).alias("judged_bare")],
         [
             everything,
             _parsed(text, shape).alias("judged_parsed"),
-            _form("judged_text", "judged_bare").alias("judged_form"),
+            form_of(text).alias("judged_form"),
         ],
         [
             everything,
