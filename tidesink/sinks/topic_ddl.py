@@ -110,12 +110,47 @@ class TopicDdl:
 
     def _apply(self, definitions: TableDefinitions, statements: list[_Statement]) -> None:
         for statement in statements:
+            before = _members(definitions)
             try:
                 definitions.apply(statement.sql, statement.database)
             except ConfigError as exc:
-                shown = f"a DDL of topic {self._topic} cannot be read ({exc.message}): {statement.sql[:200]}"
-                self.warnings = tuple(dict.fromkeys((*self.warnings, shown)))
-                _log.warning("DDL not understood", topic=self._topic, sql=statement.sql[:200])
+                self._warn(f"a DDL of topic {self._topic} cannot be read ({exc.message})", statement)
+            for name in _renumbered(before, _members(definitions)):
+                self._warn(
+                    f"column {name}: its members got other numbers, and canal-json rows carry numbers; rows "
+                    "from before this DDL that are not applied yet are read with the new members",
+                    statement,
+                )
+
+    def _warn(self, text: str, statement: _Statement) -> None:
+        shown = f"{text}: {statement.sql[:200]}"
+        if shown not in self.warnings:
+            self.warnings = (*self.warnings, shown)
+            _log.warning("DDL to be looked at", topic=self._topic, warning=shown)
+
+
+_Members = dict[tuple[TableId, str], tuple[str, ...]]
+
+
+def _members(definitions: TableDefinitions) -> _Members:
+    """The members of every ENUM and SET column."""
+    schemas = (definitions.get(table) for table in definitions)
+    return {
+        (schema.table, column.name): column.type.members
+        for schema in schemas
+        if schema is not None
+        for column in schema.columns
+        if column.type.members is not None
+    }
+
+
+def _renumbered(before: _Members, after: _Members) -> list[str]:
+    """Columns whose members are no longer those of before with others behind them."""
+    return [
+        f"{place[0]}.{place[1]}"
+        for place, members in after.items()
+        if (old := before.get(place)) is not None and members[: len(old)] != old
+    ]
 
 
 def _statement(value: bytes) -> _Statement | None:
