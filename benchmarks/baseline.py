@@ -1,11 +1,13 @@
 """What a careful user writes by hand: ``foreachBatch``, ``from_avro``, a window, MERGE.
 
 It has the same Delta options, partitions and memory as the worker, idempotent commits, and reads
-with the one schema it was given: no schema change, no check of the bytes.
+with the one schema it was given: no schema change, no check of the bytes. Its session is what Delta's
+and Spark's own pages tell a user to set up.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,33 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tidesink.sinks.ivy import spark_connector_jars
+from tidesink.sinks.session import local_cores
+from tidesink.sinks.spark_java import spark_java_environment
+
 COLUMNS = ("id", "amount", "total", "name", "note", "ratio", "price", "at", "digest", "flag")
 TABLE_PROPERTIES = (
     "'delta.enableDeletionVectors'='true','delta.columnMapping.mode'='name','delta.enableTypeWidening'='true'"
 )
+
+
+def plain_session() -> SparkSession:
+    """A session with the worker's cores, memory, partitions and jars, and none of its other settings."""
+    os.environ.update(spark_java_environment())
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.shuffle.partitions": str(2 * local_cores("local[*]")),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.memory": "2g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.jars": ",".join(str(jar) for jar in spark_connector_jars()),
+    }
+    session = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """What each stage of a batch costs on Spark: Kafka read only, + decode, + reduce.
 
 ``python -m benchmarks.spark_stages SETTINGS.json`` prints one JSON object of events a second:
-``{"read", "decode", "reduce", "rounds"}``. Every stage reads the whole topic anew and writes nowhere; the
-stages take turns, so that what else runs on the machine meets all of them, and the best of each counts.
+``{"plain read", "read", "decode", "reduce", "rounds"}``: ``plain read`` is Spark's reader as it comes,
+``read`` the same with the worker's client options, which the stages after it have too. Every stage reads
+the whole topic anew and writes nowhere; the stages take turns, so that what else runs on the machine
+meets all of them, and the best of each counts.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from tidesink.codecs.columns_flat_avro import flat_avro_columns
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.session import build_session
+from tidesink.sinks.source import READER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,15 +41,17 @@ def stages(settings: Mapping[str, Any]) -> dict[str, Any]:
     )
     session = build_session()
     try:
-        raw = _raw(session, settings["brokers"], settings["topic"])
-        return measure(raw, plan, settings["events"])
+        raw = _raw(session, settings["brokers"], settings["topic"], READER)
+        plain = _raw(session, settings["brokers"], settings["topic"], {})
+        return measure(plain, raw, plan, settings["events"])
     finally:
         session.stop()
 
 
-def measure(raw: DataFrame, plan: DecodeColumns, events: int) -> dict[str, Any]:
-    """The best rate of each stage over one raw frame."""
+def measure(plain: DataFrame, raw: DataFrame, plan: DecodeColumns, events: int) -> dict[str, Any]:
+    """The best rate of each stage over one raw frame, and of reading by a plain one."""
     steps: dict[str, Callable[[], DataFrame]] = {
+        "plain read": lambda: plain,
         "read": lambda: raw,
         "decode": lambda: plan.decode(raw),
         "reduce": lambda: reduce_frame(plan.decode(raw), plan.shape, changes_keys=plan.changes_keys),
@@ -66,8 +71,9 @@ def _run(frame: Callable[[], DataFrame]) -> float:
     return time.perf_counter() - started
 
 
-def _raw(session: SparkSession, brokers: str, topic: str) -> DataFrame:
+def _raw(session: SparkSession, brokers: str, topic: str, reader: Mapping[str, str]) -> DataFrame:
     options = {
+        **reader,
         "kafka.bootstrap.servers": brokers,
         "subscribe": topic,
         "startingOffsets": "earliest",

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.baseline import BaselineJob
+from benchmarks.baseline import BaselineJob, plain_session
 from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
 from tidesink.config import load_config
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.listener import BatchApplied, BatchStarted, WorkerEvent
-from tidesink.sinks.session import build_session
 from tidesink.sinks.worker import run
 
 LOAD_BATCH = 500_000
@@ -99,7 +98,7 @@ def baseline(settings: dict[str, Any]) -> dict[str, Any]:
     """The hand-written job on the same topic."""
     registry = open_registry(settings["registry"])
     directory = Path(settings["directory"]) / "baseline"
-    spark = build_session()
+    spark = plain_session()
     job = BaselineJob(
         settings["brokers"],
         settings["topic"],

@@ -112,6 +112,11 @@ class Lane:
         """Whether the lane failed for something that may pass, and its pause is not over."""
         return self.state == "FAILING" and self.cooldown.running
 
+    @property
+    def awaits_topic(self) -> bool:
+        """Whether the lane would stop if its topic were gone now."""
+        return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
+
     def wake(self) -> None:
         """Look at a failing table again from the beginning, when its pause is over."""
         if self.table.schema == UNKNOWN_SCHEMA:

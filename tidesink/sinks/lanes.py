@@ -25,7 +25,7 @@ class Lanes:
         self._tables_of = tables_of
         self._lanes: dict[tuple[str, TableId], Lane] = {}
         self._owners: dict[TableId, str] = {}
-        self._recalled = False
+        self._earlier: tuple[tuple[str, TableId], ...] | None = None
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes.values()))
@@ -33,10 +33,19 @@ class Lanes:
     def __len__(self) -> int:
         return len(self._lanes)
 
+    def missed(self, found: Mapping[str, TopicOffsets]) -> frozenset[str]:
+        """The topics whose absence from ``found`` would stop a table now."""
+        read = {topic for (topic, _), lane in self._lanes.items() if lane.awaits_topic}
+        named = set(self._around.config.fixed_topics) - {topic for topic, _ in self._lanes}
+        return frozenset((read | named | {topic for topic, _ in self._recalled()}) - found.keys())
+
     def follow(self, found: Mapping[str, TopicOffsets]) -> None:
         """Make lanes for topics, and tables in them, that are new, and for tables whose topic is gone."""
-        if not self._recalled:
-            self._recall(found)
+        for topic, table in self._recalled():
+            if topic not in found:
+                self._add(topic, table)
+                self._lanes[topic, table].fail(topic_gone(topic))
+        self._earlier = ()
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
@@ -50,15 +59,18 @@ class Lanes:
         for lane in self:
             lane.close()
 
-    def _recall(self, found: Mapping[str, TopicOffsets]) -> None:
-        """Tables of earlier runs whose topic is no more: their lanes say so, once."""
-        around = self._around
-        for status in around.store.statuses(around.config.pipeline):
-            topic = str(status.details.get("topic", ""))
-            if topic and topic not in found and around.config.reads_topic(topic):
-                self._add(topic, status.table)
-                self._lanes[topic, status.table].fail(topic_gone(topic))
-        self._recalled = True
+    def _recalled(self) -> tuple[tuple[str, TableId], ...]:
+        """Tables of earlier runs and their topics, until they were followed once."""
+        if self._earlier is None:
+            config = self._around.config
+            known = [
+                (str(status.details.get("topic", "")), status.table)
+                for status in self._around.store.statuses(config.pipeline)
+            ]
+            self._earlier = tuple(
+                (topic, table) for topic, table in known if topic and config.reads_topic(topic)
+            )
+        return self._earlier
 
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
         refused = self._lanes.get((topic, _unknown(topic)))

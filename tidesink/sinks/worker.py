@@ -35,6 +35,8 @@ _log = structlog.get_logger("tidesink.worker")
 # How long a stop waits for batches under way before their Spark jobs are cancelled.
 GRACE_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.2
+# A topic is gone when two looks in a row, so far apart, miss it: one broker's answer may be an old one.
+SECOND_LOOK_SECONDS: Final = 3.0
 
 
 def run(
@@ -65,14 +67,22 @@ def run(
 class Worker:
     """One run over all lanes."""
 
-    def __init__(self, around: Surroundings, *, until: Until | None, batches: int | None) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        until: Until | None = None,
+        batches: int | None = None,
+        offsets: KafkaOffsets | None = None,
+    ) -> None:
         self._around = around
         self._ends = until == "drained" or batches is not None
         self._batches = batches
-        self._offsets = KafkaOffsets(around.config.source.confluent_properties())
+        self._offsets = offsets or KafkaOffsets(around.config.source.confluent_properties())
         self._heartbeat = Heartbeat(around.store, around.config.pipeline)
         self._lanes = Lanes(around, TABLES_OF[around.config.source.protocol](around))
         self._busy: dict[Future[None], Lane] = {}
+        self._missed: frozenset[str] = frozenset()
 
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
@@ -101,16 +111,14 @@ class Worker:
     def _turn(self) -> bool:
         """Look once and give out turns; False when the run is over."""
         self._heartbeat.beat()
-        found = self._look()
-        self._collect()
-        busy = {id(lane) for lane in self._busy.values()}
-        idle = [lane for lane in self._lanes if id(lane) not in busy]
-        for lane in idle:
-            lane.look(found.get(lane.topic))
-        ready = [lane for lane in idle if self._may_work(lane, found)]
-        for lane in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
-            work = partial(lane.work, found.get(lane.topic))
-            self._busy[start_thread(self._around.spark, work, name=str(lane.table))] = lane
+        seen = self._look()
+        idle = self._idle()
+        if isinstance(seen, SourceError):
+            # A lane at work hears of Kafka's silence by itself.
+            for lane in idle:
+                lane.fail(seen)
+        else:
+            self._give_turns(idle, seen)
         if self._busy:
             wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True
@@ -118,27 +126,45 @@ class Worker:
             lane.rest()
         return not self._ends and not self._around.stop.wait(self._around.config.batch.poll_interval)
 
-    def _look(self) -> Found:
-        """Where the topics end now; new ones that fit the rule get their lanes."""
+    def _give_turns(self, idle: list[Lane], found: Found) -> None:
+        for lane in idle:
+            lane.look(found.get(lane.topic))
+        ready = [lane for lane in idle if self._may_work(lane, found)]
+        for lane in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
+            work = partial(lane.work, found.get(lane.topic))
+            self._busy[start_thread(self._around.spark, work, name=str(lane.table))] = lane
+
+    def _idle(self) -> list[Lane]:
+        self._collect()
+        busy = {id(lane) for lane in self._busy.values()}
+        return [lane for lane in self._lanes if id(lane) not in busy]
+
+    def _look(self) -> Found | SourceError:
+        """Where the topics end now, or Kafka's silence: it says of no topic that it is gone."""
         try:
             return self._around.retry().call(self._look_once)
         except SourceError as exc:
             if not len(self._lanes):
                 raise
-            # A lane at work hears of Kafka's silence by itself.
-            at_work = {id(lane) for lane in self._busy.values()}
-            for lane in self._lanes:
-                if id(lane) not in at_work:
-                    lane.fail(exc)
-            return {}
+            return exc
 
     def _look_once(self) -> Found:
-        topics = self._around.config.topics_among(self._offsets.topics())
-        found = self._offsets.lookup(topics)
+        """As ``_look``; new topics that fit the rule get their lanes."""
+        found = self._ends_now()
+        if self._lanes.missed(found) - self._missed:
+            if self._around.stop.wait(SECOND_LOOK_SECONDS):
+                raise StopRequestedError
+            found |= self._ends_now()
+        self._missed = self._lanes.missed(found)
         self._lanes.follow(found)
         return found
 
+    def _ends_now(self) -> Found:
+        return self._offsets.lookup(self._around.config.topics_among(self._offsets.topics()))
+
     def _may_work(self, lane: Lane, found: Found) -> bool:
+        if lane.topic not in found and lane.topic not in self._missed:
+            return False
         if not self._ends:
             lane.wake()
         if self._batches is not None and lane.batches >= self._batches:
