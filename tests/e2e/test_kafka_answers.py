@@ -1,0 +1,116 @@
+"""What one answer of Kafka says is not believed where it would stop a table: old answers, and silence."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tidesink.config import Config, load_config
+from tidesink.errors import SourceUnavailableError
+from tidesink.sinks.assembly import assembled
+from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.report import RunReport
+from tidesink.sinks.retry import LONGEST_PAUSE
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.worker import Worker, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class OldAnswers(KafkaOffsets):
+    """Every other answer lacks one topic, as that of a broker which has not heard of it."""
+
+    def __init__(self, config: Config, topic: str) -> None:
+        super().__init__(config.source.confluent_properties())
+        self.topic = topic
+        self.asked = 0
+
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        self.asked += 1
+        hidden = self.topic if self.asked % 2 else None
+        return {name: found for name, found in super().lookup(topics).items() if name != hidden}
+
+
+class Silence(KafkaOffsets):
+    """Answers until it is told to be silent."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.source.confluent_properties())
+        self.silent = threading.Event()
+        self.refused = 0
+
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        if self.silent.is_set():
+            self.refused += 1
+            raise SourceUnavailableError("Kafka does not answer")
+        return super().lookup(topics)
+
+
+def test_a_topic_that_one_answer_lacks_is_not_gone(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    hidden, calm = (TableWriter(servers, schema_of(name)) for name in ("hidden", "calm"))
+    for writer in (hidden, calm):
+        writer.upsert({"id": 1, "name": "one"})
+    config = load_config(shop_config(tmp_path, servers))
+    assert run(config, until="drained").exit_code == 0
+    for writer in (hidden, calm):
+        writer.upsert({"id": 2, "name": "two"})
+    with assembled(config, (), StopFlag()) as around:
+        offsets = OldAnswers(config, hidden.topic)
+        report = Worker(around, until="drained", offsets=offsets).run()
+    assert {table.table.name: (table.state, table.error) for table in report.tables} == {
+        "hidden": ("IDLE", None),
+        "calm": ("IDLE", None),
+    }
+    assert report.exit_code == 0
+    # The first look of the run, which remembers earlier runs, and later ones at an open table.
+    assert offsets.asked >= 4
+    assert set(lake_rows(tmp_path, "hidden")) == set(lake_rows(tmp_path, "calm")) == {1, 2}
+
+
+def test_a_long_silence_of_kafka_is_no_deleted_topic(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    writer = TableWriter(servers, schema_of("patient"))
+    writer.upsert({"id": 1, "name": "one"})
+    config = load_config(shop_config(tmp_path, servers, {"retry": {"for": "1s"}}))
+    stop, reports = StopFlag(), list[RunReport]()
+    with assembled(config, (), stop) as around:
+        offsets = Silence(config)
+        worker = Worker(around, offsets=offsets)
+        thread = threading.Thread(target=lambda: reports.append(worker.run()))
+        thread.start()
+        try:
+            _wait(lambda: _has(tmp_path, {1}))
+            offsets.silent.set()
+            # Longer than the table's own pause, after which it is looked at again.
+            time.sleep(LONGEST_PAUSE + 5)
+            offsets.silent.clear()
+            writer.upsert({"id": 2, "name": "two"})
+            _wait(lambda: _has(tmp_path, {1, 2}))
+        finally:
+            stop.set()
+            thread.join(120)
+    assert offsets.refused > 1
+    assert [(table.state, table.error) for table in reports[0].tables] == [("IDLE", None)]
+
+
+def _wait(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _has(folder: Path, ids: set[int]) -> bool:
+    try:
+        return set(lake_rows(folder, "patient")) == ids
+    except (FileNotFoundError, KeyError):
+        return False
