@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -114,6 +115,30 @@ def _check_messages(tables: dict[str, TableReport]) -> None:
         assert error.startswith("SourceError: ")
         assert text in error
         assert "Nothing was read or skipped" in error
+
+
+def test_a_table_that_is_given_another_topic_stops(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    old, other = (TableWriter(servers, schema_of(name)) for name in ("moved", "elsewhere"))
+    old.upsert({"id": 1, "name": "one"})
+    new = TableWriter(servers, schema_of("moved"), topic=other.topic)
+    new.upsert({"id": 2, "name": "two"})
+    reports = [_fed_from(topic, tmp_path, servers) for topic in (old.topic, new.topic, old.topic)]
+    assert [table.state for table in reports] == ["IDLE", "FAILING", "IDLE"]
+    error = str(reports[1].error)
+    assert error.startswith("ConfigError: ")
+    assert f"was fed from topic {old.topic} until now, and the config says {new.topic}" in error
+    assert set(lake_rows(tmp_path, "moved")) == {1}
+
+
+def _fed_from(topic: str, folder: Path, servers: Servers) -> TableReport:
+    path = shop_config(folder, servers, {"tables": [{"name": "shop.moved", "topic": topic}]})
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["source"]["topics"] = topic
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    (table,) = run(load_config(path), until="drained").tables
+    return table
 
 
 def test_a_new_topic_is_picked_up_and_a_stop_ends_cleanly(

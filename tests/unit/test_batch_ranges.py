@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.errors import SourceError
+from tidesink.change import TableId
+from tidesink.errors import ConfigError, SourceError
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.progress import PartitionProgress, TopicProgress
+from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.ranges import (
     FIRST_RECORD_BYTES,
     AddedPartitions,
@@ -19,6 +20,7 @@ from tidesink.sinks.ranges import (
     cut_before,
     growing_parts,
     plan_ranges,
+    topic_progress,
 )
 
 
@@ -112,3 +114,12 @@ def test_growing_parts_name_every_offset_once() -> None:
     for number, (_, _, start, end) in enumerate(available):
         offsets = [at for part in parts for at in range(part[number].start, part[number].end)]
         assert offsets == list(range(start, end))
+
+
+def test_a_table_stays_with_its_topic() -> None:
+    fresh = Progress(TableId("shop", "orders"), "shop", 1, 0)
+    assert topic_progress(fresh, "new") is None
+    fed = Progress(TableId("shop", "orders"), "shop", 1, 7, {"old": _at(50)})
+    assert topic_progress(fed, "old") == _at(50)
+    with pytest.raises(ConfigError, match=r"shop\.orders was fed from topic old until now.* says new.*again"):
+        topic_progress(fed, "new")

@@ -29,6 +29,7 @@ from tidesink.sinks.ranges import (
     late_start,
     plan_ranges,
     topic_gone,
+    topic_progress,
 )
 from tidesink.sinks.report import TableReport
 from tidesink.sinks.retry import Cooldown, may_pass
@@ -161,7 +162,7 @@ class Lane:
             if found is None:
                 raise topic_gone(self.topic)
             self._hold = retry.call(lambda: self._open(found))
-        progress = self._hold.progress.topics.get(self.topic)
+        progress = topic_progress(self._hold.progress, self.topic)
         if progress is not None:
             check_continuity(progress, found)
         if found is None:

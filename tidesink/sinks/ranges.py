@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tidesink.errors import SourceError
+from tidesink.errors import ConfigError, SourceError
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.progress import TopicProgress
+from tidesink.sinks.progress import Progress, TopicProgress
 
 # What a record is taken to weigh before one was seen: a first batch of 256 MiB then ends at 64k records.
 FIRST_RECORD_BYTES: Final = 4096.0
@@ -69,6 +69,23 @@ class AddedPartitions:
             self.barrier = {}
             return tuple(sorted(found))
         return tuple(sorted(known))
+
+
+def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
+    """What of a table's topic is applied; None for a table that nothing was applied of.
+
+    Raises:
+        ConfigError: the table was fed from another topic.
+    """
+    if progress.topics and topic not in progress.topics:
+        raise ConfigError(
+            f"{progress.table} was fed from topic {', '.join(sorted(progress.topics))} until now, and the "
+            f"config says {topic}: rows of the one would stay and go stale beside those of the other. "
+            "Nothing was read or skipped: name the topic of before again, or load the new one into a table "
+            "anew (another target.path, or remove the table at the target)",
+            table=str(progress.table),
+        )
+    return progress.topics.get(topic)
 
 
 def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> None:
