@@ -1,0 +1,58 @@
+"""``zero-date: error`` and the old row: a delete is judged whole, of an update's old row its key alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.sessions import raw_frame
+from tests.spark.decoded import collect
+from tests.unit.flat_avro_cases import TOPIC, change
+from tidesink.change import ChangeEvent, Message, Op
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.codecs.columns_canal_json import canal_json_columns
+from tidesink.codecs.columns_flat_avro import flat_avro_columns
+from tidesink.schema_registry import MemorySchemaRegistry, subject
+from tidesink.typemap.ddl import parse_create_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = parse_create_table("create table shop.orders (id int primary key, d date)")
+ZERO, DAY = {"id": 1, "d": "0000-00-00"}, {"id": 1, "d": "2026-01-01"}
+# Where New-architecture TiCDC writes values for deletes, before-values are on.
+OPTIONS = CodecOptions(producer="new", enable_tidb_extension=True, avro_include_before_value=True)
+EVENTS = {
+    "delete": change(Op.DELETE, None, before=ZERO, schema=SCHEMA),
+    "update to a day": change(Op.UPDATE, DAY, before=ZERO, schema=SCHEMA),
+    "update to none": change(Op.UPDATE, ZERO, before=DAY, schema=SCHEMA),
+}
+
+
+@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json"])
+def test_a_deletes_old_row_is_judged_whole(spark: SparkSession, protocol: str) -> None:
+    registry = MemorySchemaRegistry()
+    codec = open_codec(protocol, registry=registry, options=OPTIONS)
+    messages = []
+    for offset, event in enumerate(EVENTS.values()):
+        record = codec.encode(event, topic=TOPIC)
+        assert record is not None
+        messages.append(Message(TOPIC, 0, offset, record.key, record.value))
+    plan = _plan(protocol, registry, EVENTS["delete"])
+    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    assert {name: (row.kind, row.error) for name, row in zip(EVENTS, rows, strict=True)} == {
+        "delete": ("bad", "ValueOutOfRangeError"),
+        "update to a day": ("upsert", None),
+        "update to none": ("bad", "ValueOutOfRangeError"),
+    }
+
+
+def _plan(protocol: str, registry: MemorySchemaRegistry, event: ChangeEvent) -> DecodeColumns:
+    if protocol == "canal-json":
+        return canal_json_columns(SCHEMA, zero_date="error")
+    texts = [registry.latest(subject(TOPIC, part)) for part in ("key", "value")]
+    key, value = ({text.id: text.schema_text} for text in texts)
+    return flat_avro_columns(event.table, key_schemas=key, value_schemas=value, zero_date="error")
