@@ -230,6 +230,14 @@ def test_a_column_named_like_the_extension_is_refused_with_it() -> None:
         )
 
 
+def test_a_commit_ts_that_is_none_is_refused_by_name() -> None:
+    event = change()._replace(commit_ts=2**63)
+    with pytest.raises(EncodeError, match=f"{2**63} does not fit a signed 64-bit number") as caught:
+        codec_with(enable_tidb_extension=True).encode(event, topic=TOPIC)
+    assert caught.value.context["column"] == "_tidb_commit_ts"
+    assert "TiDB timestamp" in str(caught.value)
+
+
 def test_a_message_above_the_limit_is_refused() -> None:
     event = change()
     size = (

@@ -30,6 +30,7 @@ from tidesink.change import (
 )
 from tidesink.codecs.canal_json_shape import RowShape, RowShapes
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, UnsupportedMessageError
+from tidesink.typemap.shown import shown
 
 _OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _WATERMARK = "TIDB_WATERMARK"
@@ -206,7 +207,7 @@ def _timestamp(extension: Mapping[str, object], member: str) -> int | None:
     value = extension.get(member)
     # orjson reads integers beyond 64 bits as floats, which are refused here with everything else.
     if value is not None and (type(value) is not int or value < 0):
-        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {value!r:.40}")
+        raise SchemaMismatchError(f"'_tidb.{member}' must be an unsigned integer, not {shown(value, 40)}")
     return value
 
 
@@ -242,7 +243,7 @@ def _control(parsed: Parsed, kind: object, message: Message, index: int) -> Even
         return _watermark(extension or {}, message, index)
     if parsed.get("isDdl") is not True or kind in _OPS:
         raise SchemaMismatchError(
-            f"unknown message (type {kind!r:.40}, isDdl {parsed.get('isDdl')!r:.40}): "
+            f"unknown message (type {shown(kind, 40)}, isDdl {shown(parsed.get('isDdl'), 40)}): "
             f"expected INSERT, UPDATE, DELETE, {_WATERMARK}, or a DDL"
         )
     return _ddl(parsed, kind, message, index)

@@ -20,6 +20,7 @@ from tidesink.errors import (
     UnnamedRowError,
     UnsupportedMessageError,
 )
+from tidesink.typemap.shown import shown
 
 _DDL: Final = 1
 _WATERMARK: Final = 2
@@ -101,7 +102,7 @@ def _ddl(message: Message, value: bytes) -> DdlEvent:
 def _member(found: dict[str, Any], name: str, kind: type) -> Any:
     value = found.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise SchemaMismatchError(f"a DDL event has {name}={value!r:.40}, not a {kind.__name__}")
+        raise SchemaMismatchError(f"a DDL event has {name}={shown(value, 40)}, not a {kind.__name__}")
     return value
 
 
@@ -129,7 +130,9 @@ def encode_ddl(event: DdlEvent) -> bytes:
     """
     number = (event.extension or {}).get("type", event.kind)
     if not isinstance(number, int) and not str(number).isdecimal():
-        raise EncodeError(f"a DDL event in flat-avro needs TiDB's number of its action, not {number!r:.40}")
+        raise EncodeError(
+            f"a DDL event in flat-avro needs TiDB's number of its action, not {shown(number, 40)}"
+        )
     members = {
         "query": event.query,
         "type": int(str(number)),

@@ -15,6 +15,7 @@ from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP
 from tidesink.codecs.flat_avro_values import FromWire, from_wire
 from tidesink.codecs.wire import HEADER_SIZE
 from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of
 
 _OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}
@@ -156,7 +157,7 @@ def _images(op: object, before: Row | None, row: Row) -> tuple[Op, Row | None, R
     """What happened, the old row and the new one: a delete's record repeats the old row outside."""
     found = _OPS.get(op)
     if found is None:
-        raise SchemaMismatchError(f"{OP} is {op!r:.40}: none of c, u and d")
+        raise SchemaMismatchError(f"{OP} is {shown(op, 40)}: none of c, u and d")
     if found is Op.DELETE:
         return found, row if before is None else before, None
     return found, before, row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Final
@@ -24,9 +24,11 @@ from tidesink.codecs.flat_avro_schema import (
 from tidesink.codecs.flat_avro_values import ToWire, to_wire
 from tidesink.codecs.wire import header
 from tidesink.errors import EncodeError
+from tidesink.typemap.shown import shown
 
 _LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, CHECKSUM_VERSION: 0}
+_TOO_LARGE: Final = "does not fit a signed 64-bit number, which the field is: a TiDB timestamp is below 2^63"
 _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 
 
@@ -158,15 +160,25 @@ class RecordWriter:
         return stream.getvalue()
 
     def _refused(self, datum: Mapping[str, Any], error: Exception) -> EncodeError:
-        for one in self.record.bare["fields"]:
+        for one, value in self._fields(datum):
             alone = fastavro.parse_schema({"type": "record", "name": "one", "fields": [one]})
             try:
-                schemaless_writer(BytesIO(), alone, datum)
+                schemaless_writer(BytesIO(), alone, {one["name"]: value})
+            except OverflowError:
+                return EncodeError(f"{shown(value)} {_TOO_LARGE}", column=one["name"])
             except _WRITE_ERRORS as cause:
                 return EncodeError(
                     f"the value is none of the field's type: {cause!s:.120}", column=one["name"]
                 )
         return EncodeError(f"the row is no record of its schema: {error!s:.120}")
+
+    def _fields(self, datum: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Each field as the schema has it, and its value: the extension's stand in a record of ours."""
+        for one in self.record.bare["fields"]:
+            if one["name"] == EXTENSION:
+                yield from ((inner, datum[EXTENSION][inner["name"]]) for inner in one["type"]["fields"])
+            else:
+                yield one, datum.get(one["name"])
 
 
 def _row_of(event: ChangeEvent) -> Row:

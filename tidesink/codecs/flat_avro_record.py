@@ -21,6 +21,7 @@ from tidesink.codecs.flat_avro_default import to_text
 from tidesink.codecs.flat_avro_schema import BEFORE
 from tidesink.errors import SchemaMismatchError
 from tidesink.typemap.render import split_allowed
+from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of_avro
 
 _PARAMETERS: Final = "connect.parameters"
@@ -132,7 +133,7 @@ def _fields(schema: object) -> list[dict[str, Any]]:
     names = [field["name"] for field in fields]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise SchemaMismatchError(f"the writer's schema has the field {twice!r:.80} twice")
+        raise SchemaMismatchError(f"the writer's schema has the field {shown(twice)} twice")
     return fields
 
 
@@ -164,7 +165,7 @@ def _read_column(field: dict[str, Any]) -> AvroColumn:
     branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
     typed = [branch for branch in branches if branch != "null"]
     if len(typed) != 1 or len(branches) > 2:
-        raise SchemaMismatchError(f"the field's type {_shown(field['type'])} is no column of flat-avro")
+        raise SchemaMismatchError(f"the field's type {shown(field['type'], 120)} is no column of flat-avro")
     (avro,) = typed
     column_type, primitive, reader = _read_type(avro)
     null_first = None if len(branches) == 1 else branches[0] == "null"
@@ -180,11 +181,15 @@ def _read_column(field: dict[str, Any]) -> AvroColumn:
 def _read_type(avro: object) -> tuple[ColumnType, str, Any]:
     parameters = avro.get(_PARAMETERS) if isinstance(avro, dict) else None
     if not isinstance(avro, dict) or not isinstance(parameters, dict):
-        raise SchemaMismatchError(f"{_shown(avro)} has no {_PARAMETERS}, which TiCDC writes for each column")
+        raise SchemaMismatchError(
+            f"{shown(avro, 120)} has no {_PARAMETERS}, which TiCDC writes for each column"
+        )
     primitive, tidb_type = str(avro.get("type")), str(parameters.get("tidb_type"))
     row = row_of_avro(tidb_type, primitive)
     if row is None:
-        raise SchemaMismatchError(f"tidb_type {tidb_type!r} as Avro {primitive!r:.40} is unknown to tidesink")
+        raise SchemaMismatchError(
+            f"tidb_type {shown(tidb_type)} as Avro {shown(primitive, 40)} is unknown to tidesink"
+        )
     allowed, length = parameters.get("allowed"), parameters.get("length")
     column_type = ColumnType(
         name=row.name,
@@ -205,11 +210,7 @@ def _number(value: object) -> int | None:
         return int(value)
     if isinstance(value, int) and 0 <= value < 10000:
         return value
-    raise SchemaMismatchError(f"{value!r:.40} is no length, precision or scale")
-
-
-def _shown(avro: object) -> str:
-    return json.dumps(avro)[:120]
+    raise SchemaMismatchError(f"{shown(value, 40)} is no length, precision or scale")
 
 
 def _bare_record(schema: dict[str, Any], fields: list[dict[str, Any]]) -> dict[str, Any]:
