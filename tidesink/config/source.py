@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -149,28 +150,28 @@ class SourceSettings(Model):
         BeforeValidator(_registry, json_schema_input_type=str | list[str] | RegistrySettings | None),
     ] = None
     """The registry that TiCDC writes to: a URL, or a section. flat-avro only, and required there."""
-    enable_tidb_extension: bool = False
+    enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: the messages carry `_tidb` fields."""
-    avro_decimal_handling_mode: DecimalMode = "precise"
+    avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
     """TiCDC: `precise` or `string`. flat-avro only."""
-    avro_bigint_unsigned_handling_mode: UnsignedMode = "long"
+    avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
     """TiCDC: `long` or `string`. flat-avro only."""
-    avro_enable_watermark: bool = False
+    avro_enable_watermark: bool = CodecOptions.avro_enable_watermark
     """TiCDC: flat-avro topics carry DDL and watermark events; needs the extension."""
-    avro_include_before_value: bool = False
+    avro_include_before_value: bool = CodecOptions.avro_include_before_value
     """New TiCDC: flat-avro values carry the row before."""
-    content_compatible: bool = False
+    content_compatible: bool = CodecOptions.content_compatible
     """TiCDC: full column types in `mysqlType`. canal-json only."""
-    only_output_updated_columns: bool = False
+    only_output_updated_columns: bool = CodecOptions.only_output_updated_columns
     """TiCDC: updates carry changed columns only in `old`. canal-json only."""
-    delete_only_output_handle_key_columns: bool = False
+    delete_only_output_handle_key_columns: bool = CodecOptions.delete_only_output_handle_key_columns
     """TiCDC: deletes carry the key only. canal-json only."""
-    output_row_key: bool = False
+    output_row_key: bool = CodecOptions.output_row_key
     """New TiCDC: rows carry TiDB's row key; needs the extension. canal-json only."""
-    output_raw_change_event: bool = False
+    output_raw_change_event: bool = CodecOptions.output_raw_change_event
     """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
     be lost."""
-    time_zone: Annotated[str, AfterValidator(known_time_zone)] = "UTC"
+    time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
     """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
     kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
     """Kafka client properties; see the list below."""
@@ -208,8 +209,7 @@ class SourceSettings(Model):
         return spark_properties(self.bootstrap_servers, self.kafka)
 
 
+# An option that a person may set; the others are for encoding, or the messages tell them.
 _CODEC_OPTIONS = tuple(
-    name
-    for name in SourceSettings.model_fields
-    if name not in ("brokers", "protocol", "topics", "schema_registry", "kafka")
+    option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields
 )
