@@ -6,9 +6,8 @@ What is expected comes from ``events.jsonl`` alone, and from none of the readers
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import date, datetime, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -20,12 +19,12 @@ from tests.golden.vectors import (
     VectorFolder,
     after_of,
     before_of,
-    find_folders,
     schema_of,
     table_of,
 )
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.held import compare, held_value
 from tidesink.change import Column, TableId
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro import FlatAvroCodec
@@ -34,22 +33,16 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.shape import ShapeColumn
-from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 Group = tuple[TableId, str, str]
 
 
-@pytest.fixture(scope="module", params=["ticdc", "ticdc-new"])
-def golden(request: pytest.FixtureRequest, vectors: Path, spark: SparkSession) -> Golden:
-    found = {folder.name: folder for folder in find_folders(vectors)}
-    if request.param not in found:
-        pytest.skip(f"the vectors have no folder {request.param}")
-    return Golden(found[request.param], spark)
+@pytest.fixture(scope="module")
+def golden(golden_folder: VectorFolder, spark: SparkSession) -> Golden:
+    return Golden(golden_folder, spark)
 
 
 class Golden:
@@ -121,10 +114,10 @@ def _differences(record: Record, row: Decoded, plan: FlatAvroColumns) -> list[st
     assert event is not None
     message = record.message
     if message.key is None and message.value is None:
-        return _compare(record, {"error": "UnnamedRowError"}, {"error": row.error})
+        return compare(record, {"error": "UnnamedRowError"}, {"error": row.error})
     if any(one.matches(record.name) for one in EXCLUSIONS):
         refused = "UnnamedRowError" if message.key is None else "UnsupportedMessageError"
-        return _compare(record, {"error": refused}, {"error": row.error})
+        return compare(record, {"error": refused}, {"error": row.error})
     schema = schema_of(event)
     held = after_of(event, schema) or before_of(event, schema) or {}
     deleted = event["op"] == "delete"
@@ -138,9 +131,11 @@ def _differences(record: Record, row: Decoded, plan: FlatAvroColumns) -> list[st
             continue
         values = getattr(row, image) or {}
         for column, target in _pairs(event, columns, record):
-            expected[f"{image}.{target.name}"] = _held(held[column.name], column, target, plan)
+            expected[f"{image}.{target.name}"] = held_value(
+                held[column.name], column, target, zone=plan.shape.time_zone
+            )
             found[f"{image}.{target.name}"] = values.get(target.name)
-    return _compare(record, expected, found)
+    return compare(record, expected, found)
 
 
 def _pairs(event: Json, targets: tuple[ShapeColumn, ...], record: Record) -> list[tuple[Column, ShapeColumn]]:
@@ -149,50 +144,13 @@ def _pairs(event: Json, targets: tuple[ShapeColumn, ...], record: Record) -> lis
     return [(column, target) for column, target in pairs if column is not None]
 
 
-def _held(value: Any, column: Column, target: ShapeColumn, plan: FlatAvroColumns) -> Any:
-    """TiDB's value as the target's type holds it."""
-    if value is None or column.virtual:
-        return None
-    if target.spark == "string":
-        return format(value, "f") if isinstance(value, Decimal) else value
-    if target.spark.startswith("decimal"):
-        return Decimal(value)
-    reader = row_of(column.type).reader
-    if reader in ("date", "datetime", "timestamp"):
-        return _moment(value, target.spark, plan.shape.time_zone)
-    return value
-
-
-def _moment(text: str, spark: str, zone: str) -> date | datetime | None:
-    try:
-        if spark == "date":
-            return datetime.strptime(text, "%Y-%m-%d").date()
-        whole, _, fraction = text.partition(".")
-        moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S").replace(
-            microsecond=int((fraction + "000000")[:6])
-        )
-    except ValueError:
-        return None
-    if spark == "timestamp_ntz":
-        return moment
-    return moment.replace(tzinfo=ZoneInfo(zone)).astimezone(timezone.utc)
-
-
-def _compare(record: Record, expected: Values, found: Values) -> list[str]:
-    return [
-        f"{record.name}: {name} is {found.get(name)!r:.80}, expected {value!r:.80}"
-        for name, value in expected.items()
-        if found.get(name) != value or type(found.get(name)) is not type(value)
-    ]
-
-
 def _python_differences(
     codec: FlatAvroCodec, record: Record, row: Decoded, plan: FlatAvroColumns
 ) -> list[str]:
     try:
         (event,) = codec.decode(record.message)
     except DecodeError as error:
-        return _compare(record, {"error": type(error).__name__}, {"error": row.error})
+        return compare(record, {"error": type(error).__name__}, {"error": row.error})
     expected: Values = {"commit_ts": event.commit_ts, "error": None}
     found: Values = {"commit_ts": row.commit_ts, "error": row.error}
     zone = ZoneInfo(plan.shape.time_zone)
@@ -205,4 +163,4 @@ def _python_differences(
             expected[name] = Decimal(str(expected[name]))
         if target.spark == "string" and isinstance(expected[name], Decimal):
             expected[name] = format(expected[name], "f")
-    return _compare(record, expected, found)
+    return compare(record, expected, found)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from datetime import date, datetime, timezone
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -18,36 +15,30 @@ from tests.golden.vectors import (
     VectorFolder,
     after_of,
     before_of,
-    find_folders,
     schema_of,
     typed_value,
 )
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.held import compare, held_value
 from tests.spark.python_rows import stored
-from tidesink.change import ChangeEvent, Column, TableId, TableSchema
+from tidesink.change import ChangeEvent, TableId, TableSchema
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
 from tidesink.errors import DecodeError
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.shape import ShapeColumn
-from tidesink.typemap.table import row_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 Group = tuple[TableId, str, str]
 
 
-@pytest.fixture(scope="module", params=["ticdc", "ticdc-new"])
-def golden(request: pytest.FixtureRequest, vectors: Path, spark: SparkSession) -> Golden:
-    found = {folder.name: folder for folder in find_folders(vectors)}
-    if request.param not in found:
-        pytest.skip(f"the vectors have no folder {request.param}")
-    return Golden(found[request.param], spark)
+@pytest.fixture(scope="module")
+def golden(golden_folder: VectorFolder, spark: SparkSession) -> Golden:
+    return Golden(golden_folder, spark)
 
 
 class Case:
@@ -157,14 +148,14 @@ def test_every_row_is_what_the_python_codec_reads(golden: Golden) -> None:
 def _differences(case: Case, record: Record) -> Iterator[str]:
     found = case.found[record.line]
     if excluded(record.name) is not None:
-        yield from _compare(
+        yield from compare(
             record, {"errors": ["UnsupportedMessageError"]}, {"errors": [r.error for r in found]}
         )
         return
     events = _rows(record)
-    yield from _compare(record, {"rows": list(range(len(events)))}, {"rows": [row.index for row in found]})
+    yield from compare(record, {"rows": list(range(len(events)))}, {"rows": [row.index for row in found]})
     for event, row in zip(events, found, strict=False):
-        yield from _compare(record, _expected(case, record, event), _found(row))
+        yield from compare(record, _expected(case, record, event), _found(row))
 
 
 def _expected(case: Case, record: Record, event: Json) -> Values:
@@ -200,7 +191,7 @@ def _held(row: Mapping[str, Any], schema: TableSchema, target: ShapeColumn, case
     column = schema.by_name.get(target.name)
     if column is None:
         return _default(target, case) if target.name in case.schema.by_name else None
-    return _stored(row[column.name], column, target, case.plan)
+    return held_value(row[column.name], column, target, zone=case.plan.shape.time_zone)
 
 
 def _default(target: ShapeColumn, case: Case) -> Any:
@@ -208,42 +199,7 @@ def _default(target: ShapeColumn, case: Case) -> Any:
     if text is None or text == "CURRENT_TIMESTAMP":
         return None
     value = typed_value({"value": text}, column) if column.type.name not in ("enum", "set") else text
-    return _stored(value, column, target, case.plan)
-
-
-def _stored(value: Any, column: Column, target: ShapeColumn, plan: CanalJsonColumns) -> Any:
-    if value is None or column.virtual:
-        return None
-    if target.spark == "string":
-        return format(value, "f") if isinstance(value, Decimal) else value
-    if target.spark.startswith("decimal"):
-        return Decimal(value)
-    if row_of(column.type).reader in ("date", "datetime", "timestamp"):
-        return _moment(value, target.spark, plan.shape.time_zone)
-    return value
-
-
-def _moment(text: str, spark: str, zone: str) -> date | datetime | None:
-    try:
-        if spark == "date":
-            return datetime.strptime(text, "%Y-%m-%d").date()
-        whole, _, fraction = text.partition(".")
-        moment = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S").replace(
-            microsecond=int((fraction + "000000")[:6])
-        )
-    except ValueError:
-        return None
-    if spark == "timestamp_ntz":
-        return moment
-    return moment.replace(tzinfo=ZoneInfo(zone)).astimezone(timezone.utc)
-
-
-def _compare(record: Record, expected: Values, found: Values) -> list[str]:
-    return [
-        f"{record.name}: {name} is {found.get(name)!r:.80}, expected {value!r:.80}; {found.get('error')}"
-        for name, value in expected.items()
-        if found.get(name) != value or type(found.get(name)) is not type(value)
-    ]
+    return held_value(value, column, target, zone=case.plan.shape.time_zone)
 
 
 def _python_differences(case: Case, record: Record) -> Iterator[str]:
@@ -252,8 +208,8 @@ def _python_differences(case: Case, record: Record) -> Iterator[str]:
         events = case.codec.decode(record.message)
     except DecodeError as error:
         expected = {"errors": [type(error).__name__]}
-        yield from _compare(record, expected, {"errors": [row.error for row in found]})
+        yield from compare(record, expected, {"errors": [row.error for row in found]})
         return
     for event, row in zip(events, found, strict=True):
         assert isinstance(event, ChangeEvent)
-        yield from _compare(record, stored(event, case.plan.shape), _found(row))
+        yield from compare(record, stored(event, case.plan.shape), _found(row))
