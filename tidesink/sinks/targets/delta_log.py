@@ -141,7 +141,7 @@ class DeltaLog:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """An answer of the latest snapshot; the first who asks makes it compute its state, by our settings."""
+        """An answer of the latest snapshot; the first who asks makes it compute its state by our settings."""
         with self._active():
             log = self._delta_log()
             latest = log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
