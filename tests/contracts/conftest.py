@@ -22,9 +22,12 @@ def memory_bed(_request: pytest.FixtureRequest, _folder: Path) -> Bed:
 
 def delta_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     """Delta tables in a folder of the test's own, read back by path."""
+    from tidesink.sinks.targets.delta_session import open_session
     from tidesink.sinks.targets.delta_target import DeltaTarget
 
-    spark = request.getfixturevalue("spark")
+    # What others do to a table (RESTORE, OPTIMIZE, ALTER) computes snapshots as well: 50 partitions of an
+    # untuned session make most of a test's time.
+    spark = open_session(request.getfixturevalue("spark"))
     target = DeltaTarget(spark, str(folder))
 
     def read(table: TableId) -> list[dict[str, Any]]:
