@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import shutil
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.conftest import delta_bed
+from tests.contracts.interrupted import CutOff, HeldMerge
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
@@ -20,7 +22,6 @@ from tidesink.errors import (
     SchemaRefusedError,
     StaleProgressError,
     TargetError,
-    TidesinkError,
     TransientTargetError,
 )
 from tidesink.sinks.evolve import plan_evolution
@@ -49,6 +50,22 @@ def loaded(bed: Bed, target: DeltaTarget | None = None) -> DeltaTable:
     table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))
     table.apply(bed.batch(SHAPE, [row(2, "b"), row(3)]), progress(epoch, 2))
     return table
+
+
+@pytest.fixture(scope="module")
+def applied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake with a loaded table, to be copied: its commits are the dearest part of a test."""
+    folder = tmp_path_factory.mktemp("applied") / "lake"
+    loaded(delta_bed(request, folder))
+    return folder
+
+
+@pytest.fixture
+def earlier(delta: Bed, applied: Path) -> DeltaTable:
+    """What a worker that is gone left: a table as ``loaded`` has it, and nobody holds it."""
+    assert isinstance(delta.target, DeltaTarget)
+    shutil.copytree(applied, delta.target.root)
+    return opened(delta)
 
 
 def sql(bed: Bed, text: str) -> list[Any]:
@@ -90,9 +107,8 @@ def test_a_restored_table_is_refused_until_it_is_brought_forward(delta: Bed) -> 
     assert delta.rows() == [row(1), row(2, "b"), row(3), row(4)]
 
 
-def test_a_replaced_table_is_refused(delta: Bed) -> None:
-    table = loaded(delta)
-    sql(delta, f"INSERT OVERWRITE {table.location} VALUES (9L, 'x', 1)")
+def test_a_replaced_table_is_refused(delta: Bed, earlier: DeltaTable) -> None:
+    sql(delta, f"INSERT OVERWRITE {earlier.location} VALUES (9L, 'x', 1)")
     with pytest.raises(StaleProgressError, match="WRITE at version 4"):
         opened(delta).committed()
 
@@ -124,12 +140,11 @@ def test_after_log_clean_up_the_state_store_knows(delta: Bed, tmp_path: Path) ->
     store.close()
 
 
-def test_after_log_clean_up_and_loss_of_the_store_nothing_is_guessed(delta: Bed) -> None:
-    table = loaded(delta)
-    clean_log(delta, table)
+def test_after_log_clean_up_and_loss_of_the_store_nothing_is_guessed(delta: Bed, earlier: DeltaTable) -> None:
+    clean_log(delta, earlier)
     with pytest.raises(ProgressError, match="epoch 1 batch 2 is applied") as refused:
         opened(delta).claim()
-    assert table.path in str(refused.value)
+    assert earlier.path in str(refused.value)
     with pytest.raises(ProgressError):
         opened(delta).committed()
 
@@ -140,34 +155,6 @@ def test_a_cleaned_table_of_somebody_else_has_no_progress(delta: Bed) -> None:
     sql(delta, f"INSERT INTO {table.location} VALUES (1, 'a', 1)")
     clean_log(delta, table)
     assert opened(delta).committed() is None
-
-
-class CutOff:
-    """A Spark session whose next statement of a kind raises as a lost connection does, before or after."""
-
-    def __init__(self, session: Any, *, before: bool, word: str = "MERGE") -> None:
-        self._session, self._before, self._word = session, before, word
-        self.armed = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def newSession(self) -> CutOff:  # noqa: N802  Spark's name
-        self._session = self._session.newSession()
-        return self
-
-    def sql(self, text: str) -> Any:
-        from py4j.protocol import Py4JNetworkError
-
-        cut = self.armed and text.startswith(self._word)
-        if cut:
-            self.armed = False
-        if cut and self._before:
-            raise Py4JNetworkError("cut off")
-        done = self._session.sql(text)
-        if cut:
-            raise Py4JNetworkError("cut off")
-        return done
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -186,43 +173,25 @@ def test_a_commit_that_was_cut_off_is_looked_for(delta: Bed, tmp_path: Path, bef
     assert delta.rows() == [row(1, "c"), row(3)]
 
 
-def slow_merge(bed: Bed, table: DeltaTable, raised: list[BaseException]) -> threading.Thread:
-    """A merge of row 1 under way for seconds, in a thread of its own."""
-    assert bed.spark is not None
-    slept = "CASE WHEN reflect('java.lang.Thread', 'sleep', 9000L) IS NULL THEN 'x' ELSE _op END AS _op"
-    rows = [ReducedRow("upsert", {"id": 1}, row(1, "zombie"))]
-    slow = frame_of(bed.spark, SHAPE, rows).selectExpr(slept, "key", "after")
-
-    def merge() -> None:
-        try:
-            table.apply(ReducedBatch(SHAPE, 1, 0, frame=slow), progress(1, 3))
-        except TidesinkError as exc:
-            raised.append(exc)
-
-    thread = threading.Thread(target=merge)
-    thread.start()
-    thread.join(2)
-    return thread
+def slow_batch(bed: Bed) -> ReducedBatch:
+    return bed.batch(SHAPE, [row(1, "zombie")])
 
 
-def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed) -> None:
-    raised: list[BaseException] = []
-    zombie = slow_merge(delta, loaded(delta), raised)
-    other = opened(delta)
-    assert other.claim().progress == progress(2, 2)
-    zombie.join()
-    assert [type(exc) for exc in raised] == [StaleProgressError]
+def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed, tmp_path: Path) -> None:
+    table = loaded(delta)
+    with HeldMerge(table, slow_batch(delta), progress(1, 3), gate=tmp_path) as zombie:
+        other = opened(delta)
+        assert other.claim().progress == progress(2, 2)
+    assert [type(exc) for exc in zombie.raised] == [StaleProgressError]
     assert other.committed() == progress(2, 2)
     assert delta.rows()[0] == row(1)
 
 
-def test_a_stranger_in_the_middle_of_a_merge_means_once_more(delta: Bed) -> None:
-    raised: list[BaseException] = []
+def test_a_stranger_in_the_middle_of_a_merge_means_once_more(delta: Bed, tmp_path: Path) -> None:
     table = loaded(delta)
-    merging = slow_merge(delta, table, raised)
-    sql(delta, f"UPDATE {table.location} SET amount = 5 WHERE id = 1")
-    merging.join()
-    assert [type(exc) for exc in raised] == [TransientTargetError]
+    with HeldMerge(table, slow_batch(delta), progress(1, 3), gate=tmp_path) as merge:
+        sql(delta, f"UPDATE {table.location} SET amount = 5 WHERE id = 1")
+    assert [type(exc) for exc in merge.raised] == [TransientTargetError]
     assert table.committed() == progress(1, 2)
     table.apply(delta.batch(SHAPE, [row(1, "c")]), progress(1, 3))
     assert delta.rows()[0] == row(1, "c")
@@ -241,8 +210,8 @@ def cut_evolution(bed: Bed, table: DeltaTable) -> DeltaLog:
     return log
 
 
-def test_a_crash_between_column_and_default_heals(delta: Bed) -> None:
-    log = cut_evolution(delta, loaded(delta))
+def test_a_crash_between_column_and_default_heals(delta: Bed, earlier: DeltaTable) -> None:
+    log = cut_evolution(delta, earlier)
     assert {r["state"] for r in delta.rows()} == {None}
     table = delta.reopen().open_table(WIDER, pipeline="shop")
     epoch = table.claim().epoch
@@ -252,19 +221,18 @@ def test_a_crash_between_column_and_default_heals(delta: Bed) -> None:
     assert [r["state"] for r in delta.rows()] == [None, 7, 7]
 
 
-def test_a_crash_before_the_column_heals(delta: Bed) -> None:
-    table = loaded(delta)
+def test_a_crash_before_the_column_heals(delta: Bed, earlier: DeltaTable) -> None:
     assert delta.spark is not None
     pending = quote_text(json.dumps({"state": "7"}))
-    sql(delta, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('tidesink.backfill' = {pending})")
+    sql(delta, f"ALTER TABLE {earlier.location} SET TBLPROPERTIES ('tidesink.backfill' = {pending})")
     again = delta.reopen().open_table(WIDER, pipeline="shop")
     again.claim()
     assert again.evolve(WIDER).backfilled == ("state",)
     assert {r["state"] for r in delta.rows()} == {7}
 
 
-def test_a_lost_worker_does_not_fill_over_newer_rows(delta: Bed) -> None:
-    log = cut_evolution(delta, loaded(delta))
+def test_a_lost_worker_does_not_fill_over_newer_rows(delta: Bed, earlier: DeltaTable) -> None:
+    log = cut_evolution(delta, earlier)
     assert delta.spark is not None
     table = delta.reopen().open_table(WIDER, pipeline="shop")
     epoch = table.claim().epoch
@@ -342,8 +310,8 @@ def test_a_range_without_a_literal_prunes_nothing() -> None:
     assert range_literal(None, "bigint") is None
 
 
+@pytest.mark.usefixtures("earlier")
 def test_soft_deletes_can_be_switched_on_and_off(delta: Bed) -> None:
-    loaded(delta)
     soft = delta.reopen().open_table(SHAPE, pipeline="shop", delete_mode="soft")
     epoch = soft.claim().epoch
     soft.apply(delta.batch(SHAPE, [], [{"id": 1}], delete_mode="soft"), progress(epoch, 3))

@@ -1,0 +1,108 @@
+"""Commits that something happens to: a connection that is cut off, and others who come between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.errors import TidesinkError
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.targets.base import ReducedBatch, TargetTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_PATIENCE_SECONDS: Final = 120
+
+
+class CutOff:
+    """A Spark session whose next statement of a kind raises as a lost connection does, before or after."""
+
+    def __init__(self, session: Any, *, before: bool, word: str = "MERGE") -> None:
+        self._session, self._before, self._word = session, before, word
+        self.armed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def newSession(self) -> CutOff:  # noqa: N802  Spark's name
+        self._session = self._session.newSession()
+        return self
+
+    def sql(self, text: str) -> Any:
+        from py4j.protocol import Py4JNetworkError
+
+        cut = self.armed and text.startswith(self._word)
+        if cut:
+            self.armed = False
+        if cut and self._before:
+            raise Py4JNetworkError("cut off")
+        done = self._session.sql(text)
+        if cut:
+            raise Py4JNetworkError("cut off")
+        return done
+
+
+class HeldMerge:
+    """A merge under way in a thread of its own; it goes on to its commit when the context ends.
+
+    ``gate`` is a folder; ``raised`` is what became of the merge.
+    """
+
+    def __init__(self, table: TargetTable, batch: ReducedBatch, progress: Progress, *, gate: Path) -> None:
+        self.raised: list[BaseException] = []
+        self._table = table
+        self._begun, self._go = gate / "begun", gate / "go"
+        assert batch.frame is not None
+        self._batch = replace(batch, frame=_held(batch.frame, self._begun, self._go))
+        self._progress = progress
+        self._thread = threading.Thread(target=self._merge)
+
+    def __enter__(self) -> HeldMerge:
+        self._thread.start()
+        _wait_for(self._begun)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._go.touch()
+        self._thread.join(_PATIENCE_SECONDS)
+        assert not self._thread.is_alive()
+
+    def _merge(self) -> None:
+        try:
+            self._table.apply(self._batch, self._progress)
+        except TidesinkError as exc:
+            self.raised.append(exc)
+
+
+def _held(frame: DataFrame, begun: Path, go: Path) -> DataFrame:
+    """The same rows, which say that they are being read and then wait."""
+    from pyspark.sql.functions import udf
+
+    begun_name, go_name, patience = str(begun), str(go), _PATIENCE_SECONDS
+
+    # By value, with nothing of this module in it: Python's workers do not find the tests.
+    def passed(op: str) -> str:
+        import time
+        from pathlib import Path
+
+        Path(begun_name).touch()
+        deadline = time.monotonic() + patience
+        while not Path(go_name).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return op
+
+    return frame.withColumn("_op", udf(passed, "string")("_op"))
+
+
+def _wait_for(file: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file.name} did not come"
+        time.sleep(0.05)
