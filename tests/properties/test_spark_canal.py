@@ -263,3 +263,23 @@ def test_a_value_of_a_million_escapes_is_read_in_the_jvm(spark: SparkSession) ->
     assert row.kind == "upsert"
     assert row.after is not None
     assert row.after["j"] == text
+
+
+def test_what_the_row_says_of_its_key_and_members_is_held_against_the_definition(spark: SparkSession) -> None:
+    words = {"e": "enum('x','y')", "s": "set('p','q','r')"}
+    said = (
+        {},
+        {"pkNames": ["id", "ti"]},
+        {"pkNames": []},
+        {"mysqlType": words},
+        {"mysqlType": {**words, "e": "enum('y','x')"}},
+        {"mysqlType": {**words, "s": "set('p','r','q')"}},
+    )
+    message = _message(Random(1)) | {"type": "INSERT", "old": None, "data": [_GOOD]}
+    values = [json.dumps(message | more, separators=(",", ":")).encode() for more in said]
+    messages = [Message("t", 0, offset, None, value) for offset, value in enumerate(values)]
+    plan = canal_json_columns(_SCHEMA, judges=False)
+    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    assert [row.kind for row in rows] == ["upsert", "bad", "upsert", "upsert", "bad", "bad"]
+    own = canal_json_columns(_SCHEMA, keys=("id",), judges=False)
+    assert [row.kind for row in collect(own.decode(raw_frame(spark, messages[:2])), own)] == ["upsert"] * 2

@@ -323,3 +323,30 @@ _ANY_SCHEMA = json.dumps(
         "fields": [{"name": "id", "type": {"type": "int", "connect.parameters": {"tidb_type": "INT"}}}],
     }
 )
+
+
+def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spark: SparkSession) -> None:
+    columns = "id int, tenant int not null default 0, v int"
+    topic = Topic()
+    for keys in ("id", "id, tenant"):
+        schema = parse_create_table(f"create table shop.orders ({columns}, primary key ({keys}))")
+        topic.send(change(after={"id": 2, "tenant": 1, "v": 1}, schema=schema))
+        topic.send(change(Op.DELETE, None, before={"id": 2, "tenant": 1, "v": 1}, schema=schema))
+    rows = topic.rows(spark)
+    assert [(row.kind, row.error) for row in rows] == [
+        ("upsert", None),
+        ("delete", None),
+        ("bad", "SchemaMismatchError"),
+        ("bad", "SchemaMismatchError"),
+    ]
+    assert rows[3].reason is not None
+    assert "(id, tenant), and the table's key is (id)" in rows[3].reason
+    # A key record without one of the key's columns names no row, whatever the column's default is.
+    named = topic.rows(spark, topic.plan(keys=("id", "tenant")))
+    assert [(row.kind, row.error) for row in named] == [
+        ("upsert", None),
+        ("bad", "UnnamedRowError"),
+        ("upsert", None),
+        ("delete", None),
+    ]
+    assert named[3].key == {"id": 2, "tenant": 1}

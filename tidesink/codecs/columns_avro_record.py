@@ -80,7 +80,9 @@ class RecordColumns:
     def reading(self, field: FieldOf, record: Column | None = None) -> Reading:
         """The reading of one column; ``record`` is the new image unless given."""
         if field.writer is None:
-            value = null(field.target.spark) if field.dropped else default_value(field.target, self.shape)
+            # A key record without a column of the key names no row; the row's own column may hold anything.
+            unknown = field.dropped or self.part == "key"
+            value = null(field.target.spark) if unknown else default_value(field.target, self.shape)
             return Reading(value, failable=False)
         wire = (self.column if record is None else record).getField(field.writer.field)
         return _reading(wire, field.writer, field.target, self.shape)

@@ -54,11 +54,16 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True)
 class CanalJsonColumns:
-    """The plan for one canal-json table. ``current``: its columns now, in lower case."""
+    """The plan for one canal-json table.
+
+    ``current``: its columns now, in lower case. ``own_key``: the key is the source's and not the config's,
+    so that a row which names another key is bad.
+    """
 
     shape: TableShape
     current: frozenset[str]
     judges: bool = True
+    own_key: bool = True
 
     @property
     def changes_keys(self) -> bool:
@@ -96,7 +101,7 @@ class CanalJsonColumns:
             [everything, rows.laid_out(F.col("row"), F.col("names")).alias("wire")],
             [everything, rows.image().alias("image"), *_row_key(rows)],
             [everything, *_keyed(rows)],
-            _faulty(rows),
+            _faulty(rows, own_key=self.own_key),
             output_columns(self.shape, fields=F.col("fields")),
         )
 
@@ -121,7 +126,8 @@ def canal_json_columns(
     """
     shape = shape_of(schema, keys=keys, zero_date=zero_date, time_zone=time_zone)
     current = frozenset(column.name.lower() for column in shape.columns)
-    return CanalJsonColumns(shape if base is None else merge_shape(base, shape), current, judges)
+    merged = shape if base is None else merge_shape(base, shape)
+    return CanalJsonColumns(merged, current, judges, own_key=keys is None)
 
 
 def _named() -> list[Column]:
@@ -139,7 +145,8 @@ def _parsed(text: Column, shape: TableShape) -> Column:
     types = ", ".join(f"{quoted(column.name)} string" for column in shape.columns)
     return F.from_json(
         text,
-        f"corrupt string, database string, `table` string, type string, mysqlType struct<{types}>, "
+        f"corrupt string, database string, `table` string, pkNames array<string>, type string, "
+        f"mysqlType struct<{types}>, "
         f"data {_ROWS}, old {_ROWS}, _tidb struct<commitTs: bigint, watermarkTs: bigint>",
         _OPTIONS,
     )
@@ -235,19 +242,21 @@ def _keyed(rows: RowColumns) -> list[Column]:
     ]
 
 
-def _faulty(rows: RowColumns) -> list[Column]:
+def _faulty(rows: RowColumns, *, own_key: bool) -> list[Column]:
     """What each message is that is no row to apply."""
     old_key = F.when(~F.col("old_key").eqNullSafe(F.col("row_key")), F.col("old_key"))
     lacking = F.coalesce(F.col("lacking"), F.when(F.size("new_names") > 0, F.col("new_names")))
     return [
         F.col("*"),
-        F.when(F.col("refused").isNotNull(), F.col("refused")).otherwise(_faults(rows)).alias("fault"),
+        F.when(F.col("refused").isNotNull(), F.col("refused"))
+        .otherwise(_faults(rows, own_key=own_key))
+        .alias("fault"),
         old_key.alias("row_old_key"),
         lacking.alias("fields"),
     ]
 
 
-def _faults(rows: RowColumns) -> Column:
+def _faults(rows: RowColumns, *, own_key: bool) -> Column:
     message, form = F.col("message"), F.col("message_form")
     table, key_names = rows.shape.table, [column.name for column in rows.shape.key_columns]
     foreign = (message.getField("database") != table.schema) | (message.getField("table") != table.name)
@@ -261,6 +270,7 @@ def _faults(rows: RowColumns) -> Column:
             (form == "watermark", fault(WATERMARK)),
             (foreign, fault(BAD, SchemaMismatchError, f"a message of another table than {table}")),
             (F.size("new_names") > 0, fault(UNPLANNED, None, "the row has a column that is new")),
+            *([_other_key(message.getField("pkNames"), key_names)] if own_key else []),
             *rows.type_faults(message.getField("mysqlType")),
             *rows.faults(),
             (
@@ -271,3 +281,14 @@ def _faults(rows: RowColumns) -> Column:
             *rows.old_key_faults(),
         ]
     )
+
+
+def _other_key(named: Column, key_names: list[str]) -> tuple[Column, Column]:
+    """Whether a row names its key, and another one than the table's."""
+    own = F.array(*(F.lit(name) for name in key_names))
+    differs = (F.size(F.array_except(named, own)) > 0) | (F.size(F.array_except(own, named)) > 0)
+    reason = (
+        f"the row's pkNames are not the table's key ({', '.join(key_names)}): the source's key was changed. "
+        "Name the key to go by under tables: keys"
+    )
+    return (named != own) & (F.size(named) > 0) & differs, fault(BAD, SchemaMismatchError, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Final
 
@@ -15,6 +15,7 @@ from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_faults import STRINGS, fault, null
 from tidesink.codecs.columns_types import Reading, default_value, read_text
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.typemap.render import mysql_type_text
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import Reader, row_of
 
@@ -183,7 +184,15 @@ def _contradictions(columns: Iterable[ShapeColumn], types: Column) -> Iterable[t
             }
             own = coded.get(reader)
             agrees = ~reduce(Column.__or__, coded.values()) if own is None else own
-            yield column, word.isNotNull() & ~agrees
+            yield column, word.isNotNull() & ~(agrees & _same_members(word, column))
+
+
+def _same_members(word: Column, column: ShapeColumn) -> Column:
+    """False where the word lists members, and others than the definition's: numbers mean those."""
+    text = mysql_type_text(replace(column.type, sql=None))
+    if column.type.members is None or text is None:
+        return F.lit(True)
+    return ~F.endswith(word, F.lit(")")) | (word == text)
 
 
 def _value_fault(column: ShapeColumn) -> Column:

@@ -115,6 +115,9 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     key_read, key_refused = _read_schemas(key_schemas)
     value_read, value_refused = _read_schemas(value_schemas)
     named = _key_names(table, keys, base, key_read.values())
+    if keys is None:
+        key_read, others = _of_other_keys(key_read, named)
+        key_refused |= others
     shape = _shape(table, (key_read, value_read), named, base=base, zero_date=zero_date, time_zone=time_zone)
     return FlatAvroColumns(
         shape,
@@ -149,6 +152,25 @@ def _key_names(
             table=str(table),
         )
     return found
+
+
+def _of_other_keys(
+    schemas: dict[int, WriterSchema], named: tuple[str, ...]
+) -> tuple[dict[int, WriterSchema], dict[int, str]]:
+    """Key schemas of the key ``named``, and of the others why not: rows of one key are none of another."""
+    folded = {name.lower() for name in named}
+    alike, others = {}, {}
+    for schema_id, schema in schemas.items():
+        columns = [writer.column.name for writer in schema.columns]
+        if {name.lower() for name in columns} == folded:
+            alike[schema_id] = schema
+        else:
+            others[schema_id] = (
+                f"its schema {schema_id} has the columns ({', '.join(columns)}), and the table's key is "
+                f"({', '.join(named)}): the source's key was changed. Name the key to go by under "
+                "tables: keys"
+            )
+    return alike, others
 
 
 def _shape(

@@ -70,8 +70,8 @@ class Lane:
         self._lag = 0
 
     def look(self, found: TopicOffsets | None) -> None:
-        """Take note of how much is not applied yet."""
-        if self._hold is not None and found is not None:
+        """Take note of how much is not known to be applied: of a table not opened yet, all of its topic."""
+        if found is not None:
             known = self._next_offsets()
             ends = found.partitions.items()
             self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)

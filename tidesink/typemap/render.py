@@ -33,6 +33,12 @@ def spark_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> Spar
         return SparkType("decimal(20,0)", "the topic carries no length for this bit column")
     if row.reader == "bit" and (column_type.length or 0) > 63:
         return SparkType("decimal(20,0)")
+    if row.reader in ("enum", "set") and column_type.members is None:
+        return SparkType(
+            row.spark,
+            f"nothing tells the members of this {row.name}: where the topic has their numbers, as canal-json "
+            "has, the numbers are kept as text; give a table definition to have the labels",
+        )
     if row.reader in _CALENDAR_READERS and zero_date == "text":
         return SparkType("string", "zero-date: text keeps dates no calendar has")
     return SparkType(row.spark)

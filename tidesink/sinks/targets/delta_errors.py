@@ -10,6 +10,15 @@ from pyspark.errors import PySparkException
 
 from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, TransientTargetError
 
+# The path cannot be used as things are: no file system for its scheme, or no right to it.
+_UNUSABLE_PATH: Final = frozenset(
+    {
+        "java.lang.ClassNotFoundException",
+        "org.apache.hadoop.fs.UnsupportedFileSystemException",
+        "org.apache.hadoop.security.AccessControlException",
+        "java.nio.file.AccessDeniedException",
+    }
+)
 # What a caller must catch around calls into Spark.
 SPARK_ERRORS: Final = (Py4JError, PySparkException)
 
@@ -53,6 +62,12 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
 def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
     """The error to raise for an exception of Spark while nothing was being written."""
     names = tuple(_class_names(exc))
+    if _UNUSABLE_PATH.intersection(names):
+        return TargetError(
+            f"target.path cannot be used ({_summary(exc)}): has Spark the jars of its file system under "
+            "spark.conf, and may this user write there?",
+            table=table,
+        )
     if "org.apache.spark.sql.AnalysisException" in names:
         return TargetError(f"Delta cannot read the table ({_summary(exc)})", table=table)
     return TransientTargetError(f"the table cannot be read now ({_summary(exc)})", table=table)
@@ -65,9 +80,15 @@ def is_java(throwable: Any, name: str) -> bool:
 
 def _class_names(exc: BaseException) -> Iterator[str]:
     """The classes and superclasses of the Java exception and of its causes."""
+    for throwable in _causes(exc):
+        yield from _superclasses(throwable)
+
+
+def _causes(exc: BaseException) -> Iterator[Any]:
+    """The Java exception and its causes, the outermost first."""
     throwable, depth = _java_exception(exc), 0
     while throwable is not None and depth < 20:
-        yield from _superclasses(throwable)
+        yield throwable
         throwable, depth = throwable.getCause(), depth + 1
 
 
@@ -85,10 +106,13 @@ def _superclasses(throwable: Any) -> Iterator[str]:
 
 
 def _summary(exc: BaseException) -> str:
-    """Java class and error class, where there is one. The text may hold values of rows and stays out."""
-    throwable = _java_exception(exc)
-    if throwable is None:
+    """Java class, error class where there is one, and the classes of the causes.
+
+    The texts may hold values of rows and stay out.
+    """
+    names = [str(cause.getClass().getSimpleName()) for cause in _causes(exc)]
+    if not names:
         return type(exc).__name__
-    name = str(throwable.getClass().getSimpleName())
     condition = exc.getCondition() if isinstance(exc, PySparkException) else None
-    return f"{name} {condition}" if condition else name
+    first = f"{names[0]} {condition}" if condition else names[0]
+    return " from ".join(dict.fromkeys((first, *names[1:])))
