@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,11 @@ from tests.servers import create_topics
 from tidesink.change import Column, ColumnType, Value
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_reader import open_lake_table
+from tidesink.sinks.assembly import assembled
+from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport, TableReport
-from tidesink.sinks.worker import run
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.worker import Worker, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +85,43 @@ def _alter_and_go_on(folder: Path, servers: Servers, writers: dict[str, TableWri
     assert set(lake_rows(folder, "later")) == {9}
 
 
+class _LateDdl(KafkaOffsets):
+    """Partition 0 was asked before the last DDL came, and partition 1 after the row that followed it."""
+
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        found = super().lookup(topics)
+        return {
+            name: one._replace(partitions={**one.partitions, 0: PartitionOffsets(0, 1)})
+            for name, one in found.items()
+        }
+
+
+def test_ddl_that_comes_while_the_ends_are_asked(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    topic = f"{servers['prefix']}cdc"
+    create_topics(servers["brokers"], {topic: 2})
+    config = _config(tmp_path, servers, topic)
+    told = TableWriter(servers, schema_of("told"), protocol="canal-json", topic=topic)
+    told.ddl("CREATE TABLE shop.told (id BIGINT PRIMARY KEY, name VARCHAR(40))")
+    told.upsert({"id": 1, "name": "one"}, partition=1)
+    _named(run(config, until="drained"))
+    told.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) NOT NULL DEFAULT 'basic'")
+    told.ddl("ALTER TABLE shop.told ALTER label SET DEFAULT 'later'")
+    told.ddl("TRUNCATE TABLE shop.told")
+    grown = TableWriter(servers, schema_of("told", LABEL), protocol="canal-json", topic=topic)
+    grown.upsert({"id": 2, "name": "two", "label": "gold"}, partition=1)
+    with assembled(config, (), StopFlag()) as around:
+        late = _LateDdl(config.source.confluent_properties())
+        tables = _named(Worker(around, until="drained", offsets=late).run())
+    assert tables["told"].counters["read"] == 1
+    assert {key: row["label"] for key, row in lake_rows(tmp_path, "told").items()} == {1: "basic", 2: "gold"}
+    # What DDL did and the target does not follow is said, also by a run that has no DDL to read.
+    for _ in range(2):
+        (said,) = _named(run(config, until="drained"))["told"].warnings
+        assert "rows that TRUNCATE removed" in said
+
+
 BAD_MESSAGES = {
     b"{": "no JSON",
     b"[1, 2]": "object",
@@ -98,9 +139,15 @@ def test_messages_of_the_wrong_shape(spark: SparkSession, tmp_path: Path, server
     for message in BAD_MESSAGES:
         writer.send(None, message)
     writer.upsert({"id": 2, "name": "two"})
+    # The first table waits before a bad record: the one behind it is shown all the same, and waits too.
+    behind = TableWriter(servers, schema_of("behind"), protocol="canal-json", topic=topic)
+    behind.upsert({"id": 7, "name": "seven"})
     report = run(_config(tmp_path, servers, topic), until="drained")
-    assert [(table.state, table.lag) for table in report.tables] == [("PAUSED", 6)]
-    assert f"{topic}[0]@1" in str(report.tables[0].error)
+    assert {table.table.name: table.state for table in report.tables} == {
+        "told": "PAUSED",
+        "behind": "PAUSED",
+    }
+    assert all(f"{topic}[0]@1" in str(table.error) for table in report.tables)
     tables = _named(run(_config(tmp_path, servers, topic, **{"bad-record": "dead-letter"}), until="drained"))
     assert tables["told"].counters["dead_lettered"] == len(BAD_MESSAGES)
     assert set(lake_rows(tmp_path, "told")) == {1, 2}

@@ -12,7 +12,8 @@ from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import topic_gone
 from tidesink.sinks.surroundings import Surroundings
 
-TablesOfTopic = Callable[[TopicOffsets], tuple[TableId, ...]]
+# The tables of a topic; the flag says that none of its lanes reads on.
+TablesOfTopic = Callable[[TopicOffsets, bool], tuple[TableId, ...]]
 
 _NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
 
@@ -77,7 +78,7 @@ class Lanes:
         if refused is not None and refused.cools_down:
             return
         try:
-            tables = self._tables_of(offsets)
+            tables = self._tables_of(offsets, self._stuck(topic))
         except TidesinkError as exc:
             self._refuse(topic, exc)
             return
@@ -85,6 +86,11 @@ class Lanes:
         for table in tables:
             if (topic, table) not in self._lanes:
                 self._add(topic, table)
+
+    def _stuck(self, topic: str) -> bool:
+        """Whether a topic has lanes, and each waits before a record or for somebody."""
+        lanes = [lane for (own, _), lane in self._lanes.items() if own == topic]
+        return bool(lanes) and all(lane.state in ("PAUSED", "FAILING") for lane in lanes)
 
     def _add(self, topic: str, table: TableId) -> None:
         lane = self._lanes[topic, table] = Lane(self._around, topic, table)
@@ -116,7 +122,7 @@ def avro_tables(around: Surroundings) -> TablesOfTopic:
     assert around.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
     table_of = topic_tables(around.config, around.registry)
 
-    def tables(found: TopicOffsets) -> tuple[TableId, ...]:
+    def tables(found: TopicOffsets, _stuck: bool) -> tuple[TableId, ...]:
         table = table_of(found.topic)
         return () if table is None else (table,)
 
@@ -126,8 +132,8 @@ def avro_tables(around: Surroundings) -> TablesOfTopic:
 def canal_tables(around: Surroundings) -> TablesOfTopic:
     """The tables that a canal-json topic's messages name."""
 
-    def tables(found: TopicOffsets) -> tuple[TableId, ...]:
-        return around.topics.tables(found.topic).look(around.spark, found)
+    def tables(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
+        return around.topics.tables(found.topic).look(around.spark, found, stuck=stuck)
 
     return tables
 

@@ -64,10 +64,11 @@ class TopicTables:
                 self._tables.update(dict.fromkeys(new))
                 self._store.save_document(_KIND, self._name, [list(table) for table in self._tables])
 
-    def look(self, session: SparkSession, found: TopicOffsets) -> tuple[TableId, ...]:
+    def look(self, session: SparkSession, found: TopicOffsets, *, stuck: bool = False) -> tuple[TableId, ...]:
         """The tables of a topic; where none is known, it is looked into until a row names one.
 
-        What was looked into once, watermarks say, is not looked into again.
+        Lanes meet the other tables as they read. ``stuck``: none of them reads on, so that the topic is
+        looked into to its end. What was looked into once, watermarks say, is not looked into again.
 
         Raises:
             SourceError: Kafka refuses, or does not answer.
@@ -80,7 +81,7 @@ class TopicTables:
             for n, at in found.partitions.items()
         ]
         for part in growing_parts(left, _FIRST_RECORDS):
-            if self.known():
+            if self.known() and not stuck:
                 break
             self.census(session, part)
             self._looked.update((one.partition, one.end) for one in part)
