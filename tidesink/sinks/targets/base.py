@@ -141,7 +141,8 @@ class TargetTable(Protocol):
 
         Raises:
             StaleProgressError: the table was restored or replaced behind its progress, or belongs to
-                another pipeline.
+                another pipeline or another source table.
+            SchemaRefusedError: the rows were written under another key.
             ProgressError: progress was there and can no longer be read with certainty.
             TransientTargetError: others kept committing; try again.
         """

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
 from tidesink.change import TableId
-from tidesink.errors import ProgressError, StaleProgressError, TransientTargetError
+from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
 from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
 from tidesink.sinks.targets.delta_log import MARKER, Commit, DeltaLog
 
@@ -57,7 +57,10 @@ class ProgressHistory(Protocol):
 
 @dataclass(frozen=True)
 class Entry:
-    """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied."""
+    """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied.
+
+    ``keys`` are the columns rows were told apart by; None where the commit does not say.
+    """
 
     kind: EntryKind
     pipeline: str
@@ -65,17 +68,19 @@ class Entry:
     batch: int
     progress: Progress | None
     commit: Commit
+    keys: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of one table."""
+    """The ledger of one table, whose rows are told apart by the columns ``keys``."""
 
     log: DeltaLog
     table: TableId
     pipeline: str
     path: str
     history: ProgressHistory | None = None
+    keys: tuple[str, ...] = ()
 
     def newest(self, at: int | None = None) -> Entry | None:
         """The newest commit of ours at a version (default: the latest); None where there was none.
@@ -85,7 +90,7 @@ class Ledger:
         passed: list[Commit] = []
         for commit in self.log.newest_first(at=at):
             if commit is None:
-                return self._from_history()
+                return self._from_history(passed)
             entry = read_entry(commit)
             if entry is not None:
                 self._check_owner(entry)
@@ -98,7 +103,8 @@ class Ledger:
         """What is applied.
 
         Raises:
-            StaleProgressError: the rows were moved back, or the table is another pipeline's.
+            StaleProgressError: the rows were moved back, or the table is another pipeline's or another
+                source table's.
             ProgressError: there was progress and it can no longer be read.
         """
         entry = self.newest()
@@ -108,11 +114,14 @@ class Ledger:
         """Take the next epoch by one commit, which carries on what is applied.
 
         Raises: as ``committed``; and what Delta raises where another commit of ours came between;
+            SchemaRefusedError where the rows were written under another key;
             TransientTargetError where others kept committing.
         """
         for _ in range(_CLAIM_ATTEMPTS):
             at = self.log.latest()
-            entry = self._claim_at(at, self.newest(at))
+            held = self.newest(at)
+            self._check_keys(held)
+            entry = self._claim_at(at, held)
             if entry is not None:
                 return entry
         raise TransientTargetError(
@@ -137,6 +146,7 @@ class Ledger:
             "pipeline": self.pipeline,
             "epoch": epoch,
             "batch": batch,
+            "keys": self.keys,
             "progress": as_document(progress) if progress else None,
         }
         return json.dumps(document, separators=(",", ":"))
@@ -167,6 +177,24 @@ class Ledger:
             raise StaleProgressError(
                 f"the Delta table at {self.path} belongs to pipeline {entry.pipeline!r}, and this is "
                 f"{self.pipeline!r}: give the pipelines different target paths, or use the first name again",
+                table=str(self.table),
+            )
+        if entry.progress and entry.progress.table != self.table:
+            raise StaleProgressError(
+                f"the Delta table at {self.path} holds the rows of {entry.progress.table}, and this is "
+                f"{self.table}: set target.table in the config so that the two have different paths",
+                table=str(self.table),
+            )
+
+    def _check_keys(self, entry: Entry | None) -> None:
+        """Rows written under another key would not be found, and stand there twice."""
+        if entry is None or entry.progress is None or entry.keys is None:
+            return
+        if {key.lower() for key in entry.keys} != {key.lower() for key in self.keys}:
+            raise SchemaRefusedError(
+                f"the rows of the Delta table at {self.path} were written under the key "
+                f"({', '.join(entry.keys)}), and the key is now ({', '.join(self.keys)}): set keys in the "
+                "config to the old key again, or load the table into a new path",
                 table=str(self.table),
             )
 
@@ -204,10 +232,13 @@ class Ledger:
             table=str(self.table),
         )
 
-    def _from_history(self) -> Entry | None:
+    def _from_history(self, passed: list[Commit]) -> Entry | None:
         found = self.log.transaction_version(APPLICATION)
         if found is None:
             return None
+        move = next((commit for commit in passed if _replaces(commit)), None)
+        if move is not None:
+            raise self._moved_unseen(move)
         epoch, batch = split_txn_version(found)
         if batch == 0:
             return self._remembered(epoch, 0, None)
@@ -220,6 +251,15 @@ class Ledger:
                 table=str(self.table),
             )
         return self._remembered(epoch, batch, progress)
+
+    def _moved_unseen(self, move: Commit) -> StaleProgressError:
+        return StaleProgressError(
+            f"{move.operation} at version {move.version} changed rows behind the progress, and Delta has "
+            "cleaned away the commits which would say what is still applied: going on might leave a gap. "
+            f"Remove the folder {self.path} and let the worker load the table again from the start of its "
+            "topic",
+            table=str(self.table),
+        )
 
     def _remembered(self, epoch: int, batch: int, progress: Progress | None) -> Entry:
         return Entry("batch", self.pipeline, epoch, batch, progress, Commit(-1, "cleaned away"))
@@ -239,7 +279,7 @@ def read_entry(commit: Commit) -> Entry | None:
             f"version {commit.version} was written by a tidesink with ledger format {document['tidesink']}; "
             f"this one reads {_FORMAT}"
         )
-    progress = document["progress"]
+    progress, keys = document["progress"], document.get("keys")
     return Entry(
         kind=document["kind"],
         pipeline=document["pipeline"],
@@ -247,6 +287,7 @@ def read_entry(commit: Commit) -> Entry | None:
         batch=int(document["batch"]),
         progress=from_document(progress) if progress else None,
         commit=commit,
+        keys=None if keys is None else tuple(keys),
     )
 
 

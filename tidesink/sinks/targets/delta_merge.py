@@ -100,14 +100,22 @@ def _values(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
 
 
 def _value(column: ShapeColumn, ddl: str) -> str:
-    source = quote_path(_SOURCE, "after", column.name)
+    return _as_target(quote_path(_SOURCE, "after", column.name), column, ddl)
+
+
+def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
     return source if ddl == column.spark else f"CAST({source} AS {ddl})"
 
 
 def _condition(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
     """Equality of the keys, which are never null, and their range for Delta to pass over other files."""
     known = {name.lower(): ddl for name, ddl in present.items()}
-    terms = [f"{quote_path(_TARGET, key)} = {quote_path(_SOURCE, 'key', key)}" for key in batch.shape.keys]
+    # Left to itself, Spark compares text with a decimal as doubles, to which long numbers are equal.
+    terms = [
+        f"{quote_path(_TARGET, column.name)} = "
+        + _as_target(quote_path(_SOURCE, "key", column.name), column, known[column.name.lower()])
+        for column in batch.shape.key_columns
+    ]
     for name, (least, greatest) in batch.key_range.items():
         low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
         if low and high:

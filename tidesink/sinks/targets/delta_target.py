@@ -42,6 +42,8 @@ CAPABILITIES: Final = Capabilities(
     name="delta", exactly_once=True, evolves=True, widens=True, soft_deletes=True, durable=True
 )
 _VIEW: Final = "_tidesink_batch"
+# Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
+_RESERVED: Final = frozenset({"_metadata", "_row_dropped_", "_source_row_present_"})
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,11 @@ class DeltaTable:
         self._table = shape.table
         self._history = history
         self._log = DeltaLog(session, path)
-        self._ledger = Ledger(self._log, shape.table, pipeline, path, history)
+        self._ledger = Ledger(self._log, shape.table, pipeline, path, history, shape.keys)
         self._compaction = Compaction(session, self._log, self.location)
         self._held: Entry | None = None
         self._seen = -1
+        self._evolving = False
         with self._translating(reading_error):
             self._created = self._open(shape, soft_deletes=delete_mode == "soft")
             self._present = delta_schema.present_columns(self._log)
@@ -121,6 +124,7 @@ class DeltaTable:
             self._held, self._seen = entry, entry.commit.version
             delta_schema.fill_pending(self._session, self._log, self.location, epoch=entry.epoch)
             self._present = delta_schema.present_columns(self._log)
+            self._evolving = False
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
@@ -131,18 +135,23 @@ class DeltaTable:
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
         _check_shape(shape)
+        if self._evolving:  # the last one was cut off: what it did is only in the table
+            with self._translating(reading_error):
+                self._present = delta_schema.present_columns(self._log)
         plan = plan_evolution(self._present, shape)
         created, self._created = self._created, False
-        if not plan.needed:
+        if not (plan.needed or self._evolving):
             return EvolveResult(created=created)
         with self._translating(translated):
             epoch = self._holding().epoch
             self._entries_of(epoch)
+            self._evolving = True
             warnings = delta_schema.evolve_table(
                 self._session, self._log, self.location, shape=shape, plan=plan
             )
             filled = delta_schema.fill_pending(self._session, self._log, self.location, epoch=epoch)
             self._present = delta_schema.present_columns(self._log)
+            self._evolving = False
         added = tuple(column.name for column in plan.added)
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
@@ -218,7 +227,8 @@ class DeltaTable:
         """This very batch's commit, if it is there; refuses what others did since our last look.
 
         Raises:
-            StaleProgressError: another worker claimed the table, or its rows were moved.
+            StaleProgressError: another worker claimed the table, its rows were moved, or the batch
+                committed under this number was another.
         """
         held = self._holding()
         if progress.epoch != held.epoch:
@@ -227,7 +237,15 @@ class DeltaTable:
                 table=str(self._table),
             )
         entries = [*self._entries_of(held.epoch), held]
-        return next((e for e in entries if (e.kind, e.batch) == ("batch", progress.batch)), None)
+        done = next((e for e in entries if (e.kind, e.batch) == ("batch", progress.batch)), None)
+        if done and done.progress and done.progress != progress:
+            raise StaleProgressError(
+                f"epoch {progress.epoch} batch {progress.batch} is committed at version "
+                f"{done.commit.version} with other progress than this batch's: start again from the "
+                "committed progress",
+                table=str(self._table),
+            )
+        return done
 
     def _entries_of(self, epoch: int) -> list[Entry]:
         """Our commits since our last look; refuses those of others."""
@@ -257,6 +275,13 @@ def _check_shape(shape: TableShape) -> None:
     if not shape.keys:
         raise SchemaRefusedError(
             "the table has no key to merge rows by: set keys in the config to columns that name a row",
+            table=str(shape.table),
+        )
+    reserved = [column.name for column in shape.columns if column.name.lower() in _RESERVED]
+    if reserved:
+        raise SchemaRefusedError(
+            f"Delta keeps the name {', '.join(reserved)} for itself and cannot merge into a table with such "
+            "a column: rename it at the source",
             table=str(shape.table),
         )
     if SOFT_DELETE_COLUMN in shape.by_name:
