@@ -17,7 +17,7 @@ binary                                 ``bytes``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
@@ -89,7 +89,8 @@ class ColumnType:
 class Column:
     """A column of a table at the source.
 
-    ``default`` is the default's text as TiDB holds it (None: no default, or NULL).
+    ``default`` is the default's text as TiDB holds it now (None: no default, or NULL). Where it was
+    changed since the column was added (``redefaulted``), ``origin_default`` is the first one.
     ``handle`` marks the handle key (primary key, or the not-null unique key TiCDC chose).
     """
 
@@ -101,6 +102,24 @@ class Column:
     primary_key: bool = False
     column_id: int | None = None
     virtual: bool = False
+    origin_default: str | None = None
+    redefaulted: bool = False
+
+    @property
+    def backfill(self) -> str | None:
+        """The default when the column was added, as text: rows from before have it, whatever came later."""
+        return self.origin_default if self.redefaulted else self.default
+
+    def redefined_by(self, new: Column) -> Column:
+        """What a new definition makes of the column: its rows from before stay as they are."""
+        first = self.backfill
+        changed = first != new.default
+        return replace(
+            new,
+            column_id=self.column_id,
+            origin_default=first if changed else None,
+            redefaulted=changed,
+        )
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tidesink.change import TableId, TableSchema
 from tidesink.errors import ConfigError
 from tidesink.typemap.ddl import TableDefinitions, parse_create_table
+from tidesink.typemap.shape import shape_of
 
 T = TableId("s", "t")
 
@@ -92,6 +95,62 @@ def test_defaults_are_set_and_dropped() -> None:
     assert _after("alter table t alter column a set default 5").by_name["a"].default == "5"
     schema = _after("alter table t alter a set default 5", "alter table t alter a drop default")
     assert schema.by_name["a"].default is None
+
+
+@pytest.mark.parametrize(
+    ("added", "later", "backfill", "default"),
+    [
+        ("c int not null default 5", ["alter c drop default"], "5", None),
+        ("c int not null default 5", ["alter c set default 9"], "5", "9"),
+        ("c int not null default 5", ["modify c bigint not null"], "5", None),
+        ("c int not null default 5", ["change c d bigint not null default 7"], "5", "7"),
+        ("c int not null default 5", ["alter c set default 9", "alter c set default 5"], "5", "5"),
+        ("c int not null default 5", ["alter c set default 9", "modify c bigint"], "5", None),
+        ("c int not null", ["modify c bigint not null"], "0", None),
+        ("c int", ["alter c set default 9"], None, "9"),
+        ("c int default 5", ["drop c", "add c int default 7"], "7", "7"),
+        ("c int default 5", ["rename column c to d"], "5", "5"),
+    ],
+)
+def test_rows_from_before_keep_the_default_a_column_was_added_with(
+    added: str, later: list[str], backfill: str | None, default: str | None
+) -> None:
+    definitions = _definitions()
+    for part in (f"add {added}", *later):
+        definitions.apply(f"alter table t {part}", "s")
+    found = TableDefinitions.from_json(definitions.to_json()).get(T)
+    assert found is not None
+    assert found == definitions.get(T)
+    assert (found.columns[-1].backfill, found.columns[-1].default) == (backfill, default)
+    assert shape_of(found).columns[-1].default == backfill
+
+
+def test_definitions_kept_before_columns_had_an_origin_are_read() -> None:
+    kept = json.loads(_definitions().to_json())
+    for table in kept["tables"]:
+        del table["dropped"]
+        for column in table["columns"]:
+            del column["origin_default"], column["redefaulted"]
+    assert TableDefinitions.from_json(json.dumps(kept)).get(T) == _definitions().get(T)
+
+
+@pytest.mark.parametrize(
+    ("statement", "readded"),
+    [
+        ("alter table t drop a", set()),
+        ("alter table t drop a, add A int", {(T, "A")}),
+        ("alter table t drop a, add a int; rename table t to u", set()),
+        ("alter table t drop a, add a int, rename to u", set()),
+        ("alter table t drop a, add a int; create table u like t", {(T, "a")}),
+    ],
+)
+def test_columns_added_under_the_name_of_a_dropped_one(
+    statement: str, readded: set[tuple[TableId, str]]
+) -> None:
+    definitions = _definitions()
+    definitions.apply(statement, "s")
+    again = TableDefinitions.from_json(definitions.to_json())
+    assert definitions.readded() == again.readded() == readded
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,15 @@ def test_a_merge_adds_at_the_end_and_keeps_what_was_dropped() -> None:
     assert merged.by_name["new"].default == "5"
 
 
+def test_a_merge_keeps_the_default_a_column_came_with() -> None:
+    without, five, nine, null = (
+        shape(f"a int primary key{column}")
+        for column in ("", ", c int default 5", ", c int default 9", ", c int")
+    )
+    assert merge_shape(merge_shape(without, five), nine).by_name["c"].default == "5"
+    assert merge_shape(merge_shape(without, null), nine).by_name["c"].default is None
+
+
 def test_a_merge_knows_a_column_in_another_case() -> None:
     assert merge_shape(shape("a int primary key, v int"), shape("A int primary key, V bigint")).ddl == (
         "`a` int, `v` bigint"

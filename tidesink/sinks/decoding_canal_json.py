@@ -7,6 +7,7 @@ end of partition 0; the ``mysqlType`` words of the rows themselves; else text, w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -16,9 +17,10 @@ from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError
 from tidesink.sinks.decoding import Apart, Missed
-from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
+from tidesink.sinks.shape import TableShape
 from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
@@ -66,12 +68,16 @@ class CanalJsonDecoding:
             f"column {name}: nothing tells its type, so it is kept as text; give a table definition"
             for name in self._text_columns
         ]
-        return (*reasons, *texts, *self._ddl.warnings)
+        told = self._ddl.warnings(self._table, defined=self._declared is not None)
+        return (*reasons, *texts, *told)
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's DDL; where it has none of this table, its first rows."""
+        self._ddl.recall(found)
         if self._declared is None:
             self._ddl.scan(self._session, found)
+            if self._ddl.get(self._table) is None:
+                self._ddl.scan(self._session, self._ends_now(found))
             if self._ddl.get(self._table) is None:
                 self._peek(found)
         self._make()
@@ -83,6 +89,16 @@ class CanalJsonDecoding:
             if self._words:
                 return
             self._read_words(part)
+
+    def _ends_now(self, found: TopicOffsets) -> TopicOffsets:
+        """Where the topic ends by now.
+
+        The brokers are asked partition by partition: a DDL can have come after partition 0 was asked, and
+        the row that needs it before its own partition was.
+        """
+        offsets = KafkaOffsets(self._around.config.source.confluent_properties())
+        now = offsets.lookup([self._topic]).get(self._topic, found)
+        return now if now.topic_id == found.topic_id else found
 
     def columns(self) -> CanalJsonColumns:
         """The plan over every type known."""
@@ -113,6 +129,8 @@ class CanalJsonDecoding:
         changed = self._declared is None and self._newer_ddl(missed.found)
         if not missed.summary.unplanned:
             return changed
+        if self._known_columns() == before and self._declared is None:
+            self._newer_ddl(self._ends_now(missed.found))
         if self._known_columns() == before:
             self._read_words(missed.ranges)
             self._make()
@@ -121,7 +139,11 @@ class CanalJsonDecoding:
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""
         last = last_ddl_offset(reduced, DDL_PARTITION)
-        if last is None or self._declared is not None:
+        if last is None:
+            return False
+        if self._declared is not None:
+            # For what there is to say of it: the types are known.
+            self._ddl.scan(self._session, missed.found)
             return False
         return self._newer_ddl(missed.found)
 
@@ -180,7 +202,7 @@ class CanalJsonDecoding:
         self._planned = schema
         self._plan = canal_json_columns(
             schema,
-            base=self._plan.shape if self._plan else None,
+            base=_with_defaults(self._plan.shape, schema) if self._plan else None,
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
@@ -202,6 +224,13 @@ def _declared(sql: str | None, table: TableId) -> TableSchema | None:
     if found is None:
         raise ConfigError("the definition under tables is not this table's", table=str(table))
     return found
+
+
+def _with_defaults(shape: TableShape, schema: TableSchema) -> TableShape:
+    """The shape with the defaults of a newer schema: a column met in rows before its DDL had none yet."""
+    told = {column.name.casefold(): column.backfill for column in schema.columns}
+    columns = tuple(replace(c, default=told.get(c.name.casefold(), c.default)) for c in shape.columns)
+    return replace(shape, columns=columns)
 
 
 def _row_words(row: Any) -> _RowWords:

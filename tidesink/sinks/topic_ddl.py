@@ -2,13 +2,14 @@
 
 TiCDC writes DDL events to partition 0 alone (tiflow c7b2588, ticdc b813e76). They are read ahead of the
 rows, up to partition 0's end: a row on another partition can be read before the ALTER that gave it its
-columns. The state store remembers the definitions and how far they go; where it was lost, partition 0 is
-read again from its beginning.
+columns. The state store remembers the definitions, what is to be said of the DDL, and how far they go;
+where it was lost, partition 0 is read again from its beginning.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -22,19 +23,44 @@ from tidesink.sinks.records_spark import marked_ddl
 from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DDL_PARTITION: Final = 0
 _KIND: Final = "topic-ddl"
+_SHOWN_SQL: Final = 200
+# The newest are kept: a topic whose tables are made and dropped every day has ever new ones.
+_MOST_WARNINGS: Final = 100
 
 _log = structlog.get_logger("tidesink.worker")
 
 
-class _Statement(NamedTuple):
+class DdlStatement(NamedTuple):
+    """The SQL of a DDL event, and the database it was run in."""
+
     database: str
     sql: str
+
+
+class DdlWarning(NamedTuple):
+    """What a person should know of a DDL event.
+
+    ``table`` is the one it is about (without a name: all of its schema), None for any. ``untold``: a
+    definition in the config makes it void.
+    """
+
+    text: str
+    table: TableId | None = None
+    untold: bool = False
+
+    def is_about(self, table: TableId) -> bool:
+        """Whether it is worth a word at this table."""
+        if self.table is None:
+            return True
+        schema, name = (part.casefold() for part in self.table)
+        return schema == table.schema.casefold() and name in ("", table.name.casefold())
 
 
 class TopicDdl:
@@ -49,7 +75,12 @@ class TopicDdl:
         self._definitions = TableDefinitions()
         self._topic_id: str | None = None
         self._next = 0
-        self.warnings: tuple[str, ...] = ()
+        self._warnings: tuple[DdlWarning, ...] = ()
+
+    def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
+        """What to say at a table of the DDL read so far; ``defined``: the config has its definition."""
+        about = [warning for warning in self._warnings if warning.is_about(table)]
+        return tuple(warning.text for warning in about if not (defined and warning.untold))
 
     def get(self, table: TableId) -> TableSchema | None:
         """A table as the topic's DDL has it so far."""
@@ -60,6 +91,15 @@ class TopicDdl:
         """Every table the topic's DDL knows."""
         with self._lock:
             return tuple(self._definitions)
+
+    def recall(self, found: TopicOffsets) -> None:
+        """Know what an earlier run read, and read nothing.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        with self._lock:
+            self._restore(found)
 
     def scan(self, session: SparkSession, found: TopicOffsets) -> bool:
         """Read DDL up to partition 0's end; True where a definition changed.
@@ -77,9 +117,13 @@ class TopicDdl:
             # Kept before it is known here: a scan that is tried again begins where this one did.
             definitions = TableDefinitions.from_json(self._definitions.to_json())
             before = definitions.version
-            self._apply(definitions, statements)
-            self._save(definitions, at.latest)
-            self._definitions, self._next = definitions, at.latest
+            heard = list(applied(definitions, statements, self._topic))
+            warnings = tuple(dict.fromkeys((*self._warnings, *heard)))[-_MOST_WARNINGS:]
+            self._save(definitions, warnings, at.latest)
+            for warning in warnings:
+                if warning not in self._warnings:
+                    _log.warning("DDL to be looked at", topic=self._topic, warning=warning.text)
+            self._definitions, self._warnings, self._next = definitions, warnings, at.latest
             return definitions.version != before
 
     def _restore(self, found: TopicOffsets) -> None:
@@ -87,19 +131,24 @@ class TopicDdl:
             return
         kept: Any = self._store.load_document(_KIND, self._name)
         self._topic_id, self._next, self._definitions = found.topic_id, 0, TableDefinitions()
+        self._warnings = ()
         if kept is not None and kept["topic_id"] == found.topic_id:
             self._next = int(kept["next_offset"])
             self._definitions = TableDefinitions.from_json(kept["definitions"])
+            self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
 
-    def _save(self, definitions: TableDefinitions, next_offset: int) -> None:
+    def _save(
+        self, definitions: TableDefinitions, warnings: tuple[DdlWarning, ...], next_offset: int
+    ) -> None:
         document = {
             "topic_id": self._topic_id,
             "next_offset": next_offset,
             "definitions": definitions.to_json(),
+            "warnings": [list(warning) for warning in warnings],
         }
         self._store.save_document(_KIND, self._name, document)
 
-    def _read(self, session: SparkSession, start: int, end: int) -> list[_Statement]:
+    def _read(self, session: SparkSession, start: int, end: int) -> list[DdlStatement]:
         part = OffsetRange(self._topic, DDL_PARTITION, start, end)
         if part.records <= 0:
             return []
@@ -108,25 +157,54 @@ class TopicDdl:
             found = [_statement(value) for value in marked_ddl(raw)]
         return [statement for statement in found if statement is not None]
 
-    def _apply(self, definitions: TableDefinitions, statements: list[_Statement]) -> None:
-        for statement in statements:
-            before = _members(definitions)
-            try:
-                definitions.apply(statement.sql, statement.database)
-            except ConfigError as exc:
-                self._warn(f"a DDL of topic {self._topic} cannot be read ({exc.message})", statement)
-            for name in _renumbered(before, _members(definitions)):
-                self._warn(
-                    f"column {name}: its members got other numbers, and canal-json rows carry numbers; rows "
-                    "from before this DDL that are not applied yet are read with the new members",
-                    statement,
-                )
 
-    def _warn(self, text: str, statement: _Statement) -> None:
-        shown = f"{text}: {statement.sql[:200]}"
-        if shown not in self.warnings:
-            self.warnings = (*self.warnings, shown)
-            _log.warning("DDL to be looked at", topic=self._topic, warning=shown)
+def _warning(text: str, table: list[str] | None, untold: bool) -> DdlWarning:
+    return DdlWarning(text, None if table is None else TableId(*table), untold)
+
+
+def applied(
+    definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str
+) -> Iterator[DdlWarning]:
+    """Let the definitions follow the statements; what is to be said of each, as it is applied."""
+    for statement in statements:
+        for warning in _applied(definitions, statement, topic):
+            yield warning._replace(text=f"{warning.text}: {statement.sql[:_SHOWN_SQL]}")
+
+
+def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
+    members, readded = _members(definitions), definitions.readded()
+    try:
+        for table, effect in unapplied(statement.sql, statement.database):
+            yield DdlWarning(f"not applied, {effect}", table)
+        altered = altered_tables(statement.sql, statement.database)
+        untold = [table for table in altered if table not in definitions]
+        definitions.apply(statement.sql, statement.database)
+    except ConfigError as exc:
+        yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})")
+        return
+    for table in untold:
+        if table not in definitions:
+            yield _untold(table)
+    for table, column in sorted(definitions.readded() - readded):
+        yield DdlWarning(
+            f"not applied, column {column} was dropped and is added again: rows from before keep their old "
+            "values in it at the target",
+            table,
+        )
+    for name in _renumbered(members, _members(definitions)):
+        yield DdlWarning(
+            f"column {name}: its members got other numbers, and canal-json rows carry numbers; rows "
+            "from before this DDL that are not applied yet are read with the new members"
+        )
+
+
+def _untold(table: TableId) -> DdlWarning:
+    return DdlWarning(
+        f"the DDL changes {table}, whose definition is unknown, so that its types and defaults are not "
+        "used; give a definition under tables",
+        table,
+        untold=True,
+    )
 
 
 _Members = dict[tuple[TableId, str], tuple[str, ...]]
@@ -153,7 +231,7 @@ def _renumbered(before: _Members, after: _Members) -> list[str]:
     ]
 
 
-def _statement(value: bytes) -> _Statement | None:
+def _statement(value: bytes) -> DdlStatement | None:
     """The statement of a DDL event; None for any other record."""
     try:
         message = orjson.loads(value)
@@ -162,4 +240,4 @@ def _statement(value: bytes) -> _Statement | None:
     if not isinstance(message, dict) or message.get("isDdl") is not True:
         return None
     sql, database = message.get("sql"), message.get("database")
-    return _Statement(database if isinstance(database, str) else "", sql) if isinstance(sql, str) else None
+    return DdlStatement(database if isinstance(database, str) else "", sql) if isinstance(sql, str) else None

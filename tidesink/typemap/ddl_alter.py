@@ -105,7 +105,8 @@ def _without(definition: TableDefinition, name: str) -> TableDefinition:
     at = definition.place_of(name)
     columns = definition.columns[:at] + definition.columns[at + 1 :]
     uniques = tuple(u for u in definition.uniques if name.casefold() not in (c.casefold() for c in u.columns))
-    return replace(definition, columns=columns, uniques=uniques)
+    dropped = tuple(dict.fromkeys((*definition.dropped, name.casefold())))
+    return replace(definition, columns=columns, uniques=uniques, dropped=dropped)
 
 
 def _modify(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
@@ -126,7 +127,7 @@ def _change(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
 def _redefine(definition: TableDefinition, old: str, found: ColumnDefinition) -> TableDefinition:
     at = definition.place_of(old)
     before = definition.columns[at]
-    column = replace(found.column, column_id=before.column_id)
+    column = before.redefined_by(found.column)
     rest = replace(definition, columns=definition.columns[:at] + definition.columns[at + 1 :])
     place = at if found.place is None else _place(rest, found)
     columns = list(rest.columns)
@@ -186,12 +187,13 @@ def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinitio
     at = definition.place_of(sql.name())
     column = definition.columns[at]
     if sql.skip("DROP", "DEFAULT"):
-        return _with_column(definition, at, replace(column, default=None))
+        return _with_column(definition, at, column.redefined_by(replace(column, default=None)))
     sql.need("SET", "DEFAULT")
     rest = []
     while not sql.done:
         rest.append(sql.take())
-    return _with_column(definition, at, replace(column, default=default_text(rest, column.type)))
+    changed = replace(column, default=default_text(rest, column.type))
+    return _with_column(definition, at, column.redefined_by(changed))
 
 
 _VERBS: dict[str, Callable[[TableDefinition, SqlReader], TableDefinition]] = {

@@ -27,7 +27,10 @@ class Index:
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table as DDL knows it: more than the wire ever says. ``declared``: a person stated it."""
+    """A table as DDL knows it: more than the wire ever says.
+
+    ``declared``: a person stated it. ``dropped`` are the names of columns that were dropped, folded.
+    """
 
     table: TableId
     columns: tuple[Column, ...] = ()
@@ -36,6 +39,12 @@ class TableDefinition:
     next_column_id: int = 1
     charset: str | None = None
     declared: bool = False
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def readded(self) -> tuple[str, ...]:
+        """The columns that were added under the name of one dropped before."""
+        return tuple(column.name for column in self.columns if column.name.casefold() in self.dropped)
 
     def schema(self) -> TableSchema:
         """The columns with their keys marked."""

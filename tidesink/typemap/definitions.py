@@ -95,15 +95,19 @@ class TableDefinitions:
         Raises:
             ConfigError: a statement about a table that cannot be read; no table is changed by it.
         """
-        return self._run(_producer_tokens(query), default_schema)
+        return self._run(producer_tokens(query), default_schema)
 
     def _run(self, sql: Iterable[Token], default_schema: str) -> tuple[TableId, ...]:
         changed: list[TableId] = []
-        for statement in _statements(sql):
+        for statement in statements(sql):
             read = _STATEMENTS.get(statement[0].text.upper())
             if read is not None:
                 changed += read(self, SqlReader(statement), default_schema)
         return tuple(dict.fromkeys(changed))
+
+    def readded(self) -> frozenset[tuple[TableId, str]]:
+        """The columns, by table, that were added under the name of one dropped before."""
+        return frozenset((d.table, name) for d in self._tables.values() for name in d.readded)
 
     def to_json(self) -> str:
         """All definitions as JSON text."""
@@ -146,7 +150,7 @@ class TableDefinitions:
             like = self._find(old)
             if like is None:
                 return []
-            created = replace(like, table=new, declared=False)
+            created = replace(like, table=new, declared=False, dropped=())
         known = self._find(created.table)
         if known is not None and known.declared:
             return []
@@ -184,6 +188,7 @@ class TableDefinitions:
                 definition = replace(altered.definition, table=altered.renamed_to or definition.table)
         if definition.table != table:
             self._remove(table)
+            definition = replace(definition, dropped=())
         self._set(definition)
         return [definition.table]
 
@@ -223,7 +228,7 @@ class TableDefinitions:
             new = read_table_name(pair, default_schema)
             moved = self._remove(old)
             if moved is not None:
-                self._set(replace(moved, table=new))
+                self._set(replace(moved, table=new, dropped=()))
                 changed.append(new)
         return changed
 
@@ -239,7 +244,8 @@ def _rest(sql: SqlReader) -> list[Token]:
     return rest
 
 
-def _statements(sql: Iterable[Token]) -> Iterator[list[Token]]:
+def statements(sql: Iterable[Token]) -> Iterator[list[Token]]:
+    """The statements of SQL, without the semicolons between them."""
     statement: list[Token] = []
     for token in [*sql, Token("sign", ";")]:
         if not token.says(";"):
@@ -249,7 +255,12 @@ def _statements(sql: Iterable[Token]) -> Iterator[list[Token]]:
             statement = []
 
 
-def _producer_tokens(query: str) -> list[Token]:
+def producer_tokens(query: str) -> list[Token]:
+    """The tokens of a DDL event's text.
+
+    Raises:
+        ConfigError: text that is no SQL.
+    """
     # TiDB's restorer leaves backslashes as they are (tiflow c7b2588); what a person wrote escapes them.
     try:
         return tokens(query, backslash_escapes=False)
@@ -298,6 +309,7 @@ def _restored(found: dict[str, object]) -> TableDefinition:
         next_column_id=found["next_column_id"],  # type: ignore[arg-type]
         charset=found["charset"],  # type: ignore[arg-type]
         declared=found["declared"],  # type: ignore[arg-type]
+        dropped=tuple(found.get("dropped", ())),  # type: ignore[arg-type]
     )
 
 

@@ -28,8 +28,8 @@ class ShapeColumn:
     """One column at the target.
 
     ``spark`` is the Spark and Delta type as DDL text and ``reason`` why it is not the nearest one.
-    ``default`` is the default's text as TiDB holds it: rows written before the column was added have
-    this value. A key column is never null.
+    ``default`` is the text of the default with which the column was added, as TiDB holds it: rows
+    written before have this value, also where the default was changed later. A key column is never null.
     """
 
     name: str
@@ -129,14 +129,15 @@ def shape_of(
 
 
 def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeColumn:
-    spark: SparkType = spark_type(column.type, zero_date=zero_date)
-    return ShapeColumn(column.name, column.type, spark.ddl, spark.reason, column.default, key)
+    # A key is never kept as text for its zero dates' sake: there such a date is an error.
+    spark: SparkType = spark_type(column.type, zero_date="error" if key else zero_date)
+    return ShapeColumn(column.name, column.type, spark.ddl, spark.reason, column.backfill, key)
 
 
 def merge_shape(old: TableShape, new: TableShape) -> TableShape:
     """``old`` with what ``new`` adds: columns at the end, wider types; nothing is ever taken away.
 
-    Where both have a column, ``old`` names it and ``new`` says its members and default.
+    Where both have a column, ``old`` says its name and default, ``new`` its members.
 
     Raises:
         SchemaRefusedError: a column's types cannot be one, or the keys differ; the message says which.
@@ -171,8 +172,9 @@ def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> Sha
         )
     kept = new if ddl == new.spark else old
     members = new.type.members if new.type.members is not None else old.type.members
+    # Rows without the column were there when it was added: a default it was given later is not theirs.
     return ShapeColumn(
-        old.name, _wider_type(kept.type, ddl, members), ddl, kept.reason, new.default, key=old.key
+        old.name, _wider_type(kept.type, ddl, members), ddl, kept.reason, old.default, key=old.key
     )
 
 

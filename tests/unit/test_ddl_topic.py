@@ -1,0 +1,154 @@
+"""What a topic's DDL does that the target does not follow: said once, and still after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from tidesink.change import TableId
+from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.topic_ddl import DdlStatement, TopicDdl, applied
+from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CREATE = "create table t (id int primary key, a int, b varchar(5))"
+NO_SESSION = cast("SparkSession", None)
+T = TableId("s", "t")
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables", "word"),
+    [
+        ("TRUNCATE TABLE `s`.`t`", ["s.t"], "TRUNCATE"),
+        ("truncate t", ["s.t"], "TRUNCATE"),
+        ("DROP TABLE IF EXISTS t, o.u", ["s.t", "o.u"], "stay in the target"),
+        ("DROP DATABASE IF EXISTS s", ["s."], "stay in the target"),
+        ("RENAME TABLE t TO u", ["s.t", "s.u"], "s.u"),
+        ("ALTER TABLE t RENAME TO o.u", ["s.t", "o.u"], "o.u"),
+        ("ALTER TABLE t RENAME COLUMN a TO c", ["s.t"], "column a is c now"),
+        ("ALTER TABLE t ADD d INT, CHANGE COLUMN a c BIGINT", ["s.t"], "column a is c now"),
+        ("ALTER TABLE t DROP PARTITION p0", ["s.t"], "stay in the target"),
+        ("ALTER TABLE t TRUNCATE PARTITION p0", ["s.t"], "stay in the target"),
+        ("ALTER TABLE t CHANGE a A BIGINT", [], ""),
+        ("ALTER TABLE t DROP COLUMN a", [], ""),
+        ("ALTER TABLE t RENAME INDEX i TO j, ADD PARTITION (PARTITION p3 VALUES LESS THAN (9))", [], ""),
+        ("DROP INDEX i ON t", [], ""),
+        ("CREATE TABLE truncate_me (a INT COMMENT 'TRUNCATE TABLE t')", [], ""),
+    ],
+)
+def test_what_the_target_does_not_follow(sql: str, tables: list[str], word: str) -> None:
+    found = unapplied(sql, "s")
+    assert [str(one.table) for one in found] == tables
+    assert word in " ".join(one.effect for one in found)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("ADD COLUMN c INT DEFAULT 5", True),
+        ("COMMENT = 'x', MODIFY c BIGINT", True),
+        ("ADD PRIMARY KEY (a)", True),
+        ("RENAME COLUMN a TO b", True),
+        ("ALTER a DROP DEFAULT", True),
+        ("ADD INDEX i (a)", False),
+        ("DROP PARTITION p0", False),
+        ("RENAME TO u", False),
+        ("AUTO_INCREMENT = 5", False),
+    ],
+)
+def test_alters_that_change_columns_or_keys(part: str, changes: bool) -> None:
+    assert altered_tables(f"ALTER TABLE t {part}", "s") == ((T,) if changes else ())
+
+
+def _said(*statements: str) -> list[str]:
+    definitions = TableDefinitions()
+    return [w.text for w in applied(definitions, [DdlStatement("s", sql) for sql in statements], "cdc")]
+
+
+def test_an_alter_of_a_table_nothing_told_of_is_said() -> None:
+    (said,) = _said("ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
+    assert "s.t, whose definition is unknown" in said
+    assert "give a definition under tables" in said
+    assert said.endswith(": ALTER TABLE t ADD COLUMN c INT DEFAULT 5")
+    assert _said(CREATE, "ALTER TABLE t ADD COLUMN c INT DEFAULT 5") == []
+    assert _said(f"{CREATE}; ALTER TABLE t ADD COLUMN c INT DEFAULT 5") == []
+    assert _said("ALTER TABLE t ADD INDEX i (a)") == []
+
+
+def test_a_column_added_under_the_name_of_a_dropped_one_is_said() -> None:
+    assert _said(CREATE, "ALTER TABLE t DROP COLUMN a") == []
+    (said,) = _said(CREATE, "ALTER TABLE t DROP COLUMN a", "ALTER TABLE t ADD COLUMN a INT")
+    assert "column a was dropped and is added again" in said
+
+
+def test_a_statement_that_cannot_be_read_says_so_beside_what_it_does() -> None:
+    said = _said(CREATE, "ALTER TABLE t RENAME COLUMN a TO c, MODIFY nothing INT")
+    assert ["column a is c now" in said[0], "cannot be read" in said[1]] == [True, True]
+
+
+def test_long_statements_are_cut() -> None:
+    (said,) = _said(f"TRUNCATE TABLE t /* {'x' * 999} */")
+    assert len(said) < 300
+
+
+class _ScriptedDdl(TopicDdl):
+    """Its partition 0 is a list of statements, one an offset."""
+
+    topic: tuple[str, ...] = ()
+
+    def _read(self, _session: Any, start: int, end: int) -> list[DdlStatement]:
+        return [DdlStatement("s", sql) for sql in self.topic[start:end]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStateStore]:
+    opened = SqlStateStore(str(tmp_path / "state.db"))
+    yield opened
+    opened.close()
+
+
+def _ends(latest: int, topic_id: str = "one") -> TopicOffsets:
+    return TopicOffsets("cdc", topic_id, {0: PartitionOffsets(0, latest)})
+
+
+def _ddl(store: SqlStateStore, *topic: str) -> _ScriptedDdl:
+    ddl = _ScriptedDdl("cdc", pipeline="p", source=KafkaSource({}), store=store)
+    ddl.topic = topic
+    return ddl
+
+
+def test_warnings_outlive_a_restart_and_are_said_at_their_table(store: SqlStateStore) -> None:
+    topic = (CREATE, "TRUNCATE TABLE t", "ALTER TABLE u ADD COLUMN c INT", "TRUNCATE TABLE t")
+    first = _ddl(store, *topic)
+    assert first.scan(NO_SESSION, _ends(4))
+    (said,) = first.warnings(TableId("S", "T"))
+    assert "rows that TRUNCATE removed" in said
+    (untold,) = first.warnings(TableId("s", "u"))
+    again = _ddl(store, *topic)
+    again.recall(_ends(4))
+    assert again.warnings(T) == (said,)
+    assert again.warnings(TableId("s", "u")) == (untold,)
+    assert again.warnings(TableId("s", "u"), defined=True) == ()
+    assert again.warnings(TableId("s", "other")) == ()
+    again.recall(_ends(4, "made again"))
+    assert again.warnings(T) == ()
+
+
+def test_a_document_without_warnings_is_read(store: SqlStateStore) -> None:
+    _ddl(store, CREATE).scan(NO_SESSION, _ends(1))
+    kept: Any = store.load_document("topic-ddl", "p/cdc")
+    del kept["warnings"]
+    store.save_document("topic-ddl", "p/cdc", kept)
+    again = _ddl(store, CREATE, "DROP DATABASE s")
+    again.recall(_ends(1))
+    assert (again.tables(), again.warnings(T)) == ((T,), ())
+    assert again.scan(NO_SESSION, _ends(2))
+    assert len(again.warnings(T)) == 1

@@ -1,0 +1,143 @@
+"""What DDL does to rows that are there already, and this version does not do at the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from tidesink.change import TableId
+from tidesink.typemap.ddl_create import read_table_name, starts_constraint
+from tidesink.typemap.definitions import producer_tokens, statements
+from tidesink.typemap.sql_reader import SqlReader, split_by_comma
+
+
+class Unapplied(NamedTuple):
+    """What a statement means for the target of a table; one without a name is every table of its schema."""
+
+    table: TableId
+    effect: str
+
+
+def unapplied(query: str, default_schema: str = "") -> tuple[Unapplied, ...]:
+    """What of DDL text the target does not follow.
+
+    Raises:
+        ConfigError: text that is no SQL, or a statement about a table that cannot be read.
+    """
+    found: list[Unapplied] = []
+    for statement in statements(producer_tokens(query)):
+        read = _STATEMENTS.get(statement[0].text.upper())
+        if read is not None:
+            found += read(SqlReader(statement), default_schema)
+    return tuple(found)
+
+
+def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """The tables whose columns or keys an ALTER TABLE changes.
+
+    Raises:
+        ConfigError: as ``unapplied``.
+    """
+    found: list[TableId] = []
+    for statement in statements(producer_tokens(query)):
+        sql = SqlReader(statement)
+        if sql.skip("ALTER", "TABLE"):
+            table = read_table_name(sql, default_schema)
+            found += [table] if any(_changes_columns(part) for part in _parts(sql)) else []
+    return tuple(found)
+
+
+def _parts(sql: SqlReader) -> list[SqlReader]:
+    rest = []
+    while not sql.done:
+        rest.append(sql.take())
+    return [SqlReader(part) for part in split_by_comma(rest) if part]
+
+
+def _changes_columns(part: SqlReader) -> bool:
+    verb = part.take()
+    if verb.says("RENAME"):
+        return part.sees("COLUMN")
+    if not verb.says("ADD", "DROP", "MODIFY", "CHANGE", "ALTER"):
+        return False
+    keys = part.sees("PRIMARY") or part.sees("UNIQUE")
+    return keys or not (starts_constraint(part) or part.peek().says("PARTITION"))
+
+
+def _truncate(sql: SqlReader, default_schema: str) -> Iterator[Unapplied]:
+    sql.take()
+    sql.skip("TABLE")
+    yield Unapplied(
+        read_table_name(sql, default_schema), "rows that TRUNCATE removed at the source stay in the target"
+    )
+
+
+_DROPPED: Final = (
+    "rows that DROP removed at the source stay in the target, also when a table of this name is made again"
+)
+
+
+def _drop(sql: SqlReader, default_schema: str) -> Iterator[Unapplied]:
+    sql.take()
+    if sql.skip_any("DATABASE", "SCHEMA"):
+        sql.skip("IF", "EXISTS")
+        yield Unapplied(TableId(sql.name(), ""), _DROPPED)
+    elif sql.skip("TABLE"):
+        sql.skip("IF", "EXISTS")
+        for part in _parts(sql):
+            yield Unapplied(read_table_name(part, default_schema), _DROPPED)
+
+
+def _rename(sql: SqlReader, default_schema: str) -> Iterator[Unapplied]:
+    sql.take()
+    if sql.skip("TABLE"):
+        for pair in _parts(sql):
+            old = read_table_name(pair, default_schema)
+            pair.need("TO")
+            yield from _moved(old, read_table_name(pair, default_schema))
+
+
+def _moved(old: TableId, new: TableId) -> Iterator[Unapplied]:
+    yield Unapplied(old, f"the table is {new} at the source now; its rows stay in the target of {old}")
+    yield Unapplied(
+        new, f"the table was {old} at the source; rows from before are not in the target of {new}"
+    )
+
+
+def _alter(sql: SqlReader, default_schema: str) -> Iterator[Unapplied]:
+    if sql.skip("ALTER", "TABLE"):
+        table = read_table_name(sql, default_schema)
+        for part in _parts(sql):
+            yield from _part(table, part)
+
+
+def _part(table: TableId, part: SqlReader) -> Iterator[Unapplied]:
+    verb = part.take()
+    if verb.says("TRUNCATE", "DROP", "EXCHANGE") and part.sees("PARTITION"):
+        yield Unapplied(table, "rows that it took out of the table at the source stay in the target")
+    elif verb.says("CHANGE"):
+        part.skip("COLUMN")
+        part.skip("IF", "EXISTS")
+        yield from _renamed(table, part.name(), part.name())
+    elif verb.says("RENAME") and part.skip("COLUMN"):
+        old = part.name()
+        part.need("TO")
+        yield from _renamed(table, old, part.name())
+    elif verb.says("RENAME") and not part.peek().says("INDEX", "KEY"):
+        part.skip_any("TO", "AS", "=")
+        yield from _moved(table, read_table_name(part, table.schema))
+
+
+def _renamed(table: TableId, old: str, new: str) -> Iterator[Unapplied]:
+    if old.casefold() != new.casefold():
+        yield Unapplied(
+            table, f"column {old} is {new} now; rows from before keep their values in {old} at the target"
+        )
+
+
+_STATEMENTS: Final[dict[str, Callable[[SqlReader, str], Iterator[Unapplied]]]] = {
+    "TRUNCATE": _truncate,
+    "DROP": _drop,
+    "RENAME": _rename,
+    "ALTER": _alter,
+}
