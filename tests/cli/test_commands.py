@@ -117,5 +117,28 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
     assert states == {"a": "IDLE", "b": "PAUSED"}
 
 
+def test_status_says_whether_somebody_works(tmp_path: Path) -> None:
+    from tidesink.change import TableId
+    from tidesink.sinks.heartbeat import Heartbeat
+    from tidesink.sinks.state_store import TableStatus, open_state_store
+
+    file = tmp_path / "t.yaml"
+    run("init", str(file))
+    assert run("status", str(file)).stdout.splitlines()[-1] == "worker: no worker seen yet"
+    store = open_state_store(load_config(file).state)
+    Heartbeat(store, "shop").beat()
+    shown = run("status", str(file)).stdout
+    assert "no table has been worked on yet" in shown
+    assert re.search(r"^worker: alive \(seen \d+ s ago\)$", shown, re.MULTILINE)
+    Heartbeat(store, "shop", lambda: 86_400.0).beat()
+    shown = run("status", str(file)).stdout.splitlines()[-1]
+    assert shown.startswith("worker: no worker seen since 1970-01-02 00:00:0")
+    store.save_status(TableStatus("shop", TableId("shop", "a"), "IDLE"))
+    Heartbeat(store, "shop").end()
+    store.close()
+    shown = run("status", str(file)).stdout.splitlines()[-1]
+    assert re.fullmatch(r"worker: no worker seen since \d{4}-.* UTC; it ended", shown)
+
+
 def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in run("--debug", "decode", "--input", "-").stderr

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +16,8 @@ from rich.console import Console
 
 from tidesink.cli import exits
 from tidesink.cli.dev import Directory, Protocol
-from tidesink.cli.output import Output, OutputFormat, console, note, table, write_json
-from tidesink.cli.run_worker import log_to_stderr
-from tidesink.cli.status import commit_time
+from tidesink.cli.log_lines import LogFormat, log_to_stderr
+from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
 from tidesink.dev.stack import DIRECTORY
 from tidesink.sinks.ivy import spark_connector_jars
 
@@ -41,7 +43,7 @@ def demo(
     from tidesink.cli.demo_steps import DemoSteps
     from tidesink.dev.demo import DemoOptions, run_demo
 
-    log_to_stderr()
+    log_to_stderr(LogFormat.TEXT)
     # A terminal that is closed ends the demo as Ctrl-C does: it must not leave a broker behind.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     options = DemoOptions(
@@ -93,41 +95,41 @@ def _pairs(result: DemoResult) -> Iterator[tuple[TableCheck, TableReport | None]
 
 
 def _show(result: DemoResult) -> None:
-    out = console()
     pairs = list(_pairs(result))
-    out.print(table("\nThe tables in the lake", _TABLE_COLUMNS, [_table_row(*pair) for pair in pairs]))
-    out.print(table("\nRow events: read = applied + superseded + filtered + dead-lettered", _ACCOUNT_COLUMNS,
-                    [_account_row(*pair) for pair in pairs]))  # fmt: skip
+    show_table("\nThe tables in the lake", _TABLE_COLUMNS, [_table_row(*pair) for pair in pairs])
+    title = "\nRow events: read = applied + superseded + filtered + dead letters"
+    show_table(title, _ACCOUNT_COLUMNS, [_account_row(*pair) for pair in pairs])
     for line in (line for pair in pairs for line in _remarks(*pair)):
-        out.print(line, markup=False)
-    out.print(_verdict(result), markup=False)
-    out.print(_afterwards(result), markup=False)
+        typer.echo(line)
+    typer.echo(_verdict(result))
+    typer.echo(f"The lake stays in {_from_here(result.lake)}. How its tables stand:")
+    typer.echo(f"  {shlex.join([own_command(), 'status', str(_from_here(result.config))])}")
 
 
-_TABLE_COLUMNS = ("table", "rows", "columns", "last commit_ts", "that is (UTC)", "lag", "batches", "check")
+# Narrow enough for 80 characters.
+_TABLE_COLUMNS = ("table", "rows", "columns", "last commit_ts", "lag", "batches", "every value")
 _ACCOUNT_COLUMNS = (
     "table",
     "read",
     "applied",
     "superseded",
     "filtered",
-    "dead-lettered",
+    "dead\nletters",
     "holds",
-    "zero dates to NULL",
+    "dates\nto NULL",
 )
 
 
 def _table_row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
-    said = "every value is right" if check.right else f"WRONG: {len(check.differences)} differences below"
+    said = "right" if check.right else f"WRONG: {len(check.differences)} differences below"
     if report is None:
-        return check.table, check.rows, check.columns, None, "", "", 0, said
+        return check.table, check.rows, check.columns, None, None, 0, said
     return (
         check.table,
         check.rows,
         check.columns,
         report.commit_ts,
-        commit_time(report.commit_ts),
-        f"{report.lag} records",
+        report.lag,
         report.batches,
         said,
     )
@@ -162,9 +164,14 @@ def _verdict(result: DemoResult) -> str:
     )
 
 
-def _afterwards(result: DemoResult) -> str:
-    where = _from_here(result.lake)
-    return f"The lake stays in {where}; tidesink status {_from_here(result.config)} shows its tables."
+def own_command() -> str:
+    """``tidesink`` as whoever reads this can call it from here: its path where it is not on PATH."""
+    called = Path(sys.argv[0])
+    own = called if called.name == "tidesink" else Path(sys.executable).with_name("tidesink")
+    found = shutil.which("tidesink")
+    if not own.is_file() or (found is not None and Path(found).samefile(own)):
+        return "tidesink"
+    return str(_from_here(own.absolute()))
 
 
 def _from_here(path: Path) -> Path:

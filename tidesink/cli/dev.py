@@ -13,7 +13,8 @@ import typer
 from tidesink.cli import exits
 from tidesink.cli.codec_options import CodecCommand, Given, codec_options, with_codec_options
 from tidesink.cli.failures import guarded
-from tidesink.cli.output import Output, OutputFormat, console, note, table, write_json
+from tidesink.cli.local_stack import running_stack
+from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
 from tidesink.dev.stack import CONTROLLER_PORT, DIRECTORY, KAFKA_PORT, REGISTRY_PORT, DevStack
 
 app = typer.Typer(
@@ -75,7 +76,7 @@ def status(
         write_json({"services": [service._asdict() for service in found]})
     else:
         rows = [(entry.name, entry.state, entry.pid, entry.port, entry.detail) for entry in found]
-        console().print(table(None, ("service", "state", "pid", "port", "detail"), rows))
+        show_table(None, ("service", "state", "pid", "port", "detail"), rows, folded=("detail",))
     if any(service.state != "running" for service in found):
         raise typer.Exit(exits.UNWELL)
 
@@ -115,7 +116,7 @@ def workload(
     from tidesink.dev.workload import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
 
-    local = DevStack(directory).addresses
+    local = running_stack(directory) or DevStack(directory).addresses
     registry = (
         open_registry(schema_registry or local.registry_url) if protocol is Protocol.FLAT_AVRO else None
     )
@@ -140,7 +141,7 @@ def workload(
         write_json({**dataclasses.asdict(report), "expected": str(report.expected)})
         return
     rows = sorted(report.by_topic.items())
-    console().print(table(None, ("topic", "records"), rows))
+    show_table(None, ("topic", "records"), rows)
     typer.echo(
         f"{report.events} row events, {report.ddl} schema changes, {report.resent} records sent again; "
         f"expected final state: {report.expected}"

@@ -36,6 +36,11 @@ def set_debug(on: bool) -> None:
     _debug.on = on
 
 
+def debug() -> bool:
+    """Whether --debug was given, in this thread."""
+    return bool(getattr(_debug, "on", False))
+
+
 def error_block(error: TidesinkError) -> str:
     """An error as people read it: what, where, and what to do next."""
     lines = [f"{type(error).__name__}: {error.message}"]
@@ -68,7 +73,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _show(error: TidesinkError) -> None:
-    if getattr(_debug, "on", False):
+    if debug():
         sys.stderr.write(traceback.format_exc())
     sys.stderr.write(error_block(error))
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,8 @@ class OutputFormat(str, Enum):
 
 
 _FILE_WIDTH = 200
+_FOLDED_WIDTH = 16
+_GAP = 2  # rich pads each side of a cell by one
 
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
 
@@ -57,13 +60,38 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A plain table; numbers stand at the right."""
+def show_table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: Sequence[str] = ()
+) -> None:
+    """A plain table on stdout; numbers stand at the right.
+
+    A cell is never broken, so that names and numbers can be read and copied on any terminal. Only the
+    ``folded`` columns' are: they hold sentences. A newline in a column's name is one in the heading.
+    """
+    listed = [["" if cell is None else cell for cell in row] for row in rows]
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    listed = [list(row) for row in rows]
+    widths = []
     for index, name in enumerate(columns):
-        numeric = bool(listed) and all(isinstance(row[index], int | float) for row in listed)
-        made.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        cells = [row[index] for row in listed]
+        whole = name not in folded
+        widths.append(_width([name, *cells]) if whole else max(_width([name]), _FOLDED_WIDTH))
+        made.add_column(
+            name,
+            justify="right" if cells and all(isinstance(cell, int | float) for cell in cells) else "left",
+            vertical="bottom",
+            overflow="fold",
+            no_wrap=whole,
+            min_width=widths[-1],
+        )
     for row in listed:
-        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    return made
+        made.add_row(*(Text(str(cell)) for cell in row))
+    screen = console()
+    # rich would break cells to keep to a narrow terminal; the terminal itself only breaks the line.
+    # Height too: of a terminal it knows little of, rich heeds no width alone.
+    wide = max(screen.width, sum(widths) + _GAP * (len(widths) - 1))
+    screen.size = ConsoleDimensions(wide, screen.height)
+    screen.print(made)
+
+
+def _width(cells: Iterable[Any]) -> int:
+    return max(cell_len(line) for cell in cells for line in str(cell).split("\n"))

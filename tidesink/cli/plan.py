@@ -9,9 +9,9 @@ import typer
 from tidesink.change import TableId
 from tidesink.cli import exits
 from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
-from tidesink.cli.output import Output, OutputFormat, console, table, write_json
+from tidesink.cli.output import Output, OutputFormat, console, show_table, write_json
 from tidesink.cli.status import read_statuses
-from tidesink.cli.table_plans import TablePlan, table_plans
+from tidesink.cli.table_plans import TablePlan, table_plans, unserved_tables
 from tidesink.config import Config
 
 
@@ -30,12 +30,15 @@ def plan(
     """
     settings = chosen_config(config, config_option)
     plans = list(table_plans(settings, sample=sample))
+    unserved = list(unserved_tables(settings, plans))
     zero_dates = _zero_dates(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
-        write_json({"pipeline": settings.pipeline, "tables": tables})
+        write_json({"pipeline": settings.pipeline, "tables": tables, "warnings": unserved})
     else:
         _show(settings, plans, zero_dates)
+        for warning in unserved:
+            typer.echo(f"warning: {warning}")
     if any(entry.problem for entry in plans):
         raise typer.Exit(exits.USAGE)
 
@@ -60,7 +63,8 @@ def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | Non
                 ("*" if column.key else "", column.name, column.source_type, column.target_type, column.note)
                 for column in entry.columns
             ]
-            screen.print(table(None, ("key", "column", "source", "target", "note"), rows))
+            names = ("key", "column", "source", "target", "note")
+            show_table(None, names, rows, folded=("source", "note"))
         for column, count in zero_dates.get(entry.table, {}).items():
             typer.echo(f"  {count} dates of column {column} became NULL so far")
         for warning in entry.warnings:

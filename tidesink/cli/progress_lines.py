@@ -6,14 +6,19 @@ import threading
 from collections.abc import Callable
 
 from tidesink.change import TableId
+from tidesink.errors import SourceUnavailableError, TidesinkError
 from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
 
 
 class ProgressLines:
-    """Listens to the worker and writes lines; the worker's threads share it."""
+    """Listens to the worker and writes lines; the worker's threads share it.
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    ``brokers``: where Kafka should be, to be named when it does not answer.
+    """
+
+    def __init__(self, write: Callable[[str], None], *, brokers: str) -> None:
         self._write = write
+        self._brokers = brokers
         self._lock = threading.Lock()
         self._states: dict[TableId, tuple[str, str | None]] = {}
 
@@ -34,8 +39,12 @@ class ProgressLines:
             return f"{event.table}  batch {event.batch}: {counts or 'nothing to do'} in {seconds:.1f} s"
         if isinstance(event, StepRetried):
             subject = event.table or "all tables"
-            return f"{subject}  {type(event.error).__name__}: {event.error}; again in {event.pause:.1f} s"
+            return f"{subject}  {self._said(event.error)}; again in {event.pause:.1f} s"
         return self._turned(event)
+
+    def _said(self, error: TidesinkError) -> str:
+        where = f" (brokers {self._brokers})" if isinstance(error, SourceUnavailableError) else ""
+        return f"{type(error).__name__}: {error}{where}"
 
     def _turned(self, event: TableChanged) -> str | None:
         status = event.status

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import structlog
 import typer
 
 from tidesink.cli import exits
+from tidesink.cli.log_lines import LogFormat, log_to_stderr
 from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
-from tidesink.cli.output import Output, OutputFormat, console, note, table, write_json
-from tidesink.cli.status import commit_time
-from tidesink.errors import ConfigError
+from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
+from tidesink.cli.status import COUNTS, commit_time, counts_row
+from tidesink.config import Config
+from tidesink.errors import ConfigError, SourceUnavailableError
 
 if TYPE_CHECKING:
     from tidesink.sinks.listener import Listener
@@ -25,13 +25,6 @@ class Until(str, Enum):
     """When a run ends by itself."""
 
     DRAINED = "drained"
-
-
-class LogFormat(str, Enum):
-    """How the run's steps are told on stderr."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def run_worker(
@@ -53,12 +46,15 @@ def run_worker(
     settings = chosen_config(config, config_option)
     if until is not None and batches is not None:
         raise ConfigError("--until and --batches exclude each other: keep one")
-    log_to_stderr()
-    listeners = [_listener(log), *_metrics(metrics_host, metrics_port)]
+    log_to_stderr(log)
+    listeners = [_listener(log, settings), *_metrics(metrics_host, metrics_port)]
     from tidesink.sinks.worker import run
 
     note(f"{settings.pipeline}: starting Spark")
-    report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
+    try:
+        report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
+    except SourceUnavailableError as error:
+        raise error.with_context(brokers=settings.source.bootstrap_servers) from None
     if output is OutputFormat.JSON:
         write_json(report_json(report))
     else:
@@ -67,23 +63,13 @@ def run_worker(
         raise typer.Exit(report.exit_code)
 
 
-def log_to_stderr() -> None:
-    """The log must not mix with results, which programs read from stdout."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
-    )
-
-
-def _listener(log: LogFormat) -> Listener:
+def _listener(log: LogFormat, config: Config) -> Listener:
     from tidesink.cli.progress_lines import ProgressLines
     from tidesink.sinks.observers import LogListener
 
-    return ProgressLines(note) if log is LogFormat.TEXT else LogListener()
+    if log is LogFormat.JSON:
+        return LogListener()
+    return ProgressLines(note, brokers=config.source.bootstrap_servers)
 
 
 def _metrics(host: str, port: int | None) -> list[Listener]:
@@ -112,7 +98,9 @@ def report_json(report: RunReport) -> dict[str, Any]:
 
 def show_report(report: RunReport) -> None:
     """A run's report for people."""
-    console().print(table(None, _COLUMNS, [_row(entry) for entry in report.tables]))
+    show_table(None, ("table", "state", "batches", "lag", "last commit"), map(_row, report.tables))
+    typer.echo("")
+    show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in report.tables])
     for entry in report.tables:
         for line in _remarks(entry):
             typer.echo(f"{entry.table}: {line}", err=True)
@@ -122,31 +110,8 @@ def show_report(report: RunReport) -> None:
     typer.echo(f"{report.pipeline}: {ending} after {report.seconds:.1f} s")
 
 
-_COLUMNS = (
-    "table",
-    "state",
-    "batches",
-    "read",
-    "applied",
-    "superseded",
-    "filtered",
-    "dead letters",
-    "lag",
-    "last commit",
-)
-
-
 def _row(entry: TableReport) -> tuple[Any, ...]:
-    counts = [entry.counters.get(name, 0) for name in ("read", "applied", "superseded", "filtered")]
-    return (
-        str(entry.table),
-        entry.state,
-        entry.batches,
-        *counts,
-        entry.counters.get("dead_lettered", 0),
-        entry.lag,
-        commit_time(entry.commit_ts),
-    )
+    return str(entry.table), entry.state, entry.batches, entry.lag, commit_time(entry.commit_ts)
 
 
 def _remarks(entry: TableReport) -> list[str]:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from datetime import datetime, timezone
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tidesink.change import physical_ms
+from tidesink.change import TableId, physical_ms
 from tidesink.cli import exits
 from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
-from tidesink.cli.output import Output, OutputFormat, console, table, write_json
+from tidesink.cli.output import Output, OutputFormat, show_table, write_json
 from tidesink.config import Config
 
 if TYPE_CHECKING:
     from tidesink.sinks.state_store import StateStore, TableStatus
 
 T = TypeVar("T")
+# A worker leaves a mark every 5 seconds; a slow state store may make some of them late.
+ALIVE_SECONDS = 60.0
+COUNTS = ("table", "read", "applied", "superseded", "filtered", "dead letters")
 UNWELL_STATES = frozenset({"PAUSED", "FAILING"})
 
 
@@ -47,14 +50,13 @@ def status(
         write_json({"pipeline": settings.pipeline, "tables": [status_json(entry) for entry in found]})
     else:
         show_statuses(found)
+        typer.echo(_worker_line(_seconds_since_beat(settings), found))
     if any(entry.state in UNWELL_STATES for entry in found):
         raise typer.Exit(exits.UNWELL)
 
 
 def _show_life(config: Config, alive_within: float, output: OutputFormat) -> None:
-    from tidesink.sinks.heartbeat import seconds_since_beat
-
-    seconds = _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
+    seconds = _seconds_since_beat(config)
     alive = seconds is not None and seconds <= alive_within
     if output is OutputFormat.JSON:
         write_json({"pipeline": config.pipeline, "alive": alive, "seconds_since_turn": seconds})
@@ -64,6 +66,27 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
         typer.echo(f"{'alive' if alive else 'not alive'}: the last turn was {seconds:.0f} s ago")
     if not alive:
         raise typer.Exit(exits.FAILED)
+
+
+def _seconds_since_beat(config: Config) -> float | None:
+    from tidesink.sinks.heartbeat import seconds_since_beat
+
+    return _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
+
+
+def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
+    """Whether somebody works. ``seconds`` is None before the first worker, and after one that ended."""
+    if seconds is not None and seconds <= ALIVE_SECONDS:
+        return f"worker: alive (seen {seconds:.0f} s ago)"
+    if seconds is not None:
+        seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+        return f"worker: no worker seen since {_moment(seen)} UTC; it did not end by itself"
+    last = max((entry.updated for entry in found if entry.updated), default=None)
+    return "worker: no worker seen" + (f" since {_moment(last)} UTC; it ended" if last else " yet")
+
+
+def _moment(moment: datetime) -> str:
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def read_statuses(config: Config) -> tuple[TableStatus, ...]:
@@ -97,25 +120,25 @@ def show_statuses(found: tuple[TableStatus, ...]) -> None:
     if not found:
         typer.echo("no table has been worked on yet: tidesink run starts the worker")
         return
-    columns = ("table", "state", "batch", "last commit", "read", "applied", "dead letters", "updated")
-    console().print(table(None, columns, [_row(entry) for entry in found]))
+    show_table(None, ("table", "state", "batch", "last commit", "updated"), map(_row, found))
+    typer.echo("")
+    show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in found])
     for entry in found:
         for line in _remarks(entry):
             typer.echo(f"{entry.table}: {line}")
 
 
+def counts_row(table: TableId, counters: Mapping[str, int]) -> tuple[Any, ...]:
+    """A table's row under ``COUNTS``: how many row events became what."""
+    return str(table), *(counters.get(name, 0) for name in _COUNTERS)
+
+
+_COUNTERS = ("read", "applied", "superseded", "filtered", "dead_lettered")
+
+
 def _row(entry: TableStatus) -> tuple[Any, ...]:
-    counters = entry.counters
-    return (
-        str(entry.table),
-        entry.state,
-        entry.batch,
-        commit_time(entry.commit_ts),
-        counters.get("read", 0),
-        counters.get("applied", 0),
-        counters.get("dead_lettered", 0),
-        entry.updated.strftime("%Y-%m-%d %H:%M:%S") if entry.updated else "",
-    )
+    updated = _moment(entry.updated) if entry.updated else ""
+    return str(entry.table), entry.state, entry.batch, commit_time(entry.commit_ts), updated
 
 
 def _remarks(entry: TableStatus) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "
     "as in tables: [{{name: {table}, keys: [...]}}]"
 )
+_UNSERVED = "tables names {table}, but {found}: is it spelt as in the changefeed, and has it any rows yet?"
 
 
 class ColumnPlan(NamedTuple):
@@ -81,6 +82,20 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
                 yield _flat_avro(config, registry, topic, table)
     finally:
         registry.close()
+
+
+def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:
+    """A warning for each table that the config names and that was found nowhere."""
+    listed = list(plans)
+    planned = {str(plan.table).lower() for plan in listed}
+    topics = {plan.topic for plan in listed}
+    for table in dict.fromkeys(entry.table for entry in config.tables if entry.table is not None):
+        if str(table).lower() in planned:
+            continue
+        # A topic of canal-json may hold more than was looked at.
+        may_be = topics.intersection(rule.topic_for(table) for rule in config.source.rules)
+        found = f"no record of {min(may_be)} that was looked at is of it" if may_be else "no topic serves it"
+        yield _UNSERVED.format(table=table, found=found)
 
 
 def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: TableId) -> TablePlan:

@@ -1,0 +1,143 @@
+"""What stands on a narrow terminal, and what the log says there."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import pytest
+import structlog
+
+from tidesink.change import TableId
+from tidesink.cli import demo, failures
+from tidesink.cli.log_lines import LogFormat, log_to_stderr
+from tidesink.cli.output import show_table
+from tidesink.cli.run_worker import show_report
+from tidesink.dev.check import TableCheck
+from tidesink.dev.demo import DemoResult
+from tidesink.dev.workload import WorkloadReport
+from tidesink.sinks.accounting import Account
+from tidesink.sinks.report import RunReport, TableReport
+
+COMMIT_TS = 461_234_567_890_123_456
+COUNTS = Account(20_000, 12_000, 8_000).as_counters()
+
+
+class Terminal(io.StringIO):
+    """A stdout that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def _terminal() -> Iterator[Terminal]:
+    """A terminal of 80 columns, without colours, as stdout."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(Terminal()) as screen:
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("TERM", "dumb")
+        yield screen
+
+
+def _report(name: str) -> TableReport:
+    return TableReport(
+        TableId("shop", name), f"shop_{name}", "RUNNING", 3, 12, COMMIT_TS, 0, COUNTS, {"d": 2}
+    )
+
+
+NAMES = ("order_items", "customers", "every_type")
+
+
+def test_a_runs_report_fits_80_columns() -> None:
+    with _terminal() as terminal:
+        show_report(RunReport("shop", tuple(map(_report, NAMES)), seconds=1.0))
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in NAMES:
+        assert [line.split()[0] for line in lines if name in line] == [f"shop.{name}"] * 2
+
+
+def test_the_demos_tables_fit_80_columns(tmp_path: Path) -> None:
+    checks = tuple(TableCheck(f"shop.{name}", 12_000, 42, ()) for name in NAMES)
+    result = DemoResult(
+        WorkloadReport(20_000, 3, 100, {"shop_customers": 20_000}, tmp_path / "expected.json"),
+        RunReport("demo", tuple(map(_report, NAMES))),
+        checks,
+        {"worker": 60.0},
+        tmp_path / "tidesink.yaml",
+        tmp_path / "lake",
+    )
+    with _terminal() as terminal:
+        demo._show(result)
+    lines = terminal.getvalue().splitlines()
+    table = [line for line in lines if str(tmp_path) not in line and not line.startswith("Right")]
+    assert max(map(len, table)) <= 80
+    for name in NAMES:
+        assert [line.split()[0] for line in lines if name in line] == [f"shop.{name}"] * 2
+        assert any(line.startswith(f"shop.{name}") and str(COMMIT_TS) in line for line in lines)
+    assert lines[-1].endswith(f"status {tmp_path / 'tidesink.yaml'}")
+
+
+def test_a_name_wider_than_the_terminal_stays_whole() -> None:
+    with _terminal() as terminal:
+        show_table(None, ("table", "note"), [("n" * 90, "what is said of it is long " * 3)], folded=("note",))
+    assert "n" * 90 in terminal.getvalue()
+    assert len(terminal.getvalue().splitlines()) > 2
+
+
+def test_the_command_to_type_is_the_one_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "bin" / "tidesink"
+    own.parent.mkdir()
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["bin/tidesink"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo.own_command() == "bin/tidesink"
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert demo.own_command() == "tidesink"
+
+
+@pytest.fixture
+def log() -> Iterator[None]:
+    """The log's settings as they were."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+    failures.set_debug(False)
+
+
+def _speak() -> None:
+    log = structlog.get_logger("tidesink.worker")
+    log.debug("batch abandoned", table="shop.a")
+    log.warning("batches abandoned", tables=["shop.a", "shop.b"], error=None)
+    log.error("table failed", table="shop.a", trace="Traceback\n  line\n")
+
+
+@pytest.mark.usefixtures("log")
+def test_the_log_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr(LogFormat.TEXT)
+    _speak()
+    told = [
+        "warning: batches abandoned (tables: shop.a, shop.b)",
+        "error: table failed (table: shop.a)",
+        "Traceback",
+        "  line",
+    ]
+    assert capsys.readouterr().err.splitlines() == told
+    failures.set_debug(True)
+    log_to_stderr(LogFormat.TEXT)
+    _speak()
+    assert capsys.readouterr().err.splitlines() == ["debug: batch abandoned (table: shop.a)", *told]
+
+
+@pytest.mark.usefixtures("log")
+def test_the_log_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr(LogFormat.JSON)
+    _speak()
+    levels = [json.loads(line)["level"] for line in capsys.readouterr().err.splitlines()]
+    assert levels == ["debug", "warning", "error"]

@@ -1,0 +1,28 @@
+"""Tables which the config names and no topic serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO
+from tidesink.change import TableId
+from tidesink.cli.table_plans import TablePlan, unserved_tables
+from tidesink.config import Config
+
+TABLES = [{"name": "shop.orders"}, {"name": "shop.ordrs", "deletes": "soft"}, {"match": "audit.*"}]
+PLANS = [TablePlan(TableId("Shop", "Orders"), "shop_orders"), TablePlan(None, "shop_x")]
+
+
+def _warnings(sample: dict[str, Any], **source: Any) -> list[str]:
+    document = {**sample, "source": {**sample["source"], **source}, "tables": TABLES}
+    return list(unserved_tables(Config.model_validate(document), PLANS))
+
+
+def test_a_misspelt_table_is_told_of_and_a_pattern_is_not() -> None:
+    (warning,) = _warnings(FLAT_AVRO, topics="{schema}_{table}")
+    assert warning.startswith("tables names shop.ordrs, but no topic serves it")
+
+
+def test_a_topic_of_many_tables_may_hold_it_further_on() -> None:
+    (warning,) = _warnings(CANAL_JSON, topics=["shop_orders"])
+    assert "shop.ordrs, but no record of shop_orders that was looked at is of it" in warning
