@@ -124,7 +124,7 @@ def test_status_says_whether_somebody_works(tmp_path: Path) -> None:
 
     file = tmp_path / "t.yaml"
     run("init", str(file))
-    assert run("status", str(file)).stdout.splitlines()[-1] == "worker: no worker seen yet"
+    assert run("status", str(file)).stdout.splitlines()[-1] == "worker: none runs"
     store = open_state_store(load_config(file).state)
     Heartbeat(store, "shop").beat()
     shown = run("status", str(file)).stdout
@@ -137,7 +137,7 @@ def test_status_says_whether_somebody_works(tmp_path: Path) -> None:
     Heartbeat(store, "shop").end()
     store.close()
     shown = run("status", str(file)).stdout.splitlines()[-1]
-    assert re.fullmatch(r"worker: no worker seen since \d{4}-.* UTC; it ended", shown)
+    assert re.fullmatch(r"worker: none runs; no worker seen since \d{4}-.* UTC", shown)
 
 
 def test_debug_shows_the_traceback() -> None:

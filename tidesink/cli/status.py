@@ -80,9 +80,9 @@ def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:
         return f"worker: alive (seen {seconds:.0f} s ago)"
     if seconds is not None:
         seen = datetime.now(timezone.utc) - timedelta(seconds=seconds)
-        return f"worker: no worker seen since {_moment(seen)} UTC; it did not end by itself"
+        return f"worker: no worker seen since {_moment(seen)} UTC, and it did not say that it ended"
     last = max((entry.updated for entry in found if entry.updated), default=None)
-    return "worker: no worker seen" + (f" since {_moment(last)} UTC; it ended" if last else " yet")
+    return "worker: none runs" + (f"; no worker seen since {_moment(last)} UTC" if last else "")
 
 
 def _moment(moment: datetime) -> str:
