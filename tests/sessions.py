@@ -21,6 +21,8 @@ SMALL_SPARK: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:ReservedCodeCacheSize=256m",
     "spark.sql.shuffle.partitions": "2",
+    # Tests also write to Delta tables as others would, in this session: 50 tasks for a few files take long.
+    "spark.databricks.delta.snapshotPartitions": "2",
 }
 
 
