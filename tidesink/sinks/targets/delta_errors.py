@@ -19,8 +19,8 @@ _UNUSABLE_PATH: Final = frozenset(
         "java.nio.file.AccessDeniedException",
     }
 )
-# What a caller must catch around calls into Spark.
-SPARK_ERRORS: Final = (Py4JError, PySparkException)
+# What a caller must catch around calls into Spark; a connection that is refused means that the JVM has ended.
+SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
 
 # Delta's conflicts are all Java ConcurrentModificationExceptions.
 # Java class (or superclass) anywhere in the chain of causes -> our class. The first row that matches wins.
