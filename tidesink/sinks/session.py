@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -105,7 +105,18 @@ def build_session(
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
+    _quieten_accumulators(session)
     return session
+
+
+def _quieten_accumulators(session: SparkSession) -> None:
+    """Have the server that tasks report accumulators to log a broken connection, not print its traceback.
+
+    It breaks where the JVM ends before us; whoever waits for a job hears of that by itself.
+    """
+    server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
 
 
 def running_session() -> SparkSession | None:
