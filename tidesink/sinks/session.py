@@ -6,6 +6,7 @@ user sets in ``conf`` wins, save the few settings that values depend on.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,15 +106,17 @@ def build_session(
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
-    _quieten_accumulators(session)
+    _quieten_broken_connections(session)
     return session
 
 
-def _quieten_accumulators(session: SparkSession) -> None:
-    """Have the server that tasks report accumulators to log a broken connection, not print its traceback.
+def _quieten_broken_connections(session: SparkSession) -> None:
+    """Have connections to the JVM that break not printed with their tracebacks.
 
-    It breaks where the JVM ends before us; whoever waits for a job hears of that by itself.
+    They break where the JVM ends before us; whoever waits for an answer hears of that by itself.
     """
+    # Without any handler Python prints what a library logs as an error.
+    logging.getLogger("py4j").addHandler(logging.NullHandler())
     server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
