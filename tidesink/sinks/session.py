@@ -115,11 +115,21 @@ def _quieten_broken_connections(session: SparkSession) -> None:
 
     They break where the JVM ends before us; whoever waits for an answer hears of that by itself.
     """
-    # Without any handler Python prints what a library logs as an error.
-    logging.getLogger("py4j").addHandler(logging.NullHandler())
+    # py4j logs them on the root logger and on its own, with the traceback, beside raising them.
+    for name in (None, "py4j.java_gateway", "py4j.clientserver"):
+        logging.getLogger(name).addFilter(_is_no_broken_connection)
     server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
+
+
+def _is_no_broken_connection(record: logging.LogRecord) -> bool:
+    from py4j.protocol import Py4JNetworkError
+
+    error = record.exc_info[1] if record.exc_info else None
+    return not (
+        record.module in ("java_gateway", "clientserver") and isinstance(error, Py4JNetworkError | OSError)
+    )
 
 
 def running_session() -> SparkSession | None:
