@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pytest
 
+from tidesink.sinks.class_archive import make_class_archive
 from tidesink.sinks.session import build_session
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ SMALL_SPARK: Final = {
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def kept_classes() -> bool:
+    """Whether Spark's classes are kept: this run starts Spark dozens of times."""
+    return make_class_archive()
+
+
+@pytest.fixture(scope="session")
+def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with two cores and a small heap."""
     warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
     session = build_session(master="local[2]", conf={**SMALL_SPARK, **warehouse}, driver_memory="1g")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from tidesink.errors import ConfigError
+from tidesink.sinks.class_archive import archive_options
 from tidesink.sinks.ivy import spark_connector_jars
 from tidesink.sinks.spark_java import spark_java_environment
 
@@ -96,6 +97,7 @@ def build_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings[_JAVA_KEYS[0]] = f"{archive_options()} {settings[_JAVA_KEYS[0]]}".strip()
     found = list(jars) if jars is not None else spark_connector_jars()
     if found:
         settings["spark.jars"] = ",".join(str(jar) for jar in found)

@@ -1,0 +1,50 @@
+"""Spark's classes, kept between starts: they are used, and what does not fit stands in nobody's way."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tidesink.sinks.class_archive import archive_options, class_archive
+from tidesink.sinks.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_a_session_starts_from_the_kept_classes(kept_classes: bool, spark: SparkSession) -> None:
+    assert kept_classes
+    gateway: Any = spark.sparkContext._gateway
+    # The launcher's shell is replaced by the JVM: one process.
+    maps = Path(f"/proc/{gateway.proc.pid}/maps").read_text(encoding="utf-8")
+    assert str(class_archive()) in maps
+
+
+def test_without_an_archive_there_is_nothing_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path))
+    assert archive_options() == ""
+
+
+def test_an_archive_that_does_not_fit_is_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path))
+    archive = class_archive()
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"no archive at all" * 1_000)
+    command = [str(find_java().path), *archive_options().split(), "-cp", "x.jar", "-version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "version" in answer.stderr
+    assert "shared" not in answer.stderr.lower().replace("sharing", "")
+
+
+def test_a_path_with_a_space_is_not_handed_to_the_jvm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path / "two words"))
+    class_archive().parent.mkdir(parents=True)
+    class_archive().write_bytes(b"x")
+    assert archive_options() == ""
