@@ -18,6 +18,11 @@ def workload(vectors: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kept_classes(kept_classes: bool) -> None:
+    """Workers of their own processes start from them too."""
+
+
 @pytest.fixture
 def servers(brokers: str, registry_url: str, topic_prefix: str) -> Servers:
     """The session's broker and registry, and a topic prefix that no other test has."""
