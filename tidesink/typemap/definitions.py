@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.change import Column, EarlierType, TableId, TableSchema
 from tidesink.errors import ConfigError
 from tidesink.typemap.ddl_alter import alter, drop_index
 from tidesink.typemap.ddl_create import (
@@ -18,11 +18,11 @@ from tidesink.typemap.ddl_create import (
     read_table_name,
     skip_create_table,
 )
+from tidesink.typemap.ddl_history import Key, TypeHistory, read_type, table_key
 from tidesink.typemap.sql_lexer import Token, tokens
 from tidesink.typemap.sql_reader import SqlReader, split_by_comma
 
 _VERSION = 1
-_Key = tuple[str, str]
 
 
 class TableDefinitions:
@@ -32,18 +32,24 @@ class TableDefinitions:
     anew by the topic's own CREATE, but follows its ALTERs. ``to_json`` and ``from_json`` carry the state
     over a restart. ``version`` grows with every change, so that a reader can tell whether what it built
     still holds. A table declared without a schema's name stands for that table in any schema.
+
+    Where ``apply`` is told when a statement was committed, the columns' ``earlier`` types are known, and
+    a statement sent again behind newer ones of its table changes nothing.
     """
 
     def __init__(self, schemas: Iterable[TableSchema] = ()) -> None:
-        self._tables: dict[_Key, TableDefinition] = {}
-        self._schemas: dict[_Key, TableSchema] = {}
+        self._tables: dict[Key, TableDefinition] = {}
+        self._schemas: dict[Key, TableSchema] = {}
+        self._history = TypeHistory()
+        self._since: int | None = None
+        self.timed = False
         self.version = 0
         for schema in schemas:
             self.put(schema)
 
     def get(self, table: TableId) -> TableSchema | None:
         """The table's columns and keys, or None where nothing told of it."""
-        key = _key(table)
+        key = table_key(table)
         schema = self._schemas.get(key)
         if schema is None:
             definition = self._find(table)
@@ -53,15 +59,25 @@ class TableDefinitions:
         return schema
 
     def _find(self, table: TableId) -> TableDefinition | None:
-        found = self._tables.get(_key(table))
+        found = self._tables.get(table_key(table))
         if found is None and table.schema:
-            bare = self._tables.get(_key(TableId("", table.name)))
+            bare = self._tables.get(table_key(TableId("", table.name)))
             return None if bare is None else replace(bare, table=table)
         return found
 
+    def unique_index(self, table: TableId, name: str) -> tuple[str, ...]:
+        """The columns of a unique index (``PRIMARY`` is the primary key); empty where none has this name."""
+        definition = self._find(table)
+        if definition is None:
+            return ()
+        if name.upper() == "PRIMARY":
+            return definition.primary_key
+        return next((index.columns for index in definition.uniques if index.name == name), ())
+
     def put(self, schema: TableSchema) -> None:
         """Declares a table, whatever was known of it."""
-        self._set(replace(_definition_of(schema), declared=True))
+        self._history.forget(schema.table)
+        self._keep(replace(_definition_of(schema), declared=True))
 
     def declare(self, sql: str, default_schema: str = "") -> tuple[TableId, ...]:
         """Declares the tables of hand-written SQL (backslashes in its texts are escapes).
@@ -71,9 +87,9 @@ class TableDefinitions:
         """
         tables = self._run(tokens(sql), default_schema)
         for table in tables:
-            declared = self._tables.get(_key(table))
+            declared = self._tables.get(table_key(table))
             if declared is not None:
-                self._set(replace(declared, declared=True))
+                self._keep(replace(declared, declared=True))
         return tables
 
     def __iter__(self) -> Iterator[TableId]:
@@ -85,8 +101,18 @@ class TableDefinitions:
     def __contains__(self, table: object) -> bool:
         return isinstance(table, TableId) and self._find(table) is not None
 
-    def apply(self, query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    def former(self, table: TableId) -> tuple[Column, ...]:
+        """Columns that a table of this name had and has no more, with the types they had."""
+        definition = self._find(table)
+        now = {column.name.casefold() for column in definition.columns} if definition else set()
+        return tuple(c for c in self._history.columns(table) if c.name.casefold() not in now)
+
+    def apply(
+        self, query: str, default_schema: str = "", *, since: int | None = None
+    ) -> tuple[TableId, ...]:
         """What DDL text does to the tables; the tables it changed, under their new names.
+
+        ``since`` is the TSO the statement was committed at; None: it holds for rows of any time.
 
         A statement about no columns or keys (views, databases, options), and an ALTER of a table
         nobody told of, changes nothing and gives ``()``. A statement sent twice changes nothing the
@@ -95,7 +121,11 @@ class TableDefinitions:
         Raises:
             ConfigError: a statement about a table that cannot be read; no table is changed by it.
         """
-        return self._run(producer_tokens(query), default_schema)
+        self._since = since
+        try:
+            return self._run(producer_tokens(query), default_schema)
+        finally:
+            self._since = None
 
     def _run(self, sql: Iterable[Token], default_schema: str) -> tuple[TableId, ...]:
         changed: list[TableId] = []
@@ -111,7 +141,8 @@ class TableDefinitions:
 
     def to_json(self) -> str:
         """All definitions as JSON text."""
-        return json.dumps({"version": _VERSION, "tables": [asdict(d) for d in self._tables.values()]})
+        tables = [asdict(definition) for definition in self._tables.values()]
+        return json.dumps({"version": _VERSION, "tables": tables, "history": self._history.as_json()})
 
     @classmethod
     def from_json(cls, text: str) -> TableDefinitions:
@@ -125,19 +156,32 @@ class TableDefinitions:
             raise ConfigError(f"table definitions of version {found.get('version')!r}: expected {_VERSION}")
         definitions = cls()
         for table in found["tables"]:
-            definitions._set(_restored(table))
+            definitions._keep(_restored(table))
+        if "history" in found:
+            definitions._history.read(found["history"])
+            definitions.timed = definitions._history.has_changes
         return definitions
 
     def _set(self, definition: TableDefinition) -> None:
-        key = _key(definition.table)
-        self._tables[key] = definition
+        """Take a definition on that a statement made, unless a newer one made what there is."""
+        table, since = definition.table, self._since
+        if not self._history.is_repeat(table, since):
+            self._history.touch(table, since)
+            self._keep(self._history.timed(definition, self._find(table), since))
+
+    def _keep(self, definition: TableDefinition) -> None:
+        self._tables[table_key(definition.table)] = definition
         self._schemas.clear()
+        self.timed = self.timed or any(column.earlier for column in definition.columns)
         self.version += 1
 
     def _remove(self, table: TableId) -> TableDefinition | None:
+        if self._history.is_repeat(table, self._since):
+            return None
+        self._history.touch(table, self._since)
         self._schemas.clear()
         self.version += 1
-        return self._tables.pop(_key(table), None)
+        return self._tables.pop(table_key(table), None)
 
     def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         if not skip_create_table(sql):
@@ -233,10 +277,6 @@ class TableDefinitions:
         return changed
 
 
-def _key(table: TableId) -> _Key:
-    return table.schema.casefold(), table.name.casefold()
-
-
 def _rest(sql: SqlReader) -> list[Token]:
     rest = []
     while not sql.done:
@@ -297,10 +337,9 @@ def _definition_of(schema: TableSchema) -> TableDefinition:
 def _restored(found: dict[str, object]) -> TableDefinition:
     columns = [dict(column) for column in found["columns"]]  # type: ignore[attr-defined]
     for column in columns:
-        members = column["type"]["members"]
-        column["type"] = ColumnType(
-            **{**column["type"], "members": members if members is None else tuple(members)}
-        )
+        column["type"] = read_type(column["type"])
+        earlier = column.get("earlier", ())
+        column["earlier"] = tuple(EarlierType(read_type(was), until) for was, until in earlier)
     return TableDefinition(
         table=TableId(*found["table"]),  # type: ignore[misc]
         columns=tuple(Column(**column) for column in columns),
