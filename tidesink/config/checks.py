@@ -9,7 +9,7 @@ from pathlib import Path
 from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, refusals
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
-from tidesink.config.source import SourceSettings
+from tidesink.config.source import RegistrySettings, SourceSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.ddl import TableDefinitions
@@ -66,15 +66,25 @@ def _registry(config: Config) -> Iterator[Problem]:
             "flat-avro needs the schema registry that TiCDC writes to",
             "add it, such as schema-registry: http://127.0.0.1:8081",
         )
-    auth = source.schema_registry.auth if source.schema_registry else None
+    if source.schema_registry is not None:
+        yield from registry_auth_problems(source.schema_registry, "source.schema-registry")
+
+
+def registry_auth_problems(registry: RegistrySettings, place: str) -> Iterator[Problem]:
+    """Of the ways to sign in, one is given, and wholly."""
+    auth = registry.auth
     if auth is None:
         return
-    if auth.token is not None and (auth.username or auth.password):
-        yield Problem(
-            "source.schema-registry.auth", "token and username/password exclude each other", "keep one"
-        )
-    if auth.token is None and (auth.username is None or auth.password is None):
-        yield Problem("source.schema-registry.auth", "incomplete", "give username and password, or token")
+    given = {
+        "token": auth.token is not None,
+        "username/password": auth.username is not None or auth.password is not None,
+        "oauth": auth.oauth is not None,
+    }
+    several = [name for name, there in given.items() if there]
+    if len(several) > 1:
+        yield Problem(f"{place}.auth", f"{' and '.join(several)} exclude each other", "keep one")
+    elif not (given["token"] or given["oauth"]) and (auth.username is None or auth.password is None):
+        yield Problem(f"{place}.auth", "incomplete", "give username and password, token, or oauth")
 
 
 def _raw_change_event(config: Config) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from tidesink.errors import ConfigError
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import TopicRule
+from tidesink.schema_registry.oauth import OAuthClient
 from tidesink.schema_registry.opening import open_registry
 from tidesink.schema_registry.transport import Timeouts
 from tidesink.typemap.render import DecimalMode, UnsignedMode
@@ -70,8 +71,38 @@ def _registry(value: Any) -> Any:
     return value
 
 
+def _token_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("give the token endpoint's URL, such as https://login.example.com/oauth2/token")
+    if parts.username or parts.password or parts.query:
+        raise ValueError("put the secret under client-secret, not into the URL")
+    return url
+
+
+class RegistryOAuth(Model):
+    """OAuth 2.0 client credentials: a token is got from ``token-url``, kept until it expires, and renewed."""
+
+    token_url: Annotated[str, AfterValidator(_token_url)]
+    """The token endpoint."""
+    client_id: str = Field(min_length=1)
+    """The client's id."""
+    client_secret: SecretStr
+    """The client's secret."""
+    scope: str = ""
+    """What the token is for, as the authority wants it; several separated by blanks."""
+    ca: LocalPath | None = None
+    """Certificates of the authorities to trust at the token endpoint; the system's own if not given."""
+
+    def client(self, timeout: float) -> OAuthClient:
+        """The same as the registry client takes it; raises ConfigError for a file that is not there."""
+        tls = TlsOptions(ca=Path(self.ca) if self.ca else None)
+        secret = self.client_secret.get_secret_value()
+        return OAuthClient(self.token_url, self.client_id, secret, scope=self.scope, tls=tls, timeout=timeout)
+
+
 class RegistryAuth(Model):
-    """Who we are to the registry: ``username`` and ``password``, or a bearer ``token``."""
+    """Who we are to the registry: ``username`` and ``password``, a bearer ``token``, or ``oauth``."""
 
     username: str | None = None
     """User name of basic authentication (Confluent Cloud: the API key)."""
@@ -79,9 +110,13 @@ class RegistryAuth(Model):
     """Its password (Confluent Cloud: the API secret)."""
     token: SecretStr | None = None
     """A bearer token, in place of user name and password."""
+    oauth: RegistryOAuth | None = None
+    """OAuth 2.0 client credentials, in place of both."""
 
-    def signing(self) -> Auth:
-        """How requests are signed."""
+    def signing(self, timeout: float = 10.0) -> Auth:
+        """How requests are signed. ``timeout``: of a request for a token, in seconds."""
+        if self.oauth is not None:
+            return self.oauth.client(timeout)
         if self.token is not None:
             return BearerAuth(self.token.get_secret_value())
         password = self.password.get_secret_value() if self.password else ""
@@ -126,7 +161,7 @@ class RegistrySettings(Model):
         Raises:
             ConfigError: a TLS file is not there.
         """
-        auth = self.auth.signing() if self.auth else None
+        auth = self.auth.signing(self.timeout) if self.auth else None
         tls = self.tls or RegistryTls()
         return open_registry(self.urls, auth=auth, tls=tls.options(), timeouts=Timeouts(read=self.timeout))
 

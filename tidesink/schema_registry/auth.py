@@ -29,6 +29,9 @@ class Auth(Protocol):
     def secrets(self) -> tuple[str, ...]:
         """Texts which must never be shown."""
 
+    def renew(self, refused: str | None) -> bool:
+        """Whether a request that was refused with this header (HTTP 401) may pass with a new one."""
+
 
 @dataclass(frozen=True)
 class NoAuth:
@@ -41,6 +44,10 @@ class NoAuth:
     def secrets(self) -> tuple[str, ...]:
         """Nothing to hide."""
         return ()
+
+    def renew(self, refused: str | None) -> bool:  # noqa: ARG002  # the protocol's
+        """Nothing to renew."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,10 @@ class BasicAuth:
     def secrets(self) -> tuple[str, ...]:
         """The password, as it is and as it travels in headers and URLs."""
         return self._token(), self.password, quote(self.password, safe="")
+
+    def renew(self, refused: str | None) -> bool:  # noqa: ARG002  # the protocol's
+        """Nothing to renew."""
+        return False
 
     def _token(self) -> str:
         return b64encode(f"{self.username}:{self.password}".encode()).decode("ascii")
@@ -82,6 +93,10 @@ class BearerAuth:
     def secrets(self) -> tuple[str, ...]:
         """The token."""
         return (self.token,)
+
+    def renew(self, refused: str | None) -> bool:  # noqa: ARG002  # the protocol's
+        """Nothing to renew."""
+        return False
 
 
 @dataclass(frozen=True)

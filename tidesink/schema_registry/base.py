@@ -34,6 +34,9 @@ class SchemaReader(Protocol):
     def subjects(self) -> list[str]:
         """Every subject, sorted."""
 
+    def places(self, schema_id: int) -> list[tuple[str, int]]:
+        """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
+
 
 @runtime_checkable
 class SchemaWriter(Protocol):

@@ -23,7 +23,7 @@ from tidesink.schema_registry.answers import (
 )
 from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions
 from tidesink.schema_registry.cache import TtlCache
-from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities
+from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
 from tidesink.schema_registry.models import (
     COMPATIBILITY_LEVELS,
     CompatibilityLevel,
@@ -123,6 +123,14 @@ class SchemaRegistryClient:
         """Every subject, sorted (Apicurio gives the first 1000 by default)."""
         return sorted(_items(self._transport.send("GET", "/subjects"), str))
 
+    def places(self, schema_id: int) -> list[tuple[str, int]]:
+        """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
+        answer = self._transport.send("GET", f"/schemas/ids/{schema_id}/versions")
+        if is_not_found(answer):
+            raise refusals.unknown_id(schema_id, answer.url)
+        found = [(item.get("subject"), item.get("version")) for item in _items(answer, dict)]
+        return sorted((str(subject), version) for subject, version in found if isinstance(version, int))
+
     def register(self, subject: str, schema_text: str) -> int:
         """The id of a schema under a subject, new or not; raises IncompatibleSchemaError."""
         known = self._registered.get((subject, schema_text))
@@ -142,6 +150,9 @@ class SchemaRegistryClient:
         answer = self._ask_compatibility(subject, schema_text)
         if is_not_found(answer):
             return CompatibilityResult(compatible=True)
+        if answer.status == 422 and error_code(answer) is not None:
+            parse_avro(schema_text)  # where it is no schema, this says so
+            return CompatibilityResult(False, (said(answer),))
         compatible = member(answer, "is_compatible", bool)
         messages = _messages(answer)
         if not (compatible or messages):  # Apicurio does not say why
@@ -162,6 +173,33 @@ class SchemaRegistryClient:
         path = "/config" if subject is None else f"/config/{_escaped(subject)}"
         answer = self._transport.send("PUT", path, {"compatibility": require_level(level)})
         expect(answer, dict, subject=subject)
+
+    def begin_import(self, subject: str) -> bool:
+        """Put a subject without versions in IMPORT mode; False where the registry has or allows no modes."""
+        answer = self._transport.send("PUT", f"/mode/{_escaped(subject)}", {"mode": "IMPORT"})
+        return answer.status // 100 == 2
+
+    def import_version(self, schema: RegisteredSchema) -> int:
+        """Register a schema under its own id and version; the id that it got (Apicurio's is its own)."""
+        subject = str(schema.subject)
+        body = {"schema": schema.schema_text, "id": schema.id, "version": schema.version}
+        answer = self._transport.send("POST", f"/subjects/{_escaped(subject)}/versions", body)
+        if answer.status in {409, 422} and error_code(answer) is not None:
+            raise RegistryError(
+                f"the registry does not take id {schema.id} for version {schema.version}: {said(answer)}. "
+                "Where another schema has that id, import with new ids, or into an empty registry",
+                url=answer.url,
+                subject=subject,
+                schema_id=schema.id,
+            )
+        self._latest.forget(subject)
+        return member(answer, "id", int)
+
+    def end_import(self, subject: str) -> None:
+        """Let the registry's own mode hold for the subject again."""
+        path = f"/mode/{_escaped(subject)}"
+        if self._transport.send("DELETE", path).status // 100 != 2:  # Confluent's before 7.0 cannot
+            expect(self._transport.send("PUT", path, {"mode": "READWRITE"}), dict, subject=subject)
 
     def _version(self, subject: str, version: int | str) -> RegisteredSchema:
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions/{version}")

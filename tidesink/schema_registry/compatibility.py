@@ -19,7 +19,7 @@ from tidesink.schema_registry.models import CompatibilityLevel
 
 Node = Any  # an Avro schema as JSON: a name, a union (list) or an object
 _HAS_DEFAULT = "tidesink.has-default"
-_TRANSITIVE = "_TRANSITIVE"
+TRANSITIVE = "_TRANSITIVE"
 
 # What the new schema must be able to do with data of the old one, and the other way round.
 _DIRECTIONS: dict[str, tuple[Literal["reads old", "is read by old"], ...]] = {
@@ -75,8 +75,8 @@ def incompatibilities(
 
     Raises :class:`RegistryError` when one of the texts is no Avro schema.
     """
-    directions = _DIRECTIONS[level.removesuffix(_TRANSITIVE)]
-    compared = old_texts if level.endswith(_TRANSITIVE) else old_texts[-1:]
+    directions = _DIRECTIONS[level.removesuffix(TRANSITIVE)]
+    compared = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]
     new = parse_avro(new_text)
     found: dict[Incompatibility, None] = {}
     for old in map(parse_avro, compared):
@@ -159,15 +159,22 @@ class _Resolution:
         written = {field["name"]: field for field in writer["fields"]}
         for field in reader["fields"]:
             inside = f"{path}.{field['name']}" if path else field["name"]
-            source = next((written[n] for n in _field_names(field) if n in written), None)
-            if source is not None:
-                yield from self.problems(field["type"], source["type"], inside)
+            sources = [written[name] for name in _field_names(field) if name in written]
+            if len(sources) > 1:
+                yield Incompatibility(inside, self._ambiguity(sources))
+            elif sources:
+                yield from self.problems(field["type"], sources[0]["type"], inside)
             elif _HAS_DEFAULT not in field:
                 yield Incompatibility(inside, self._absence())
         self._open.discard(pair)
 
     def _absence(self) -> str:
         return "was added without a default" if self._new_reads else "was removed and had no default"
+
+    def _ambiguity(self, sources: Sequence[Node]) -> str:
+        # The Java library raises here, so that a registry answers 422 and takes no such schema.
+        names = " and ".join(repr(source["name"]) for source in sources)
+        return f"means {names} of the {'old' if self._new_reads else 'new'} schema at once, by its aliases"
 
     def _changed(self, reader: Node, writer: Node, path: str) -> Incompatibility:
         return self._worded(path, "changed", type_text(reader), type_text(writer))
@@ -224,7 +231,7 @@ def _same_name(reader: Node, writer: Node) -> bool:
 
 
 def _field_names(field: Node) -> tuple[str, ...]:
-    return (field["name"], *field.get("aliases", ()))
+    return tuple(dict.fromkeys((field["name"], *field.get("aliases", ()))))
 
 
 def _same_values(kind: str, reader: Node, writer: Node) -> bool:

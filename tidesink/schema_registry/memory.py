@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Mapping
 
+from tidesink.errors import RegistryError
 from tidesink.schema_registry import refusals
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
 from tidesink.schema_registry.models import (
@@ -65,20 +66,27 @@ class MemorySchemaRegistry:
     def versions(self, subject: str) -> list[int]:
         """The versions of a subject, ascending; raises SchemaNotFoundError."""
         with self._lock:
-            return list(range(1, len(self._history(subject)) + 1))
+            return [_version(item) for item in self._history(subject)]
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
         """One version of a subject; raises SchemaNotFoundError."""
         with self._lock:
-            history = self._history(subject)
-            if not 1 <= version <= len(history):
-                raise refusals.unknown_version(subject, version, self.url)
-            return history[version - 1]
+            for item in self._history(subject):
+                if item.version == version:
+                    return item
+        raise refusals.unknown_version(subject, version, self.url)
 
     def subjects(self) -> list[str]:
         """Every subject, sorted."""
         with self._lock:
             return sorted(self._subjects)
+
+    def places(self, schema_id: int) -> list[tuple[str, int]]:
+        """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
+        self.schema_by_id(schema_id)
+        with self._lock:
+            held = [item for history in self._subjects.values() for item in history if item.id == schema_id]
+            return sorted((str(item.subject), _version(item)) for item in held)
 
     def register(self, subject: str, schema_text: str) -> int:
         """The id of a schema under a subject, new or not.
@@ -112,6 +120,27 @@ class MemorySchemaRegistry:
         with self._lock:
             self._levels[subject] = require_level(level)
 
+    def put(self, schema: RegisteredSchema) -> None:
+        """Keep a version as another registry has it, id and number and all, whatever the level says.
+
+        Versions of a subject are put in their order. Raises RegistryError for one without subject or
+        version, behind its time, or under an id that has another schema.
+        """
+        if schema.subject is None or schema.version is None:
+            raise RegistryError("a version has a subject and a number", schema_id=schema.id)
+        with self._lock:
+            history = self._subjects.setdefault(schema.subject, [])
+            text = self._texts.setdefault(schema.id, schema.schema_text)
+            last = _version(history[-1]) if history else 0
+            if schema.version <= last or _identity(text) != _identity(schema.schema_text):
+                raise RegistryError(
+                    f"version {schema.version} cannot follow {last}, or its id is there with another schema",
+                    subject=schema.subject,
+                    schema_id=schema.id,
+                )
+            self._ids.setdefault(_identity(text), schema.id)
+            history.append(schema)
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -128,8 +157,14 @@ class MemorySchemaRegistry:
         schema_id = self._ids.setdefault(_identity(schema_text), max(self._texts, default=0) + 1)
         text = self._texts.setdefault(schema_id, schema_text)
         history = self._subjects.setdefault(subject, [])
-        history.append(RegisteredSchema(schema_id, text, subject, len(history) + 1))
+        history.append(
+            RegisteredSchema(schema_id, text, subject, _version(history[-1]) + 1 if history else 1)
+        )
         return schema_id
+
+
+def _version(item: RegisteredSchema) -> int:
+    return item.version or 0
 
 
 def _identity(schema_text: str) -> str:

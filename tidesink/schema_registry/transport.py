@@ -25,6 +25,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from tidesink.errors import RegistryError, RegistryUnavailableError
 from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions, hide
+from tidesink.schema_registry.oauth import TokenUnavailableError
 
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = f"{_MEDIA_TYPE}, application/json"
@@ -175,7 +176,19 @@ class Transport:
     def _ask(
         self, endpoint: Endpoint, method: str, path: str, body: dict[str, Any] | None
     ) -> Answer | _Failure:
-        response = self._session.request(
+        response = self._request(endpoint, method, path, body)
+        if response.status_code == 401 and endpoint.auth.renew(response.request.headers.get("Authorization")):
+            response = self._request(endpoint, method, path, body)
+        answer = _answer(response, endpoint)
+        if answer.status in {408, 429} or answer.status >= 500:
+            said = f" ({answer.excerpt})" if answer.excerpt else ""
+            return _Failure(endpoint.url, f"HTTP {answer.status}{said}", _retry_after(response))
+        return answer
+
+    def _request(
+        self, endpoint: Endpoint, method: str, path: str, body: dict[str, Any] | None
+    ) -> requests.Response:
+        return self._session.request(
             method,
             endpoint.url + path,
             json=body,
@@ -186,13 +199,10 @@ class Transport:
             verify=self.tls.verify_argument(),
             cert=self.tls.cert_argument(),
         )
-        answer = _answer(response, endpoint)
-        if answer.status in {408, 429} or answer.status >= 500:
-            said = f" ({answer.excerpt})" if answer.excerpt else ""
-            return _Failure(endpoint.url, f"HTTP {answer.status}{said}", _retry_after(response))
-        return answer
 
     def _reason(self, endpoint: Endpoint, error: OSError) -> str:
+        if isinstance(error, TokenUnavailableError):
+            return str(error)
         chain = list(_chain(error))
         if any(isinstance(link, ssl.SSLCertVerificationError) for link in chain):
             raise RegistryError(
