@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
+from tidesink.change import TableId
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidesink.codecs.canal_json_shape import Keys
-    from tidesink.schema_registry.base import SchemaRegistry
+    from tidesink.codecs.columns_base import DecodeColumns
+    from tidesink.schema_registry.base import SchemaReader, SchemaRegistry
     from tidesink.typemap.definitions import TableDefinitions
+    from tidesink.typemap.render import ZeroDate
 
 
 @dataclass(frozen=True)
@@ -81,3 +84,38 @@ def open_codec(
     """
     parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys)
     return CODECS[protocol_named(protocol)](parts)
+
+
+def columns(  # noqa: PLR0913  (what a plan is made of, each by its name)
+    protocol: str,
+    *,
+    table: TableId | str,
+    topic: str | None = None,
+    registry: SchemaReader | None = None,
+    definition: str | None = None,
+    keys: Sequence[str] | None = None,
+    zero_date: ZeroDate = "null",
+    time_zone: str = "UTC",
+) -> DecodeColumns:
+    """A plan that decodes a Spark frame of Kafka records: ``columns(...).decode(frame)``.
+
+    ``table`` is ``schema.name``. flat-avro takes ``registry`` and ``topic``, whose subjects hold the
+    schemas as they are now; canal-json takes ``definition``, the table's ``CREATE TABLE``. The frame is
+    what ``spark.read.format("kafka")`` gives; ``tidesink.codecs.columns_base`` says what comes out: one
+    row an event, with ``_kind`` (upsert, delete, ddl, watermark, bad, unplanned), ``key`` and ``after``.
+
+    Raises:
+        ConfigError: an unknown protocol, or something it needs is missing.
+        RegistryError: the registry refuses, or does not answer.
+        SchemaRefusedError: two of the schemas have types for a column that cannot be one.
+    """
+    from tidesink.codecs.columns_opening import COLUMNS, ColumnsParts
+
+    name = protocol_named(protocol)
+    if name not in COLUMNS:
+        raise ConfigError(f"{name} has no column expressions for Spark: {', '.join(COLUMNS)} have")
+    named = TableId(*table.split(".", 1)) if isinstance(table, str) and "." in table else table
+    if not isinstance(named, TableId):
+        raise ConfigError(f"table must be schema.name, not {table!r}", key="table")
+    chosen = tuple(keys) if keys is not None else None
+    return COLUMNS[name](ColumnsParts(named, topic, registry, definition, chosen, zero_date, time_zone))
