@@ -7,6 +7,8 @@ TidesinkError                        .context says where, .remedy says what happ
 │   ├── SchemaMismatchError          the payload is not what its schema or shape says
 │   ├── ValueOutOfRangeError         a value its column's type cannot hold
 │   ├── UnnamedRowError              a change that names no row
+│   ├── ChecksumError                a row whose checksum says that it was damaged
+│   ├── RowUnavailableError          a row that lies elsewhere, and cannot be had
 │   └── UnsupportedMessageError      a message this version does not read yet
 ├── EncodeError               fix    an event the codec cannot write
 ├── RegistryError             fix    the registry refused, for good
@@ -104,6 +106,14 @@ class ValueOutOfRangeError(DecodeError):
 
 class UnnamedRowError(DecodeError):
     """A row change that names no row; the message says which producer option mends it."""
+
+
+class ChecksumError(DecodeError):
+    """A row whose checksum says that it is not what the source stored; names both sums."""
+
+
+class RowUnavailableError(DecodeError):
+    """A row that the message leaves out, and that is not to be had where it lies; says what to do."""
 
 
 class UnsupportedMessageError(DecodeError):

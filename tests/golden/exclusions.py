@@ -37,10 +37,6 @@ EXCLUSIONS: Final = (
         "a row kept in claim-check storage is not fetched yet: refused as UnsupportedMessageError",
     ),
     Exclusion(
-        "*/avro/* +delete-marker",
-        "delete markers are not read yet: such a record is refused as UnsupportedMessageError",
-    ),
-    Exclusion(
         "*/avro/* +stale-before-name",
         "a fault of the producer: after RENAME TABLE it goes on with the old record name and cannot write "
         "the before image; we build the schema from the new name and write the row",

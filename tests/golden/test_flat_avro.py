@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,17 @@ from tests.golden.vectors import (
     schema_of,
     table_of,
 )
-from tidesink.change import ChangeEvent, Column, DdlEvent, Op, TableId, TableSchema, Value, WatermarkEvent
+from tidesink.change import (
+    ChangeEvent,
+    Column,
+    DdlEvent,
+    Message,
+    Op,
+    TableId,
+    TableSchema,
+    Value,
+    WatermarkEvent,
+)
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import EncodeError, UnnamedRowError
@@ -80,15 +91,16 @@ def _expected(record: Record) -> dict[str, Any]:
     keys = schema.primary_key if options.producer == "new" else schema.handle_columns
     key = _names({**(before_of(event, schema) or {}), **(after_of(event, schema) or {})}, keys)
     op = Op(event["op"])
-    tombstone = op is Op.DELETE and not with_before
-    if not (tombstone or with_before or options.enable_tidb_extension):
+    bare = op is Op.DELETE and not with_before
+    marked = bare and record.message.value is not None
+    if not (bare or with_before or options.enable_tidb_extension):
         op = Op.UPSERT
     return {
         "op": op,
         "key": key or None,
-        "before": key if tombstone else before if with_before else None,
+        "before": key if bare else before if with_before else None,
         "after": after,
-        "commit_ts": event["commit_ts"] if options.enable_tidb_extension and not tombstone else None,
+        "commit_ts": event["commit_ts"] if options.enable_tidb_extension and (marked or not bare) else None,
     }
 
 
@@ -116,7 +128,7 @@ def test_a_row_decodes_to_what_tidb_held(record: Record, folder: VectorFolder) -
         pytest.skip("no bytes: the producer refused this event")
     codec = FlatAvroCodec(registry=_known(folder))
     message = record.message
-    if message.key is None and message.value is None:
+    if _unnamed(message):
         with pytest.raises(UnnamedRowError, match="avro-include-before-value=true"):
             codec.decode(message)
         return
@@ -132,7 +144,12 @@ def test_a_row_decodes_to_what_tidb_held(record: Record, folder: VectorFolder) -
     _check_checksum(found, record)
 
 
-def _types(row: Image) -> dict[str, type]:
+def _unnamed(message: Message) -> bool:
+    """A delete that says no row: null/null, and a marker without a key."""
+    return message.key is None and (message.value is None or message.value[:1] == b"\x03")
+
+
+def _types(row: Mapping[str, Value] | None) -> dict[str, type]:
     return {name: type(value) for name, value in (row or {}).items()}
 
 
@@ -185,7 +202,7 @@ def _ordered(text: str) -> object:
 @pytest.mark.golden("avro", "rows")
 def test_a_decoded_row_encodes_back_under_its_own_ids(record: Record, folder: VectorFolder) -> None:
     message = record.message
-    if record.raw.get("error") or (message.key is None and message.value is None):
+    if record.raw.get("error") or _unnamed(message):
         pytest.skip("no bytes to come back to")
     codec = FlatAvroCodec(registry=_known(folder))  # no options: which TiCDC wrote is in the bytes
     (found,) = codec.decode(message)
@@ -199,20 +216,26 @@ def test_a_control_event_decodes_and_encodes_back(record: Record, folder: Vector
     codec = FlatAvroCodec(registry=_known(folder), options=record.options)
     raw, message = record.raw, record.message
     if message.value is None:
-        event = WatermarkEvent(raw["commit_ts"], POSITION)
-        assert codec.encode(event, topic="golden") is None
+        assert codec.encode(WatermarkEvent(raw["commit_ts"], POSITION), topic="golden") is None
         return
     (found,) = codec.decode(message)
+    told = _told(raw)
+    assert type(found) is type(told)
+    assert found.commit_ts == told.commit_ts
+    if isinstance(told, DdlEvent) and isinstance(found, DdlEvent):
+        assert (found.table, found.query, found.kind) == (told.table, told.query, told.kind)
+    for event in (found, told):
+        assert codec.encode(event, topic="golden") == (None, message.value)
+
+
+def _told(raw: Json) -> DdlEvent | WatermarkEvent:
+    """The control event that TiCDC was given."""
     if raw["op"] == "watermark":
-        assert isinstance(found, WatermarkEvent)
-        assert found.commit_ts == raw["commit_ts"]
-    else:
-        assert isinstance(found, DdlEvent)
-        schema, _, name = (raw.get("target_table") or raw["table"]).partition(".")
-        assert found.table == TableId(schema, name)
-        assert (found.query, found.kind) == (raw["ddl_query"], str(raw["ddl_type_id"]))
-        assert found.commit_ts == raw["commit_ts"]
-    assert codec.encode(found, topic="golden") == (None, message.value)
+        return WatermarkEvent(raw["commit_ts"], POSITION)
+    schema, _, name = (raw.get("target_table") or raw["table"]).partition(".")
+    return DdlEvent(
+        TableId(schema, name), raw["ddl_query"], str(raw["ddl_type_id"]), raw["commit_ts"], POSITION
+    )
 
 
 @pytest.mark.golden_workload("avro")

@@ -60,8 +60,6 @@ class Record:
     def _tags(self) -> Iterator[str]:
         """Forms of message that an exclusion can name, whatever the case is called."""
         value = self.message.value or b""
-        if self.raw["codec"] == "avro" and value[:1] == b"\x03":
-            yield "+delete-marker"
         if '"_ticdc_before": value does not match its schema' in self.raw.get("error", ""):
             yield "+stale-before-name"
         if self.config.get("large-message-handle-compression", "none") != "none":

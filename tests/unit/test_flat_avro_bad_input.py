@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.unit.flat_avro_cases import (
-    EVERY_VALUE,
     TOPIC,
     TSO,
     change,
@@ -26,7 +25,6 @@ from tidesink.errors import (
     SchemaMismatchError,
     SchemaNotFoundError,
     UnnamedRowError,
-    UnsupportedMessageError,
     ValueOutOfRangeError,
 )
 from tidesink.schema_registry.memory import MemorySchemaRegistry
@@ -75,12 +73,14 @@ def test_a_value_of_another_kind_is_refused(value: bytes, match: str) -> None:
     _bad(FramingError, message.key, value, match)
 
 
-def test_a_delete_marker_is_refused_and_never_skipped() -> None:
-    codec = codec_with(producer="new", enable_tidb_extension=True, avro_enable_watermark=True)
-    marker = message_of(codec, change(Op.DELETE, None, before=EVERY_VALUE))
-    assert marker.value == b"\x03" + TSO.to_bytes(8, "big")
-    _bad(UnsupportedMessageError, marker.key, marker.value, "delete marker .* avro-include-before-value=true")
-    _bad(UnnamedRowError, None, marker.value, "names no row")
+def test_a_delete_marker_of_another_shape_is_refused_and_never_skipped() -> None:
+    _, message = _good()
+    marker = b"\x03" + TSO.to_bytes(8, "big")
+    _bad(UnnamedRowError, None, marker, "names no row")
+    _bad(SchemaMismatchError, message.key, marker[:-1], "a delete marker, which has 9 bytes, and has 8")
+    _bad(SchemaMismatchError, message.key, marker + b"\0", "has 9 bytes, and has 10")
+    _bad(SchemaMismatchError, message.key, b"\x03" + b"\xff" * 8, "commit_ts 18446744073709551615")
+    _bad(FramingError, b"\x07" + bytes(8), marker, "the key starts with 07")
 
 
 def test_a_delete_without_key_names_the_option_that_mends_it() -> None:

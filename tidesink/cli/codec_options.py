@@ -45,6 +45,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "large_message_handle_option": ("none", "claim-check", "handle-key-only"),
     "large_message_handle_compression": ("none", "snappy", "lz4"),
     "producer": ("classic", "new"),
+    "checksum": ("off", "warn", "reject"),
 }
 _TEXTS: Final = {
     "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
@@ -54,6 +55,7 @@ _TEXTS: Final = {
     "large_message_handle_compression": "Accepted as in the changefeed; the messages say it themselves.",
     "terminator": "Accepted as in the changefeed; the messages say it themselves.",
     "time_zone": "The changefeed's time zone.",
+    "checksum": "off, warn or reject: what to do where a row's checksum does not match (flat-avro).",
     "producer": "Which TiCDC writes, classic or new; for encoding.",
     "namespace": "The changefeed's namespace; for encoding.",
     "keyspace": "The same, as new TiCDC calls it.",

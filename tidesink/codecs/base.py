@@ -7,13 +7,17 @@ nothing to do with compression or with Python's ``codecs`` module.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from tidesink.change import Event, Message, TableId
+from tidesink.codecs.compression import LARGEST, Compression
+from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 
 Producer = Literal["classic", "new"]
+LargeMessageOption = Literal["none", "claim-check", "handle-key-only"]
+ChecksumMode = Literal["off", "warn", "reject"]
 TableOfTopic = Callable[[str], TableId | None]
 
 
@@ -29,10 +33,18 @@ class CodecOptions:
     """TiCDC's own codec options, under TiCDC's names with ``_`` for ``-``.
 
     They say how to encode. A decoder reads what the bytes say and needs none of them, except
-    ``time_zone`` and ``output_raw_change_event``, which the bytes do not tell.
+    ``time_zone`` and ``output_raw_change_event``, which the bytes do not tell, and ``checksum``, which is
+    the reader's own: what to do about a row whose checksum does not match (flat-avro): ``off`` asks for
+    none, ``warn`` logs it, ``reject`` refuses the record.
+
+    ``claim_check_storage_uri``, ``upstream_url`` and ``max_decompressed_bytes`` say where a reader finds what a
+    message leaves out, and how much it takes in; the first two may hold secrets and are never shown.
 
     ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture), for encoding only.
     ``namespace``: changefeed namespace or keyspace, the first part of Avro record namespaces.
+    ``debezium``: the connector's handling modes, for what Debezium's records do not tell themselves.
+    ``debezium_unwrapped``: the topic was flattened by ExtractNewRecordState, so that a null value alone
+    is a delete; rows that show it by themselves need no word of it.
     """
 
     enable_tidb_extension: bool = False
@@ -50,6 +62,15 @@ class CodecOptions:
     namespace: str = "default"
     producer: Producer = "classic"
     time_zone: str = "UTC"
+    large_message_handle_option: LargeMessageOption = "none"
+    large_message_handle_compression: Compression = "none"
+    claim_check_storage_uri: str = field(default="", repr=False)
+    claim_check_raw_value: bool = False
+    upstream_url: str = field(default="", repr=False)
+    max_decompressed_bytes: int = LARGEST
+    checksum: ChecksumMode = "off"
+    debezium: DebeziumModes = DebeziumModes()
+    debezium_unwrapped: bool = False
 
 
 class Codec(Protocol):

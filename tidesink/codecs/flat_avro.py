@@ -1,11 +1,13 @@
 """The flat-avro codec: TiCDC's ``avro`` protocol, of classic TiCDC and of the new architecture.
 
-Bytes: a Confluent header and one Avro record for the key, one for the value. A delete is a null value, or,
-with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d`` (tiflow c7b2588, ticdc b813e76).
+Bytes: a Confluent header and one Avro record for the key, one for the value. A delete is a null value, a
+marker (03 and the commit_ts), or, with ``avro-include-before-value``, a record whose ``_tidb_op`` is ``d``
+(tiflow c7b2588, ticdc b813e76).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from tidesink.change import (
 )
 from tidesink.codecs.base import CodecOptions, EncodedRecord, TableOfTopic
 from tidesink.codecs.flat_avro_control import (
+    DeleteMarker,
     decode_control,
     encode_ddl,
     encode_delete_marker,
@@ -31,8 +34,9 @@ from tidesink.codecs.flat_avro_decode import BIT_WIDTH, FULL, DecodePlan, Record
 from tidesink.codecs.flat_avro_encode import RecordWriter, key_row
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.codecs.flat_avro_schema import BuiltRecord, includes_before, key_record, value_record
+from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
-from tidesink.errors import DecodeError, EncodeError, RegistryError, TidesinkError
+from tidesink.errors import ChecksumError, DecodeError, EncodeError, RegistryError, TidesinkError
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import SubjectPart, subject
 
@@ -41,13 +45,15 @@ _RECORD_OVERHEAD: Final = 36
 _MOST_WRITERS: Final = 4096
 # Topic, table, part, and the identity of the schema object.
 _Place = tuple[str, TableId, SubjectPart, int]
+_log = logging.getLogger(__name__)
 
 
 class FlatAvroCodec:
     """Decodes and encodes flat-avro; one instance may be shared by threads.
 
     ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
-    the record's own names, which are sanitised.
+    the record's own names, which are sanitised. With ``checksum="warn"`` in the options, rows that are not
+    what their checksum says are logged by the logger of this module's name.
     """
 
     name: Final = "flat-avro"
@@ -79,10 +85,12 @@ class FlatAvroCodec:
         try:
             if plan is None:
                 control = decode_control(message)
+                if isinstance(control, DeleteMarker):
+                    return (self._marked_delete(message, control),)
                 if control is not None:
                     return (control,)
                 plan = self._plan(message)
-            return (plan.read(message),)
+            return (plan.read(message) if plan.sums is None else self._summed(message, plan.sums, plan),)
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
 
@@ -108,7 +116,8 @@ class FlatAvroCodec:
         """The Kafka record of an event under the very schemas ``event.schema_id`` names; registers nothing.
 
         The exact inverse of ``decode``, for rows under the schema's own (sanitised) column names. BIT is
-        written in full width where the event or the schema shows it, or ``producer`` says so.
+        written in full width where the event or the schema shows it, or ``producer`` says so. A delete
+        without a value's schema is a marker where it has a commit_ts, which only a marker carries.
 
         Raises:
             EncodeError: the event has no schema ids, or does not fit them.
@@ -121,6 +130,8 @@ class FlatAvroCodec:
         try:
             key = None if key_id is None else _key(self._id_writer(key_id, wide), event)
             value = None if value_id is None else self._id_writer(value_id, wide).write_event(event)
+            if value_id is None and event.commit_ts is not None:
+                value = encode_delete_marker(event.commit_ts)
         except TidesinkError as error:
             raise error.with_context(table=str(event.table)) from error
         return EncodedRecord(key, value)
@@ -145,6 +156,30 @@ class FlatAvroCodec:
                 raise error.with_context(schema_id=schema_id) from error
         return record
 
+    def _marked_delete(self, message: Message, marker: DeleteMarker) -> ChangeEvent:
+        bare = replace(message, value=None)
+        head = bare.key and bare.key[:HEADER_SIZE]
+        plan = self._plans.get((bare.topic, head, None)) or self._plan(bare)
+        event = plan.read(bare)
+        position = event.position._replace(source=(marker.commit_ts,))
+        return event._replace(commit_ts=marker.commit_ts, position=position)
+
+    def _summed(self, message: Message, sums: RowSums, plan: DecodePlan) -> ChangeEvent:
+        event = plan.read(message)
+        row = event.after if event.after is not None else event.before
+        fault = sums.fault(row or {}, event.extension or {})
+        if fault is not None and self._options.checksum == "reject":
+            raise ChecksumError(fault, table=str(event.table))
+        if fault is not None:
+            _log.warning("%s[%s]@%s: %s", message.topic, message.partition, message.offset, fault)
+        return event
+
+    def _sums(self, value: RecordReader | None) -> RowSums | None:
+        if self._options.checksum == "off" or value is None or CHECKSUM not in value.record.extension:
+            return None
+        record = value.record
+        return RowSums(record.table_schema(record.table, ()).columns, self._options.time_zone)
+
     def _plan(self, message: Message) -> DecodePlan:
         key = None if message.key is None else schema_id_of(message.key, "key")
         value = None if message.value is None else schema_id_of(message.value, "value")
@@ -155,7 +190,8 @@ class FlatAvroCodec:
         table = record.table if named is None else named
         keys = key_reader.record.column_names if key_reader else ()
         schema = record.table_schema(table, keys)
-        plan = DecodePlan(key_reader, value_reader, table, schema, SchemaIds(key, value))
+        ids, sums = SchemaIds(key, value), self._sums(value_reader)
+        plan = DecodePlan(key_reader, value_reader, table, schema, ids, sums)
         heads = (message.key and message.key[:HEADER_SIZE], message.value and message.value[:HEADER_SIZE])
         self._plans[message.topic, heads[0], heads[1]] = plan
         return plan
@@ -214,7 +250,8 @@ class FlatAvroCodec:
         record = parse_record(text)
         schema_id = self._registry.register(subject(topic, part), text)
         full_width = self._options.producer == "new"
-        return RecordWriter.of(schema_id, record, columns=built.columns, full_width_bit=full_width)
+        writer = RecordWriter.of(schema_id, record, columns=built.columns, full_width_bit=full_width)
+        return replace(writer, summed=built.summed, time_zone=self._options.time_zone)
 
     def _id_writer(self, schema_id: int, wide: bool) -> RecordWriter:
         writer = self._id_writers.get((schema_id, wide))

@@ -1,14 +1,15 @@
-"""DDL and watermark events in flat-avro topics, and the messages that are none.
+"""DDL and watermark events in flat-avro topics, delete markers, and the messages that are none.
 
 With ``avro-enable-watermark`` a record with a null key starts with 01 (DDL, JSON) or 02 (watermark, uint64
-big-endian); the new architecture writes deletes as 03 and uint64 (tiflow c7b2588 and ticdc b813e76).
+big-endian); the new architecture then writes a delete's value as 03 and its commit_ts, uint64 big-endian,
+unless values carry the row before (tiflow c7b2588 and ticdc b813e76).
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from tidesink.change import DdlEvent, Message, Position, TableId, WatermarkEvent
 from tidesink.codecs.flat_avro_schema import schema_text
@@ -18,7 +19,6 @@ from tidesink.errors import (
     FramingError,
     SchemaMismatchError,
     UnnamedRowError,
-    UnsupportedMessageError,
 )
 from tidesink.typemap.shown import shown
 
@@ -27,17 +27,23 @@ _WATERMARK: Final = 2
 _DELETE_MARKER: Final = 3
 _UINT64: Final = struct.Struct(">BQ")
 _UINT64_END: Final = 1 << 64
+_TS_END: Final = 1 << 63
 _REMEDY: Final = "set avro-include-before-value=true in the changefeed's sink URI"
 
 
-def decode_control(message: Message) -> DdlEvent | WatermarkEvent | None:
-    """The DDL or watermark of a record; None where the record is a row's.
+class DeleteMarker(NamedTuple):
+    """The value of a delete whose row the record's key names."""
+
+    commit_ts: int
+
+
+def decode_control(message: Message) -> DdlEvent | WatermarkEvent | DeleteMarker | None:
+    """The DDL or watermark of a record, or the marker in place of its value; None where it is a row's.
 
     Raises:
         FramingError: the record starts like a control event and is none.
-        SchemaMismatchError: a control event of another shape than TiCDC's.
+        SchemaMismatchError: a control event or a marker of another shape than TiCDC's.
         UnnamedRowError: a delete that does not say which row.
-        UnsupportedMessageError: a delete marker.
     """
     key, value = message.key, message.value
     if value is None:
@@ -46,7 +52,7 @@ def decode_control(message: Message) -> DdlEvent | WatermarkEvent | None:
         return None
     kind = value[0] if value else None
     if kind == _DELETE_MARKER and not is_glue(value):
-        _refuse_marker(key)
+        return _marker(key, value)
     if kind not in (_DDL, _WATERMARK):
         return None
     if key is not None:
@@ -63,13 +69,17 @@ def _refuse_unnamed(how: str) -> NoReturn:
     )
 
 
-def _refuse_marker(key: bytes | None) -> NoReturn:
+def _marker(key: bytes | None, value: bytes) -> DeleteMarker:
     if key is None:
         _refuse_unnamed("the key is null and the value is a delete marker")
-    raise UnsupportedMessageError(
-        "a delete marker (first byte 03), which this version does not read: "
-        f"{_REMEDY}, or switch avro-enable-watermark off"
-    )
+    if len(value) != _UINT64.size:
+        raise SchemaMismatchError(
+            f"the value starts with 03 as a delete marker, which has 9 bytes, and has {len(value)}"
+        )
+    (_, commit_ts) = _UINT64.unpack(value)
+    if commit_ts >= _TS_END:
+        raise SchemaMismatchError(f"a delete marker has commit_ts {commit_ts}: TiDB's are below 2^63")
+    return DeleteMarker(commit_ts)
 
 
 def _watermark(message: Message, value: bytes) -> WatermarkEvent:

@@ -13,6 +13,7 @@ from tidesink.change import ChangeEvent, Message, Op, Position, Row, SchemaIds, 
 from tidesink.codecs.flat_avro_record import EXTENSION, AvroColumn, WriterRecord
 from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP
 from tidesink.codecs.flat_avro_values import FromWire, from_wire
+from tidesink.codecs.row_checksum import RowSums
 from tidesink.codecs.wire import HEADER_SIZE
 from tidesink.errors import DecodeError, SchemaMismatchError
 from tidesink.typemap.shown import shown
@@ -111,6 +112,7 @@ class DecodePlan:
     table: TableId
     schema: TableSchema
     schema_id: SchemaIds
+    sums: RowSums | None = None  # the rows' checksums are asked for, and the schema has them
 
     def read(self, message: Message) -> ChangeEvent:
         """The row change of one record.

@@ -12,22 +12,15 @@ from fastavro import schemaless_writer
 
 from tidesink.change import ChangeEvent, Column, Op, Row, physical_ms
 from tidesink.codecs.flat_avro_record import EXTENSION, AvroColumn, WriterRecord
-from tidesink.codecs.flat_avro_schema import (
-    BEFORE,
-    CHECKSUM,
-    CHECKSUM_VERSION,
-    COMMIT_TS,
-    CORRUPTED,
-    OP,
-    PHYSICAL_TIME,
-)
+from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP, PHYSICAL_TIME
 from tidesink.codecs.flat_avro_values import ToWire, to_wire
+from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, CURRENT_VERSION, VERSION, checksum_of
 from tidesink.codecs.wire import header
 from tidesink.errors import EncodeError
 from tidesink.typemap.shown import shown
 
 _LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
-_NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, CHECKSUM_VERSION: 0}
+_NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, VERSION: 0}
 _TOO_LARGE: Final = "does not fit a signed 64-bit number, which the field is: a TiDB timestamp is below 2^63"
 _WRITE_ERRORS: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 
@@ -105,6 +98,8 @@ class RecordWriter:
     record: WriterRecord
     rows: RowWriter
     before: RowWriter | None = None
+    summed: tuple[Column, ...] = ()  # what a row's checksum is over, where it is not given
+    time_zone: str = "UTC"
     head: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,8 +136,17 @@ class RecordWriter:
         if self.before is not None:
             datum[BEFORE] = self._before(event)
         if self.record.extension:
-            datum[EXTENSION] = {name: _extension_value(name, event) for name in self.record.extension}
+            given = self._with_checksum(event)
+            datum[EXTENSION] = {name: _extension_value(name, given) for name in self.record.extension}
         return self._write(datum)
+
+    def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
+        """The event with its row's checksum, where the producer would have one and the event has none."""
+        extension = event.extension or {}
+        if not self.summed or CHECKSUM in extension:
+            return event
+        found = checksum_of(self.summed, _row_of(event), time_zone=self.time_zone)
+        return event._replace(extension={VERSION: CURRENT_VERSION, **extension, CHECKSUM: str(found)})
 
     def _before(self, event: ChangeEvent) -> object:
         if event.before is None or self.before is None:

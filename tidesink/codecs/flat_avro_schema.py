@@ -13,6 +13,7 @@ from typing import Any, Final
 from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_default import to_json
+from tidesink.codecs.row_checksum import summed_order
 from tidesink.errors import EncodeError
 from tidesink.schema_registry.naming import sanitize_name, sanitize_namespace
 from tidesink.typemap.render import avro_type
@@ -24,9 +25,6 @@ BEFORE: Final = "_ticdc_before"
 OP: Final = "_tidb_op"
 COMMIT_TS: Final = "_tidb_commit_ts"
 PHYSICAL_TIME: Final = "_tidb_commit_physical_time"
-CHECKSUM: Final = "_tidb_row_level_checksum"
-CORRUPTED: Final = "_tidb_corrupted"
-CHECKSUM_VERSION: Final = "_tidb_checksum_version"
 
 _FIELDS: Final = tuple((field.name, field.avro, field.default) for field in EXTENSION_FIELDS)
 _OP_FIELDS, _TIME_FIELDS, _CHECKSUM_FIELDS = _FIELDS[:1], _FIELDS[1:3], _FIELDS[3:]
@@ -36,10 +34,14 @@ _GO_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2
 
 @dataclass(frozen=True)
 class BuiltRecord:
-    """An Avro schema and the table's columns behind its fields, in the order of the fields."""
+    """An Avro schema and the table's columns behind its fields, in the order of the fields.
+
+    ``summed``: the columns that the row's checksum is over, in its order; empty where it has none.
+    """
 
     schema: AvroJson
     columns: tuple[Column, ...]
+    summed: tuple[Column, ...] = ()
 
     @property
     def text(self) -> str:
@@ -79,7 +81,8 @@ def value_record(schema: TableSchema, table: TableId, options: CodecOptions) -> 
         {"default": default, "name": name, "type": avro} for name, avro, default in _extension(options)
     ]
     _check_unique(built["fields"], columns)
-    return BuiltRecord(built, columns)
+    summed = summed_order(schema.columns, options) if _has_checksum(options) else ()
+    return BuiltRecord(built, columns, tuple(column for column in summed if not column.virtual))
 
 
 def includes_before(options: CodecOptions) -> bool:
@@ -93,9 +96,13 @@ def _carried(columns: Iterable[Column], options: CodecOptions) -> tuple[Column, 
 
 
 def _ordered(columns: tuple[Column, ...], options: CodecOptions) -> tuple[Column, ...]:
-    if not (options.row_checksum and options.enable_tidb_extension):
+    if not _has_checksum(options):
         return columns
     return tuple(sorted(columns, key=lambda column: column.column_id or 0))
+
+
+def _has_checksum(options: CodecOptions) -> bool:
+    return options.row_checksum and options.enable_tidb_extension
 
 
 def _extension(options: CodecOptions) -> Sequence[tuple[str, str, object]]:

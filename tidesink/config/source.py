@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import ChecksumMode, CodecOptions
 from tidesink.config.fields import Duration, Listed, LocalPath, Model
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.errors import ConfigError
@@ -208,6 +208,10 @@ class SourceSettings(Model):
     be lost."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
     """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
+    checksum: ChecksumMode = CodecOptions.checksum
+    """What to do about a row whose TiCDC checksum does not match: `off` (not asked), `warn` (applied, counted
+    and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the changefeed.
+    flat-avro only."""
     kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
     """Kafka client properties; see the list below."""
 
