@@ -85,6 +85,13 @@ class ColumnType:
     sql: str | None = None
 
 
+class EarlierType(NamedTuple):
+    """A type that a column had; rows committed before ``until`` (a TiDB TSO) were written with it."""
+
+    type: ColumnType
+    until: int
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a table at the source.
@@ -92,6 +99,7 @@ class Column:
     ``default`` is the default's text as TiDB holds it now (None: no default, or NULL). Where it was
     changed since the column was added (``redefaulted``), ``origin_default`` is the first one.
     ``handle`` marks the handle key (primary key, or the not-null unique key TiCDC chose).
+    ``earlier`` are the types before this one, oldest first, as far as rows of them read differently.
     """
 
     name: str
@@ -104,6 +112,11 @@ class Column:
     virtual: bool = False
     origin_default: str | None = None
     redefaulted: bool = False
+    earlier: tuple[EarlierType, ...] = ()
+
+    def type_at(self, commit_ts: int) -> ColumnType:
+        """The type a row of this commit ts (a TiDB TSO) was written with."""
+        return next((was.type for was in self.earlier if commit_ts < was.until), self.type)
 
     @property
     def backfill(self) -> str | None:
@@ -182,7 +195,22 @@ class WatermarkEvent(NamedTuple):
     position: Position
 
 
-Event = ChangeEvent | DdlEvent | WatermarkEvent
+class MessageEvent(NamedTuple):
+    """Something a topic carries that changes neither rows nor tables; nothing is to be applied.
+
+    ``kind``: ``logical`` (Postgres' ``pg_logical_emit_message``, with its ``prefix`` and ``content``),
+    ``transaction`` (where one begins or ends), ``heartbeat`` or ``notification``, whose members are in
+    ``extension``.
+    """
+
+    kind: str
+    prefix: str | None
+    content: bytes | None
+    position: Position
+    extension: Mapping[str, object] | None = None
+
+
+Event = ChangeEvent | DdlEvent | WatermarkEvent | MessageEvent
 
 
 @dataclass(frozen=True)

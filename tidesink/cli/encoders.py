@@ -21,6 +21,7 @@ from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import ConfigError, DecodeError, EncodeError
 from tidesink.schema_registry import SchemaRegistry
+from tidesink.typemap.ddl_history import row_moment
 from tidesink.typemap.definitions import TableDefinitions
 
 EncodeLine = Callable[[Line], EncodedRecord | None]
@@ -140,6 +141,7 @@ class CanalJsonLines:
             row=dict.fromkeys(row),
             mysql_type=types or {},
             pk_names=extension.get("pkNames", primary),
+            commit_ts=row_moment(line.get("commit_ts"), extension.get("es")),
         ).schema
 
 

@@ -16,6 +16,7 @@ from tidesink.codecs.canal_json_decode import CanalJsonReader
 from tidesink.codecs.canal_json_encode import CanalJsonWriter, RowWriter, merged_names
 from tidesink.codecs.canal_json_shape import Keys, RowShapes
 from tidesink.errors import ConfigError, EncodeError
+from tidesink.typemap.ddl_history import ddl_moment, row_moment
 from tidesink.typemap.definitions import TableDefinitions
 
 _KEPT_WRITERS = 256
@@ -86,7 +87,8 @@ class CanalJsonCodec:
 
     def _learn(self, event: DdlEvent) -> None:
         try:
-            self.definitions.apply(event.query, event.table.schema)
+            since = ddl_moment(event.commit_ts, (event.extension or {}).get("es"))
+            self.definitions.apply(event.query, event.table.schema, since=since)
         except ConfigError as error:
             self.unread_ddl[event.query] = error.message
 
@@ -110,6 +112,7 @@ class CanalJsonCodec:
             dict.fromkeys(names),
             mysql_type=mysql_type,
             pk_names=pk_names,
+            commit_ts=row_moment(event.commit_ts, extension.get("es")),
         ).schema
         self._refuse_untyped(schema, mysql_type)
         return schema

@@ -141,12 +141,18 @@ class CanalJsonReader:
         old = _old_rows(parsed, rows) if op is Op.UPDATE else None
         source = None if commit_ts is None else (commit_ts,)
         # Then commit_ts says it all, and there is nothing to keep beside the event.
+        written = commit_ts if commit_ts is not None else self._shapes.moment(get("es"))
         told = commit_ts is not None and commit_ts >> 18 == get("es") and len(extension) == 1  # type: ignore[arg-type]
         for at, row in enumerate(rows):
             if type(row) is not dict or not row:
                 raise SchemaMismatchError("a row in 'data' is no object with columns")
             shape = self._shapes.find(
-                get("database"), get("table"), row, mysql_type=get("mysqlType"), pk_names=get("pkNames")
+                get("database"),
+                get("table"),
+                row,
+                mysql_type=get("mysqlType"),
+                pk_names=get("pkNames"),
+                commit_ts=written,
             )
             values = shape.read(row)
             found.append(

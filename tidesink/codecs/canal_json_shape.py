@@ -2,7 +2,8 @@
 
 A shape is the column names of a row with their ``mysqlType`` words. Where those words are short
 (TiCDC's default) they say no precision, length or member, so each column's type is looked for, in
-this order: the table definitions (of the configuration, or built from the topic's own DDL), a full
+this order: the table definitions (of the configuration, or built from the topic's own DDL and as they
+stood when the row was committed), a full
 ``mysqlType`` (content-compatible), the short word, text. A definition that contradicts the message's
 own word is older or newer than the row and is passed over for that column.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from tidesink.change import Column, ColumnType, TableId, TableSchema, Value
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
+from tidesink.typemap.ddl_history import NEVER, row_moment
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader
 from tidesink.typemap.sql_type import parse_sql_type
@@ -34,7 +36,8 @@ class RowShape:
 
     ``wire_types`` is ``mysqlType`` as the message has it where no table definition knows every
     column; an encoder needs it then. ``key`` names the columns that name the row, from the
-    configuration or from ``pkNames``.
+    configuration or from ``pkNames``. It is of rows committed from ``since`` to before ``until`` (TiDB
+    TSOs): in between no column's definition changed.
     """
 
     table: TableId
@@ -47,6 +50,8 @@ class RowShape:
     texts: tuple[str, ...]
     key: tuple[str, ...]
     wire_types: Mapping[str, str] | None = None
+    since: int = 0
+    until: int = NEVER + 1
 
     def read(self, row: RawRow) -> dict[str, Value]:
         """The row's values, in its own order; the row is used up.
@@ -130,10 +135,21 @@ class RowShapes:
         self._shapes: dict[tuple[str, str], list[RowShape]] = {}
         self._version = definitions.version
 
+    def moment(self, es: object) -> int:
+        """When a row without a commit ts was committed, for ``find``; asks nothing where it matters not."""
+        return row_moment(None, es) if self._definitions.timed else NEVER
+
     def find(
-        self, database: object, name: object, row: RawRow, *, mysql_type: object, pk_names: object
+        self,
+        database: object,
+        name: object,
+        row: RawRow,
+        *,
+        mysql_type: object,
+        pk_names: object,
+        commit_ts: int = NEVER,
     ) -> RowShape:
-        """The shape of a row.
+        """The shape of a row; ``commit_ts`` (a TiDB TSO) says by which definitions.
 
         Raises:
             SchemaMismatchError: a member of the message that is not what it should be.
@@ -148,27 +164,50 @@ class RowShapes:
             known = []
         for shape in known:
             # The order inside mysqlType is random at the producer: dicts compare without it.
-            if shape.mysql_type == mysql_type and shape.names == names and shape.pk_names == pk_names:
+            if (
+                shape.mysql_type == mysql_type
+                and shape.names == names
+                and shape.pk_names == pk_names
+                and shape.since <= commit_ts < shape.until
+            ):
                 return shape
-        return self._add(_table(database, name), names, _types(mysql_type), _names(pk_names))
+        shape = self._build(
+            _table(database, name), names, _types(mysql_type), _names(pk_names), commit_ts=commit_ts
+        )
+        return self._added(shape)
 
-    def _add(self, table: TableId, names: list[str], types: Mapping[str, str], pk: list[str]) -> RowShape:
-        shape = self._build(table, names, types, pk)
+    def _added(self, shape: RowShape) -> RowShape:
+        table = shape.table
         known = self._shapes.setdefault(table, [])
         known.insert(0, shape)
         del known[_KEPT_SHAPES:]
         return shape
 
     def _build(
-        self, table: TableId, names: list[str], mysql_type: Mapping[str, str], pk_names: list[str]
+        self,
+        table: TableId,
+        names: list[str],
+        mysql_type: Mapping[str, str],
+        pk_names: list[str],
+        *,
+        commit_ts: int,
     ) -> RowShape:
         definition = self._definitions.get(table)
-        known = {} if definition is None else {c.name.casefold(): c for c in definition.columns}
+        known = {c.name.casefold(): c for c in definition.columns} if definition else {}
+        complete = all(name.casefold() in known for name in names)
+        # A column that was dropped since, or whose table was.
+        known = {c.name.casefold(): c for c in self._definitions.former(table)} | known
         columns = tuple(
-            _column(name, mysql_type.get(name), known.get(name.casefold()), primary=name in pk_names)
+            _column(
+                name,
+                mysql_type.get(name),
+                known.get(name.casefold()),
+                primary=name in pk_names,
+                commit_ts=commit_ts,
+            )
             for name in names
         )
-        complete = all(name.casefold() in known for name in names)
+        changes = sorted({was.until for c in known.values() for was in c.earlier})
         return RowShape(
             table=table,
             names=names,
@@ -180,6 +219,8 @@ class RowShapes:
             texts=tuple(c.name for c in columns if keeps_text(c.type)),
             key=self._key(table, names, pk_names),
             wire_types=None if complete else mysql_type,
+            since=max((at for at in changes if at <= commit_ts), default=0),
+            until=min((at for at in changes if at > commit_ts), default=NEVER + 1),
         )
 
     def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
@@ -227,20 +268,27 @@ def _folded(table: TableId) -> tuple[str, str]:
     return table.schema.casefold(), table.name.casefold()
 
 
-def _column(name: str, word: str | None, defined: Column | None, *, primary: bool) -> Column:
+def _column(
+    name: str,
+    word: str | None,
+    defined: Column | None,
+    *,
+    primary: bool,
+    commit_ts: int,
+) -> Column:
     wire = _wire_type(word)
     if defined is None:
         column_type = wire or ColumnType("text", sql=word)
         return Column(name, column_type, nullable=not primary, handle=primary, primary_key=primary)
-    column_type = defined.type if wire is None or agrees(defined.type, wire) else wire
-    return Column(
+    told = defined.type_at(commit_ts)
+    return replace(
+        defined,
         name=name,
-        type=column_type,
+        type=told if wire is None or agrees(told, wire) else wire,
         nullable=defined.nullable and not primary,
-        default=defined.default,
         handle=defined.handle or primary,
         primary_key=primary,
-        column_id=defined.column_id,
+        earlier=(),
     )
 
 

@@ -24,6 +24,7 @@ from tidesink.change import TableSchema
 from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_canal_json_row import RowColumns
 from tidesink.codecs.columns_canal_json_text import ROW, form_of
+from tidesink.codecs.columns_canal_json_types import WRITTEN_AT, is_timed, written_at
 from tidesink.codecs.columns_canal_json_verdict import verdict
 from tidesink.codecs.columns_faults import (
     STRINGS,
@@ -97,6 +98,7 @@ class CanalJsonColumns:
             [everything, _is_regular(F.col("form"), F.col("parsed"), rows).alias("regular")],
             *judged,
             [everything, *_members()],
+            [everything, *_moment(self.shape)],
             [everything, F.map_keys("row").alias("names"), F.map_keys("old_row").alias("old_names")],
             [everything, rows.laid_out(F.col("row"), F.col("names")).alias("wire")],
             [everything, rows.image().alias("image"), *_row_key(rows)],
@@ -143,10 +145,11 @@ def _named() -> list[Column]:
 
 def _parsed(text: Column, shape: TableShape) -> Column:
     types = ", ".join(f"{quoted(column.name)} string" for column in shape.columns)
+    es = "es bigint, " if is_timed(shape) else ""
     return F.from_json(
         text,
         f"corrupt string, database string, `table` string, pkNames array<string>, type string, "
-        f"mysqlType struct<{types}>, "
+        f"mysqlType struct<{types}>, {es}"
         f"data {_ROWS}, old {_ROWS}, _tidb struct<commitTs: bigint, watermarkTs: bigint>",
         _OPTIONS,
     )
@@ -222,6 +225,15 @@ def _members() -> list[Column]:
         F.when(F.col("refused").isNull(), moment).alias("event_ts"),
         null("bigint").alias("control_ts"),
     ]
+
+
+def _moment(shape: TableShape) -> list[Column]:
+    """When the row was committed, where that says how it is read."""
+    if not is_timed(shape):
+        return []
+    message = F.col("message")
+    moment = written_at(message.getField("_tidb").getField("commitTs"), message.getField("es"))
+    return [moment.alias(WRITTEN_AT)]
 
 
 def _row_key(rows: RowColumns) -> list[Column]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Final
 
@@ -12,12 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_base import BAD
+from tidesink.codecs.columns_canal_json_types import contradictions, read_in_force
 from tidesink.codecs.columns_faults import STRINGS, fault, null
-from tidesink.codecs.columns_types import Reading, default_value, read_text
+from tidesink.codecs.columns_types import Reading, default_value
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.typemap.render import mysql_type_text
 from tidesink.typemap.shape import ShapeColumn, TableShape
-from tidesink.typemap.table import Reader, row_of
 
 _BETWEEN: Final = "\x01"
 
@@ -82,7 +80,7 @@ class RowColumns:
     def readings(self) -> tuple[tuple[int, ShapeColumn, Reading], ...]:
         """How each column is read from the laid out row ``wire``."""
         return tuple(
-            (number, column, read_text(self.text(number, "wire"), column.type, column, self.shape))
+            (number, column, read_in_force(self.text(number, "wire"), column, self.shape))
             for number, column in enumerate(self.shape.columns)
         )
 
@@ -103,7 +101,7 @@ class RowColumns:
         keys = [(n, c) for n, c in enumerate(self.shape.columns) if c.key]
         return F.struct(
             *(
-                read_text(self._before(old, n, c), c.type, c, self.shape).value.cast(c.spark).alias(c.name)
+                read_in_force(self._before(old, n, c), c, self.shape).value.cast(c.spark).alias(c.name)
                 for n, c in keys
             )
         )
@@ -160,7 +158,7 @@ class RowColumns:
         """A row written when a column had a type whose texts mean something else, such as ENUM's numbers."""
         return [
             (condition, fault(BAD, SchemaMismatchError, _TYPE_REASON.format(column.name)))
-            for column, condition in _contradictions(self.shape.columns, types)
+            for column, condition in contradictions(self.shape.columns, types)
         ]
 
 
@@ -168,31 +166,6 @@ _TYPE_REASON: Final = (
     "column {!r}: the row's mysqlType and the table's definition disagree on what its text means; give the "
     "definition that the rows were written with"
 )
-# Readers whose texts mean something else than what they show, and the words of their types.
-_CODED: Final[tuple[Reader, ...]] = ("enum", "set", "binary")
-
-
-def _contradictions(columns: Iterable[ShapeColumn], types: Column) -> Iterable[tuple[ShapeColumn, Column]]:
-    for column in columns:
-        reader = row_of(column.type).reader
-        if reader in ("text", *_CODED):
-            word = types.getField(column.name)
-            coded = {
-                "enum": F.startswith(word, F.lit("enum")),
-                "set": F.startswith(word, F.lit("set")),
-                "binary": F.contains(word, F.lit("binary")) | F.contains(word, F.lit("blob")),
-            }
-            own = coded.get(reader)
-            agrees = ~reduce(Column.__or__, coded.values()) if own is None else own
-            yield column, word.isNotNull() & ~(agrees & _same_members(word, column))
-
-
-def _same_members(word: Column, column: ShapeColumn) -> Column:
-    """False where the word lists members, and others than the definition's: numbers mean those."""
-    text = mysql_type_text(replace(column.type, sql=None))
-    if column.type.members is None or text is None:
-        return F.lit(True)
-    return ~F.endswith(word, F.lit(")")) | (word == text)
 
 
 def _value_fault(column: ShapeColumn) -> Column:

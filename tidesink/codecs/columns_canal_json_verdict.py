@@ -18,6 +18,7 @@ from tidesink.errors import DecodeError
 from tidesink.typemap.shape import TableShape
 
 _VERDICT: Final = "struct<error: string, reason: string, texts: array<string>>"
+_LAST_ES: Final = (1 << 63) - 1
 _ROW_TYPES: Final = frozenset({Op.INSERT.name, Op.UPDATE.name, Op.DELETE.name})
 
 Verdict = tuple[str | None, str | None, list[str] | None]
@@ -72,7 +73,13 @@ def _schema(shape: TableShape) -> TableSchema:
     return TableSchema(
         shape.table,
         tuple(
-            TableColumn(column.name, column.type, default=column.default, handle=column.key)
+            TableColumn(
+                column.name,
+                column.type,
+                default=column.default,
+                handle=column.key,
+                earlier=column.earlier,
+            )
             for column in shape.columns
         ),
     )
@@ -89,7 +96,9 @@ def _texts(parsed: Mapping[str, Any], shape: TableShape) -> list[str]:
 
 
 def _row_text(parsed: Mapping[str, Any], row: Any, before: Any, shape: TableShape) -> str:
-    start = _start(parsed["database"], parsed["table"], "[]", is_ddl="false", kind=parsed["type"])
+    start = _start(
+        parsed["database"], parsed["table"], "[]", is_ddl="false", kind=parsed["type"], es=_es(parsed)
+    )
     types = _dump(_spelt(parsed.get("mysqlType") or {}, shape))
     old = "null" if before is None else f"[{_dump(_spelt(before, shape))}]"
     data = _dump(_spelt(row, shape))
@@ -114,10 +123,16 @@ def _control_text(parsed: Mapping[str, Any], kind: str) -> str:
     return f'{start},"sql":{_dump(parsed["sql"])},{rest}{_extension(parsed, "commitTs")}}}'
 
 
-def _start(database: str, table: str, keys: str, *, is_ddl: str, kind: str) -> str:
+def _es(parsed: Mapping[str, Any]) -> int:
+    """The row's ms since 1970; later than all where it says none, as for the Python codec."""
+    es = parsed.get("es")
+    return min(es, _LAST_ES) if type(es) is int and es >= 0 else _LAST_ES
+
+
+def _start(database: str, table: str, keys: str, *, is_ddl: str, kind: str, es: int = 0) -> str:
     return (
         f'{{"id":0,"database":{_dump(database)},"table":{_dump(table)},"pkNames":{keys},'
-        f'"isDdl":{is_ddl},"type":"{kind}","es":0,"ts":0'
+        f'"isDdl":{is_ddl},"type":"{kind}","es":{es},"ts":0'
     )
 
 

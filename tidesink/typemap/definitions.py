@@ -107,9 +107,7 @@ class TableDefinitions:
         now = {column.name.casefold() for column in definition.columns} if definition else set()
         return tuple(c for c in self._history.columns(table) if c.name.casefold() not in now)
 
-    def apply(
-        self, query: str, default_schema: str = "", *, since: int | None = None
-    ) -> tuple[TableId, ...]:
+    def apply(self, query: str, default_schema: str = "", *, since: int | None = None) -> tuple[TableId, ...]:
         """What DDL text does to the tables; the tables it changed, under their new names.
 
         ``since`` is the TSO the statement was committed at; None: it holds for rows of any time.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.change import Column, ColumnType, EarlierType, TableId, TableSchema
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.typemap.render import SparkType, ZeroDate, spark_type
 from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
@@ -30,6 +30,7 @@ class ShapeColumn:
     ``spark`` is the Spark and Delta type as DDL text and ``reason`` why it is not the nearest one.
     ``default`` is the text of the default with which the column was added, as TiDB holds it: rows
     written before have this value, also where the default was changed later. A key column is never null.
+    ``earlier`` are the types that rows from before were written with.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ShapeColumn:
     reason: str | None = None
     default: str | None = None
     key: bool = False
+    earlier: tuple[EarlierType, ...] = ()
 
     @property
     def comment(self) -> str:
@@ -131,7 +133,20 @@ def shape_of(
 def _shape_column(column: Column, *, key: bool, zero_date: ZeroDate) -> ShapeColumn:
     # A key is never kept as text for its zero dates' sake: there such a date is an error.
     spark: SparkType = spark_type(column.type, zero_date="error" if key else zero_date)
-    return ShapeColumn(column.name, column.type, spark.ddl, spark.reason, column.backfill, key)
+    shaped = ShapeColumn(
+        column.name, column.type, spark.ddl, spark.reason, column.backfill, key, column.earlier
+    )
+    for was in column.earlier:
+        shaped = _holding(shaped, spark_type(was.type).ddl)
+    return shaped
+
+
+def _holding(column: ShapeColumn, was: str) -> ShapeColumn:
+    """The column wide enough for its rows from before, as it is where it was made at that time."""
+    ddl = wider_ddl(was, column.spark)
+    if ddl is None or ddl == column.spark:
+        return column
+    return replace(column, type=_wider_type(column.type, ddl, column.type.members), spark=ddl)
 
 
 def merge_shape(old: TableShape, new: TableShape) -> TableShape:
@@ -172,9 +187,17 @@ def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> Sha
         )
     kept = new if ddl == new.spark else old
     members = new.type.members if new.type.members is not None else old.type.members
+    if row_of(kept.type).parameter != "allowed":
+        members = None
     # Rows without the column were there when it was added: a default it was given later is not theirs.
-    return ShapeColumn(
-        old.name, _wider_type(kept.type, ddl, members), ddl, kept.reason, old.default, key=old.key
+    return replace(
+        kept,
+        name=old.name,
+        type=_wider_type(kept.type, ddl, members),
+        spark=ddl,
+        default=old.default,
+        key=old.key,
+        earlier=new.earlier,
     )
 
 

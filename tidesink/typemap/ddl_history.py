@@ -1,0 +1,186 @@
+"""What type each column of a table had, by the name that rows carry and the moment they were committed.
+
+canal-json's bare types say ``enum`` and a number: which label that is, only the definition in force at the
+row's commit can say. Only what reads differently is remembered: an ENUM with more members behind the old
+ones reads every old row as it was, and takes the old type's place.
+
+TiCDC sends every row committed before a DDL's commit ts ahead of that DDL, and rows from then on behind it
+(tiflow c7b2588, ticdc b813e76), so that a row's own time says which side it is on, wherever it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from tidesink.change import Column, ColumnType, EarlierType, TableId
+from tidesink.typemap.ddl_create import TableDefinition
+from tidesink.typemap.render import spark_type
+from tidesink.typemap.shape import wider_ddl
+from tidesink.typemap.table import Reader, row_of
+
+Key = tuple[str, str]
+
+# Below the physical milliseconds of a TiDB TSO stands an 18-bit counter.
+_LOGICAL_BITS: Final = 18
+_LOGICAL: Final = (1 << _LOGICAL_BITS) - 1
+# Later than every commit ts: of a row that does not say when it was committed.
+NEVER: Final = 1 << 64
+
+
+def table_key(table: TableId) -> Key:
+    """A table's name as TiDB compares it: without case."""
+    return table.schema.casefold(), table.name.casefold()
+
+
+def ddl_moment(commit_ts: int | None, es: object) -> int | None:
+    """The TSO from which a DDL holds; ``es`` is the message's ms since 1970. None: nothing says.
+
+    Without a commit ts a DDL holds from the beginning of its millisecond: a row of the same one is taken
+    to come after it. That tie is all that is left to chance, since TiCDC's ``es`` is the commit ts cut to
+    milliseconds; with the TiDB extension there is none.
+    """
+    if commit_ts is not None:
+        return commit_ts
+    # bool is an int, and no time.
+    return es << _LOGICAL_BITS if type(es) is int and es > 0 else None
+
+
+def row_moment(commit_ts: int | None, es: object) -> int:
+    """The TSO to hold a row against ``ddl_moment``: with ``es`` alone, the end of its millisecond."""
+    if commit_ts is not None:
+        return commit_ts
+    return es << _LOGICAL_BITS | _LOGICAL if type(es) is int and es >= 0 else NEVER
+
+
+# What a column was and rows of it are read as, by what it is. In any other change of type the texts mean
+# the same to both (numbers), or the row's own type word tells them apart and the row is refused by name.
+_READ_APART: Final[Mapping[Reader, frozenset[Reader]]] = {
+    "text": frozenset({"enum", "set", "binary"}),
+    "enum": frozenset({"text", "set", "binary"}),
+    "set": frozenset({"text", "enum", "binary"}),
+    "binary": frozenset({"text", "enum", "set"}),
+    "date": frozenset({"datetime", "timestamp"}),
+    "datetime": frozenset({"date"}),
+    "timestamp": frozenset({"date"}),
+}
+
+
+def reads_alike(now: ColumnType, was: ColumnType) -> bool:
+    """Whether a text of a column that was ``was`` means the same when it is read as ``now``."""
+    new, old = row_of(now).reader, row_of(was).reader
+    if new == old and now.members is not None and was.members is not None:
+        return now.members[: len(was.members)] == was.members
+    return old not in _READ_APART.get(new, frozenset())
+
+
+def _covers(now: ColumnType, was: ColumnType) -> bool:
+    """Whether ``now`` can stand for ``was`` in the history: it reads alike, and holds all its values."""
+    if was.members is not None and row_of(now).reader != row_of(was).reader:
+        return False
+    now_ddl, was_ddl = spark_type(now).ddl, spark_type(was).ddl
+    return reads_alike(now, was) and wider_ddl(now_ddl, was_ddl) in (None, now_ddl)
+
+
+class TypeVersion(NamedTuple):
+    """A type, and the TSO from which rows have it; what came before the first has it too."""
+
+    since: int
+    type: ColumnType
+
+
+_Versions = tuple[TypeVersion, ...]
+
+
+class TypeHistory:
+    """The types of every column the DDL told of, those of dropped columns and tables too.
+
+    A statement that the producer sends again after a restart is older than what its table has already,
+    and is known by that.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[Key, dict[str, tuple[str, _Versions]]] = {}
+        self._latest: dict[Key, int] = {}
+
+    def is_repeat(self, table: TableId, since: int | None) -> bool:
+        """Whether a statement of this moment is older than the last one the table had."""
+        return since is not None and since < self._latest.get(table_key(table), 0)
+
+    def touch(self, table: TableId, since: int | None) -> None:
+        """Take note that a statement of this moment was the table's last."""
+        if since is not None:
+            self._latest[table_key(table)] = since
+
+    def timed(
+        self, definition: TableDefinition, before: TableDefinition | None, since: int | None
+    ) -> TableDefinition:
+        """The definition with what its columns were; it holds from ``since`` (None: it always did)."""
+        known = self._columns.setdefault(table_key(definition.table), {})
+        types = {} if before is None else {c.name.casefold(): c.type for c in before.columns}
+        for column in definition.columns:
+            name = column.name.casefold()
+            if name not in known or types.get(name) != column.type:
+                first = (TypeVersion(0, types[name]),) if name in types else ()
+                versions = known[name][1] if name in known else first
+                known[name] = column.name, _extended(versions, since, column.type)
+        columns = tuple(replace(c, earlier=_earlier(known[c.name.casefold()][1])) for c in definition.columns)
+        return replace(definition, columns=columns)
+
+    def forget(self, table: TableId) -> None:
+        """Know nothing of a table."""
+        self._columns.pop(table_key(table), None)
+        self._latest.pop(table_key(table), None)
+
+    def columns(self, table: TableId) -> tuple[Column, ...]:
+        """Every column that a table of this name ever had."""
+        known = self._columns.get(table_key(table), {})
+        return tuple(Column(name, v[-1].type, earlier=_earlier(v)) for name, v in known.values())
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether any column had another type."""
+        return any(len(v) > 1 for known in self._columns.values() for _, v in known.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``read`` takes."""
+        tables = [
+            [*key, [[name, [[v.since, asdict(v.type)] for v in versions]] for name, versions in of.values()]]
+            for key, of in self._columns.items()
+        ]
+        return {"tables": tables, "latest": [[*key, since] for key, since in self._latest.items()]}
+
+    def read(self, found: Mapping[str, Any]) -> None:
+        """Know what ``as_json`` wrote."""
+        self._latest = {(schema, table): since for schema, table, since in found["latest"]}
+        self._columns = {
+            (schema, table): {name.casefold(): (name, _versions(versions)) for name, versions in columns}
+            for schema, table, columns in found["tables"]
+        }
+
+
+def _extended(versions: _Versions, since: int | None, column_type: ColumnType) -> _Versions:
+    if since is None:
+        return (TypeVersion(0, column_type),)
+    if not versions:
+        return (TypeVersion(since, column_type),)
+    *before, last = versions
+    if last.since >= since or _covers(column_type, last.type):
+        return (*before, TypeVersion(last.since, column_type))
+    return (*versions, TypeVersion(since, column_type))
+
+
+def _earlier(versions: _Versions) -> tuple[EarlierType, ...]:
+    return tuple(EarlierType(was.type, until=later.since) for was, later in pairwise(versions))
+
+
+def _versions(found: Iterable[tuple[int, dict[str, Any]]]) -> _Versions:
+    return tuple(TypeVersion(since, read_type(column_type)) for since, column_type in found)
+
+
+def read_type(found: Mapping[str, Any]) -> ColumnType:
+    """A ColumnType that ``dataclasses.asdict`` took apart, from its JSON."""
+    members = found["members"]
+    return ColumnType(**{**found, "members": members if members is None else tuple(members)})
