@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tidesink.codecs.canal_json_shape import Keys
     from tidesink.codecs.columns_base import DecodeColumns
     from tidesink.schema_registry.base import SchemaReader, SchemaRegistry
+    from tidesink.schema_registry.glue import SchemaSource
     from tidesink.typemap.definitions import TableDefinitions
     from tidesink.typemap.render import ZeroDate
 
@@ -28,6 +29,7 @@ class CodecParts:
     table_of_topic: TableOfTopic | None = None
     definitions: TableDefinitions | None = None
     keys: Keys | None = None
+    glue: SchemaSource | None = None
 
 
 def _flat_avro(parts: CodecParts) -> Codec:
@@ -35,7 +37,12 @@ def _flat_avro(parts: CodecParts) -> Codec:
 
     if parts.registry is None:
         raise ConfigError("flat-avro needs a schema registry: set schema-registry", key="schema-registry")
-    return FlatAvroCodec(registry=parts.registry, options=parts.options, table_of_topic=parts.table_of_topic)
+    return FlatAvroCodec(
+        registry=parts.registry,
+        options=parts.options,
+        table_of_topic=parts.table_of_topic,
+        glue=parts.glue,
+    )
 
 
 def _canal_json(parts: CodecParts) -> Codec:
@@ -51,6 +58,12 @@ CODECS: Final[Mapping[str, Callable[[CodecParts], Codec]]] = {
     "canal-json": _canal_json,
 }
 
+# Names that a user may have read of, and what to use instead.
+RESERVED: Final[Mapping[str, str]] = {
+    "rich-avro": "is reserved in TiCDC's design, and no release of TiCDC writes it: use flat-avro (TiCDC's "
+    "avro; avro-include-before-value gives old rows with new TiCDC), or canal-json",
+}
+
 
 def protocol_named(protocol: str) -> str:
     """The protocol's name as in ``CODECS``; case does not matter, as at TiCDC.
@@ -61,6 +74,8 @@ def protocol_named(protocol: str) -> str:
     name = protocol.strip().lower()
     if name in CODECS:
         return name
+    if name in RESERVED:
+        raise ConfigError(f"protocol {protocol!r} {RESERVED[name]}", key="protocol")
     near = get_close_matches(name, CODECS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CODECS)}"
     raise ConfigError(f"unknown protocol {protocol!r}: {hint}", key="protocol")
@@ -74,15 +89,17 @@ def open_codec(
     table_of_topic: TableOfTopic | None = None,
     definitions: TableDefinitions | None = None,
     keys: Keys | None = None,
+    glue: SchemaSource | None = None,
 ) -> Codec:
     """The codec of a protocol: ``flat-avro`` (or ``avro``) or ``canal-json``.
 
-    flat-avro takes ``registry`` and ``table_of_topic``, canal-json ``definitions`` and ``keys``.
+    flat-avro takes ``registry`` and ``table_of_topic``, canal-json ``definitions`` and ``keys``. ``glue``
+    gives the schemas of flat-avro messages that AWS Glue frames.
 
     Raises:
         ConfigError: an unknown protocol, or flat-avro without a registry.
     """
-    parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys)
+    parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
     return CODECS[protocol_named(protocol)](parts)
 
 

@@ -15,7 +15,7 @@ MAGIC: Final = 0
 HEADER_SIZE: Final = 5
 _HEADER: Final = struct.Struct(">BI")
 # AWS Glue: version byte 03, a compression byte (00 none, 05 zlib), then a schema version UUID.
-_GLUE_SIZE: Final = 18
+GLUE_SIZE: Final = 18
 _GLUE_COMPRESSION: Final = (0, 5)
 _SHOWN_BYTES: Final = 8
 
@@ -34,21 +34,22 @@ def schema_id_of(data: bytes, part: str) -> int:
     if len(data) >= HEADER_SIZE and data[0] == MAGIC:
         schema_id: int = _HEADER.unpack_from(data)[1]
         return schema_id
-    raise FramingError(f"the {part} {_what_else(data)}")
+    raise FramingError(f"the {part} {what_else(data)}")
 
 
 def is_glue(data: bytes) -> bool:
     """Whether the bytes start with an AWS Glue header."""
-    return len(data) >= _GLUE_SIZE and data[0] == 3 and data[1] in _GLUE_COMPRESSION
+    return len(data) >= GLUE_SIZE and data[0] == 3 and data[1] in _GLUE_COMPRESSION
 
 
-def _what_else(data: bytes) -> str:
+def what_else(data: bytes) -> str:
+    """What bytes look like that are not under a Confluent header."""
     if not data:
         return "is empty: a Confluent header of 5 bytes was expected"
     if is_glue(data):
         return (
-            "has an AWS Glue schema registry header: only a Confluent-compatible registry is read; "
-            "set schema-registry at the changefeed"
+            "has an AWS Glue schema registry header, which is not read here: set schema-registry at the "
+            "changefeed, or read the topic with tidesink decode and its Glue schemas"
         )
     if data[0] == MAGIC:
         return f"has {len(data)} bytes: the Confluent header alone has 5"
