@@ -49,8 +49,8 @@ def test_each_type_is_found_by_its_spellings_and_from_avro(row: Any) -> None:
 
 
 def test_an_unknown_type_is_named() -> None:
-    with pytest.raises(ConfigError, match="geometry"):
-        parse_sql_type("geometry")
+    with pytest.raises(ConfigError, match="sdo_geometry"):
+        parse_sql_type("sdo_geometry")
     with pytest.raises(ConfigError):
         parse_sql_type("int(x)")
     with pytest.raises(ConfigError):

@@ -13,7 +13,9 @@ DecimalMode = Literal["precise", "string"]
 UnsignedMode = Literal["long", "string"]
 ZeroDate = Literal["null", "error", "text"]
 
-_CALENDAR_READERS = frozenset({"date", "datetime", "timestamp"})
+_CALENDAR_READERS = frozenset({"date", "datetime", "timestamp", "local_date", "local_datetime", "instant"})
+# Spark's timestamps end at microseconds.
+_SPARK_FSP = 6
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def spark_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> Spar
         )
     if row.reader in _CALENDAR_READERS and zero_date == "text":
         return SparkType("string", "zero-date: text keeps dates no calendar has")
+    if row.reader in ("local_datetime", "instant") and (column_type.fsp or 0) > _SPARK_FSP:
+        return SparkType("string", "Spark's timestamps have no nanoseconds: kept exactly as text")
     return SparkType(row.spark)
 
 

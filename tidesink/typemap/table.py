@@ -10,7 +10,7 @@ by the Avro type second; canal-json by the ``mysqlType`` word.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tidesink.change import ColumnType
@@ -31,6 +31,10 @@ Reader = Literal[
     "datetime",
     "timestamp",
     "time",
+    "boolean",
+    "local_date",
+    "local_datetime",
+    "instant",
 ]
 
 # The largest precision Spark, Delta, Iceberg and Arrow's decimal128 hold.
@@ -229,6 +233,60 @@ TYPES: tuple[TypeRow, ...] = (
 )
 
 
+def _other(name: str, sql_type: int, lost: str = "", **extra: object) -> TypeRow:
+    """A type of another database, kept as text unless ``extra`` says more."""
+    row = _text(name, sql_type)
+    return replace(row, lost=lost, **extra)  # type: ignore[arg-type]
+
+
+_BYTES: dict[str, object] = {
+    "tidb_type": "BLOB",
+    "avro": "bytes",
+    "reader": "binary",
+    "python": "bytes",
+    "spark": "binary",
+}
+_SHAPES = (
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geometrycollection",
+    "geomcollection",
+)
+_WIDE = "infinity, BC and years above 9999 are text in Python and follow zero-date in Delta"
+_NANOS = "with 7 to 9 digits of a second: string in Delta"
+
+# What TiDB has not: types of other databases, as Debezium tells them (``typemap.semantic``).
+OTHER_TYPES: tuple[TypeRow, ...] = (
+    _other("boolean", 16, tidb_type="INT", avro="int", reader="boolean", python="bool", spark="boolean"),
+    _other("local date", 91, _WIDE, reader="local_date", spark="date"),
+    _other("local datetime", 93, f"{_WIDE}; {_NANOS}", reader="local_datetime", spark="timestamp_ntz"),
+    _other("instant", 2014, f"{_WIDE}; {_NANOS}", reader="instant", spark="timestamp"),
+    _other("local time", 92, "kept as text: 24:00:00 and what is negative fit no time type"),
+    _other("zoned time", 2013, "kept as text with its offset"),
+    _other(
+        "microseconds", -5, tidb_type="BIGINT", avro="long", reader="integer", python="int", spark="bigint"
+    ),
+    _other(
+        "nanoseconds", -5, tidb_type="BIGINT", avro="long", reader="integer", python="int", spark="bigint"
+    ),
+    _other("interval", 12, "ISO 8601 text: P1Y2M3DT4H5M6.789S"),
+    _other("uuid", 12),
+    _other("xml", 2009),
+    _other("ltree", 12),
+    _other("tsvector", 12),
+    _other("array", 2003, "JSON text, decimals with all their digits"),
+    _other("map", 12, "JSON text, keys sorted"),
+    _other("struct", 2002, "JSON text, keys sorted"),
+    _other("sparse vector", 12, "JSON text, keys sorted"),
+    _other("geometry", 2004, "EWKB: WKB with the SRID in it", **_BYTES, spellings=_SHAPES),
+    _other("geography", 2004, "EWKB: WKB with the SRID in it", **_BYTES),
+)
+
+
 @dataclass(frozen=True)
 class ExtensionField:
     """A field of a flat-avro value record that is no column; ``option`` brings it there."""
@@ -271,7 +329,9 @@ def _avro_keys() -> Iterator[tuple[object, TypeRow]]:
                 yield (row.tidb_type, row.avro_string_mode), row
 
 
-_BY_NAME = _index((spelling, row) for row in TYPES for spelling in (row.name, *row.spellings))
+_BY_NAME = _index(
+    (spelling, row) for row in (*TYPES, *OTHER_TYPES) for spelling in (row.name, *row.spellings)
+)
 _BY_AVRO = _index(_avro_keys())
 
 
@@ -288,7 +348,8 @@ def row_named(name: str) -> TypeRow:
     """
     row = _BY_NAME.get(name)
     if row is None:
-        raise ConfigError(f"unknown SQL type {name!r}: tidesink knows {', '.join(r.name for r in TYPES)}")
+        known = ", ".join(found.name for found in (*TYPES, *OTHER_TYPES))
+        raise ConfigError(f"unknown SQL type {name!r}: tidesink knows {known}")
     return row
 
 
