@@ -131,6 +131,7 @@ class Batch:
         """
         self._around.failpoints.reach("planned")
         with translated_read_errors(self._plan.found.topic):
+            self._decoding.catch_up(self._plan.ranges, self._plan.found)
             reduction = self._reduced(self._plan)
         try:
             if reduction.plan.records == 0:

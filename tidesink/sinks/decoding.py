@@ -64,6 +64,12 @@ class Decoding(Protocol):
             SourceError: Kafka refuses, or does not answer.
         """
 
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """Know what decoding the ranges takes and would not be missed in them; asked before each batch.
+
+        Raises: as ``prepare``.
+        """
+
     def columns(self) -> DecodeColumns:
         """The plan as it stands."""
 

@@ -1,7 +1,8 @@
 """Decoding a canal-json table: where its columns' types come from, since the messages have bare ones.
 
 In this order: the definition in the config; the topic's own CREATE and ALTER events, read ahead to the
-end of partition 0; the ``mysqlType`` words of the rows themselves; else text, with a warning.
+end of partition 0 and held against the time of each row; the ``mysqlType`` words of the rows themselves;
+else text, with a warning.
 """
 
 from __future__ import annotations
@@ -100,6 +101,21 @@ class CanalJsonDecoding:
         now = offsets.lookup([self._topic]).get(self._topic, found)
         return now if now.topic_id == found.topic_id else found
 
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """Read the DDL that may stand before rows of the ranges, where nothing in the rows would ask for it.
+
+        A row of another partition can be read before partition 0 is read as far as the DDL ahead of it. Rows
+        with other columns or types are missed and lead to the DDL; other members of an ENUM or SET do not
+        show.
+        """
+        beyond = any(part.records for part in ranges if part.partition != DDL_PARTITION)
+        if beyond and self._declared is None and self._numbers_members():
+            self._newer_ddl(self._ends_now(found))
+
+    def _numbers_members(self) -> bool:
+        columns = self._plan.shape.columns if self._plan else ()
+        return any(column.type.members is not None for column in columns)
+
     def columns(self) -> CanalJsonColumns:
         """The plan over every type known."""
         if self._plan is None:
@@ -172,14 +188,17 @@ class CanalJsonDecoding:
         """The table by its definition, and columns that only rows tell of behind them."""
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         columns: dict[str, Column] = {c.name.casefold(): c for c in defined.columns} if defined else {}
-        definitions = TableDefinitions([defined] if defined else [])
+        # What rows from before a DROP or RENAME have: the DDL told of it too.
+        former = () if self._declared is not None else self._ddl.former(self._table)
+        told = TableSchema(self._table, (*columns.values(), *former))
+        definitions = TableDefinitions([told] if told.columns else [])
         shapes = RowShapes(definitions, None)
         for words in self._words:
             shape = shapes.find(
                 *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
             )
             for column in shape.schema.columns:
-                columns.setdefault(column.name.casefold(), column)
+                columns.setdefault(column.name.casefold(), _with_earlier(column, former))
         self._text_columns = tuple(
             c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
         )
@@ -224,6 +243,14 @@ def _declared(sql: str | None, table: TableId) -> TableSchema | None:
     if found is None:
         raise ConfigError("the definition under tables is not this table's", table=str(table))
     return found
+
+
+def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
+    """A column of rows with the types it had before, where it is one that was dropped."""
+    for known in former:
+        if known.name.casefold() == column.name.casefold() and known.type == column.type:
+            return replace(column, earlier=known.earlier)
+    return column
 
 
 def _with_defaults(shape: TableShape, schema: TableSchema) -> TableShape:

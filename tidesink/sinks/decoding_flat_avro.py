@@ -6,7 +6,7 @@ that a batch meets beyond them is asked for by itself. TiCDC's subjects follow T
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
@@ -59,6 +59,9 @@ class FlatAvroDecoding:
         if not any(self._schemas.texts.values()):
             self._schemas.look_up(self._peek(found))
         self._make()
+
+    def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
+        """Nothing: each record names its schemas."""
 
     def columns(self) -> FlatAvroColumns:
         """The plan over every schema known."""

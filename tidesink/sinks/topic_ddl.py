@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
-from tidesink.change import TableId, TableSchema
+from tidesink.change import Column, TableId, TableSchema
 from tidesink.errors import ConfigError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
@@ -23,6 +23,7 @@ from tidesink.sinks.records_spark import marked_ddl
 from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.ddl_history import ddl_moment
 from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
 
 if TYPE_CHECKING:
@@ -38,10 +39,11 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 class DdlStatement(NamedTuple):
-    """The SQL of a DDL event, and the database it was run in."""
+    """The SQL of a DDL event, the database it was run in, and the TSO from which it holds, where it says."""
 
     database: str
     sql: str
+    since: int | None = None
 
 
 class DdlWarning(NamedTuple):
@@ -86,6 +88,11 @@ class TopicDdl:
         """A table as the topic's DDL has it so far."""
         with self._lock:
             return self._definitions.get(table)
+
+    def former(self, table: TableId) -> tuple[Column, ...]:
+        """Columns that a table of this name had and has no more."""
+        with self._lock:
+            return self._definitions.former(table)
 
     def tables(self) -> tuple[TableId, ...]:
         """Every table the topic's DDL knows."""
@@ -132,10 +139,18 @@ class TopicDdl:
         kept: Any = self._store.load_document(_KIND, self._name)
         self._topic_id, self._next, self._definitions = found.topic_id, 0, TableDefinitions()
         self._warnings = ()
-        if kept is not None and kept["topic_id"] == found.topic_id:
+        if kept is None or kept["topic_id"] != found.topic_id:
+            return
+        if kept.get("timed") or self._is_cut(found):
+            self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
             self._next = int(kept["next_offset"])
             self._definitions = TableDefinitions.from_json(kept["definitions"])
-            self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
+
+    @staticmethod
+    def _is_cut(found: TopicOffsets) -> bool:
+        """Whether DDL events have expired: then definitions without their times are better than none."""
+        at = found.partitions.get(DDL_PARTITION)
+        return at is not None and at.earliest > 0
 
     def _save(
         self, definitions: TableDefinitions, warnings: tuple[DdlWarning, ...], next_offset: int
@@ -143,6 +158,8 @@ class TopicDdl:
         document = {
             "topic_id": self._topic_id,
             "next_offset": next_offset,
+            # Versions before this one did not keep when a definition came to hold.
+            "timed": True,
             "definitions": definitions.to_json(),
             "warnings": [list(warning) for warning in warnings],
         }
@@ -172,13 +189,13 @@ def applied(
 
 
 def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
-    members, readded = _members(definitions), definitions.readded()
+    readded = definitions.readded()
     try:
         for table, effect in unapplied(statement.sql, statement.database):
             yield DdlWarning(f"not applied, {effect}", table)
         altered = altered_tables(statement.sql, statement.database)
         untold = [table for table in altered if table not in definitions]
-        definitions.apply(statement.sql, statement.database)
+        definitions.apply(statement.sql, statement.database, since=statement.since)
     except ConfigError as exc:
         yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})")
         return
@@ -191,11 +208,6 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
             "values in it at the target",
             table,
         )
-    for name in _renumbered(members, _members(definitions)):
-        yield DdlWarning(
-            f"column {name}: its members got other numbers, and canal-json rows carry numbers; rows "
-            "from before this DDL that are not applied yet are read with the new members"
-        )
 
 
 def _untold(table: TableId) -> DdlWarning:
@@ -207,30 +219,6 @@ def _untold(table: TableId) -> DdlWarning:
     )
 
 
-_Members = dict[tuple[TableId, str], tuple[str, ...]]
-
-
-def _members(definitions: TableDefinitions) -> _Members:
-    """The members of every ENUM and SET column."""
-    schemas = (definitions.get(table) for table in definitions)
-    return {
-        (schema.table, column.name): column.type.members
-        for schema in schemas
-        if schema is not None
-        for column in schema.columns
-        if column.type.members is not None
-    }
-
-
-def _renumbered(before: _Members, after: _Members) -> list[str]:
-    """Columns whose members are no longer those of before with others behind them."""
-    return [
-        f"{place[0]}.{place[1]}"
-        for place, members in after.items()
-        if (old := before.get(place)) is not None and members[: len(old)] != old
-    ]
-
-
 def _statement(value: bytes) -> DdlStatement | None:
     """The statement of a DDL event; None for any other record."""
     try:
@@ -239,5 +227,9 @@ def _statement(value: bytes) -> DdlStatement | None:
         return None
     if not isinstance(message, dict) or message.get("isDdl") is not True:
         return None
-    sql, database = message.get("sql"), message.get("database")
-    return DdlStatement(database if isinstance(database, str) else "", sql) if isinstance(sql, str) else None
+    sql, database, extension = (message.get(name) for name in ("sql", "database", "_tidb"))
+    if not isinstance(sql, str):
+        return None
+    commit_ts = extension.get("commitTs") if isinstance(extension, dict) else None
+    since = ddl_moment(commit_ts if type(commit_ts) is int else None, message.get("es"))
+    return DdlStatement(database if isinstance(database, str) else "", sql, since)
