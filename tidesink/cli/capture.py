@@ -13,7 +13,9 @@ import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from pathlib import PurePath
+from typing import IO, Any, NamedTuple
+from uuid import UUID
 
 import orjson
 
@@ -140,22 +142,40 @@ def capture_line(message: Message) -> dict[str, Any]:
     }
 
 
-def read_schemas(name: str) -> dict[int, str]:
-    """The schema texts of a schemas file by id; a text is kept as it stands.
+class SchemaFile(NamedTuple):
+    """The schemas of a file: by a registry's id, and by the UUID of an AWS Glue schema version."""
+
+    name: str
+    by_id: dict[int, str]
+    by_uuid: dict[UUID, str]
+
+
+def read_schemas(name: str) -> SchemaFile:
+    """The schema texts of a schemas file; a text is kept as it stands.
 
     Raises:
         ConfigError: a line has no ``id`` and ``schema``, or one id has two schemas.
     """
-    schemas: dict[int, str] = {}
+    found = SchemaFile(PurePath(name).name, {}, {})
     for number, line in json_lines(name):
-        schema_id, schema = line.get("id"), line.get("schema")
-        if not isinstance(schema_id, int) or not isinstance(schema, str | dict | list):
-            raise ConfigError(f"{name}, line {number}: give an integer id and a schema")
+        schema_id, schema = _schema_id(line.get("id")), line.get("schema")
+        if schema_id is None or not isinstance(schema, str | dict | list):
+            raise ConfigError(f"{name}, line {number}: give an integer id (or Glue's UUID) and a schema")
         text = (
             schema
             if isinstance(schema, str)
             else json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
         )
-        if schemas.setdefault(schema_id, text) != text:
+        held: dict[Any, str] = found.by_id if isinstance(schema_id, int) else found.by_uuid
+        if held.setdefault(schema_id, text) != text:
             raise ConfigError(f"{name}, line {number}: schema id {schema_id} is there with another schema")
-    return schemas
+    return found
+
+
+def _schema_id(value: Any) -> int | UUID | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.opening import RESERVED
 from tidesink.config.problems import nearest
 from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
 from tidesink.errors import ConfigError
@@ -150,6 +151,8 @@ def protocol_named(name: str | None) -> str:
             "which protocol? Give --protocol avro, flat-avro or canal-json (or --config): "
             "it cannot be told from the bytes with certainty"
         )
+    if name.lower() in RESERVED:
+        raise ConfigError(f"--protocol {name} {RESERVED[name.lower()]}")
     found = PROTOCOL_ALIASES.get(name.lower())
     if found is None:
         raise ConfigError(

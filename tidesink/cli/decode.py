@@ -39,6 +39,7 @@ def decode(
     protocol: sources.ProtocolName = None,
     schemas: sources.Schemas = None,
     schema_registry: sources.RegistryUrl = None,
+    glue_region: sources.GlueRegion = None,
     table_definition: sources.Definitions = None,
     config: sources.ConfigFile = None,
     output: Output = OutputFormat.TEXT,
@@ -54,6 +55,7 @@ def decode(
         schema_registry=schema_registry,
         definitions=table_definition,
         config=config,
+        glue_region=glue_region,
     )
     codec = open_codec(
         found.protocol,
@@ -62,6 +64,7 @@ def decode(
         table_of_topic=found.table_of_topic,
         definitions=found.definitions,
         keys=found.keys,
+        glue=found.glue,
     )
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
     failed = 0

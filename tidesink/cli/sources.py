@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from tidesink.change import Message, TableId, TableSchema
-from tidesink.cli.capture import read_capture, read_schemas
+from tidesink.cli.capture import SchemaFile, read_capture, read_schemas
 from tidesink.cli.codec_options import Given, codec_options, protocol_named
 from tidesink.codecs.base import CodecOptions, TableOfTopic
 from tidesink.config import Config, load_config
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
+from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
 from tidesink.typemap.ddl import TableDefinitions
 
 Input = Annotated[
@@ -28,6 +29,12 @@ ProtocolName = Annotated[
 Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
 RegistryUrl = Annotated[
     str | None, typer.Option("--schema-registry", help="The registry's URL, several separated by commas.")
+]
+GlueRegion = Annotated[
+    str | None,
+    typer.Option(
+        "--glue-region", help="Ask AWS Glue of this region for the schemas it frames (tidesink[glue])."
+    ),
 ]
 Definitions = Annotated[
     Path | None, typer.Option("--table-definition", help="SQL DDL: gives types a codec does not carry.")
@@ -52,6 +59,7 @@ class Setting:
     table_of_topic: TableOfTopic | None
     config: Config | None
     keys: Mapping[TableId, tuple[str, ...]] | None = None
+    glue: SchemaSource | None = None
 
 
 class FileDefinitions(TableDefinitions):
@@ -74,6 +82,7 @@ def setting(
     schema_registry: str | None,
     definitions: Path | None,
     config: Path | None,
+    glue_region: str | None = None,
 ) -> Setting:
     """The setting that a command line describes.
 
@@ -83,7 +92,11 @@ def setting(
     loaded = load_config(config) if config else None
     name = protocol_named(protocol or (loaded.source.protocol if loaded else None))
     base = loaded.source.codec_options() if loaded else None
-    registry = _registry(name, schemas, schema_registry, loaded)
+    listed = read_schemas(str(schemas)) if schemas else None
+    glue = _glue(listed, glue_region)
+    registry = _registry(listed, schema_registry, loaded, needed=name == "flat-avro" and glue is None)
+    if registry is None and glue is not None:
+        registry = MemorySchemaRegistry(url="AWS Glue")
     return Setting(
         protocol=name,
         options=codec_options(given, base),
@@ -93,7 +106,17 @@ def setting(
         table_of_topic=topic_tables(loaded, registry) if loaded and registry else None,
         config=loaded,
         keys=_keys(loaded),
+        glue=glue,
     )
+
+
+def _glue(listed: SchemaFile | None, region: str | None) -> SchemaSource | None:
+    """Where the schemas of AWS Glue come from, if they do."""
+    if region is not None:
+        if listed is not None and listed.by_uuid:
+            raise ConfigError("--schemas with Glue's UUIDs and --glue-region exclude each other: keep one")
+        return AwsGlueSchemas(region=region)
+    return GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None
 
 
 def _keys(config: Config | None) -> dict[TableId, tuple[str, ...]]:
@@ -110,17 +133,17 @@ def _declared(config: Config | None) -> dict[str, Any]:
 
 
 def _registry(
-    protocol: str, schemas: Path | None, url: str | None, config: Config | None
+    listed: SchemaFile | None, url: str | None, config: Config | None, *, needed: bool
 ) -> SchemaRegistry | None:
-    if schemas is not None and url is not None:
+    if listed is not None and url is not None:
         raise ConfigError("--schemas and --schema-registry exclude each other: keep one")
-    if schemas is not None:
-        return MemorySchemaRegistry(read_schemas(str(schemas)), url=schemas.name)
+    if listed is not None:
+        return MemorySchemaRegistry(listed.by_id, url=listed.name)
     if url is not None:
         return open_registry(url)
     if config is not None and config.source.schema_registry is not None:
         return config.source.open_registry()
-    if protocol == "flat-avro":
+    if needed:
         raise ConfigError(
             "flat-avro needs its schemas: give --schemas FILE, --schema-registry URL or --config"
         )
