@@ -37,8 +37,8 @@ class CodecOptions:
     the reader's own: what to do about a row whose checksum does not match (flat-avro): ``off`` asks for
     none, ``warn`` logs it, ``reject`` refuses the record.
 
-    ``claim_check_storage_uri``, ``upstream_url`` and ``max_decompressed_bytes`` say where a reader finds what a
-    message leaves out, and how much it takes in; the first two may hold secrets and are never shown.
+    ``claim_check_storage_uri``, ``upstream_url`` and ``max_decompressed_bytes`` say where a reader finds
+    what a message leaves out, and how much it takes in; the first two may hold secrets and are never shown.
 
     ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture), for encoding only.
     ``namespace``: changefeed namespace or keyspace, the first part of Avro record namespaces.

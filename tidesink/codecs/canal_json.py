@@ -15,6 +15,7 @@ from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json_decode import CanalJsonReader
 from tidesink.codecs.canal_json_encode import CanalJsonWriter, RowWriter, merged_names
 from tidesink.codecs.canal_json_shape import Keys, RowShapes
+from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.typemap.ddl_history import ddl_moment, row_moment
 from tidesink.typemap.definitions import TableDefinitions
@@ -30,8 +31,9 @@ class CanalJsonCodec:
     """Decodes and encodes canal-json.
 
     ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of
-    tables; without it ``pkNames`` does. ``clock`` gives ms since 1970 for ``ts``. ``unread_ddl``
-    holds the DDL texts that could not be read for types, with the reason.
+    tables; without it ``pkNames`` does. ``clock`` gives ms since 1970 for ``ts``. ``large`` finds what
+    messages leave out, by the options if it is not given. ``unread_ddl`` holds the DDL texts that could not
+    be read for types, with the reason.
     """
 
     name = "canal-json"
@@ -43,13 +45,15 @@ class CanalJsonCodec:
         definitions: TableDefinitions | None = None,
         keys: Keys | None = None,
         clock: Callable[[], int] = _now_ms,
+        large: LargeMessages | None = None,
     ) -> None:
         options = options or CodecOptions()
         self.definitions = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
         self._shapes = RowShapes(self.definitions, keys)
-        self._reader = CanalJsonReader(self._shapes, self._learn)
-        self._writer = CanalJsonWriter(options, clock)
+        self._large = large or LargeMessages(options)
+        self._reader = CanalJsonReader(self._shapes, self._learn, self._large)
+        self._writer = CanalJsonWriter(options, clock, self._large)
         self._full_types = options.content_compatible
         self._writers: dict[int, RowWriter] = {}
 
@@ -58,6 +62,8 @@ class CanalJsonCodec:
 
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition, offset.
+            SourceUnavailableError: claim-check storage or the upstream do not answer.
+            ConfigError: one of them cannot be opened as it is configured.
         """
         return tuple(self._reader.events(message))
 

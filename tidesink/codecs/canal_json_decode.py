@@ -5,15 +5,15 @@ JSON object a Kafka record, key null, every value text or null. Several objects 
 ended by a newline (the file form of cloud storage sinks), are several events. A name that stands twice
 in an object counts as its last, as for Go and for Spark.
 
-Not read here: compressed values, and rows cut down to their key (``handle-key-only``,
-``claim-check``); each is refused by name.
+A compressed value is told by its bytes, and a row that was cut down to its handle key (``handle-key-only``,
+``claim-check``) is made whole before it is read: ``large_messages``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import orjson
 
@@ -29,19 +29,12 @@ from tidesink.change import (
     WatermarkEvent,
 )
 from tidesink.codecs.canal_json_shape import RowShape, RowShapes
-from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, UnsupportedMessageError
+from tidesink.codecs.large_messages import LargeMessages, is_cut_down
+from tidesink.errors import DecodeError, FramingError, SchemaMismatchError
 from tidesink.typemap.shown import shown
 
 _OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _WATERMARK = "TIDB_WATERMARK"
-_LZ4_FRAME = b"\x04\x22\x4d\x18"
-_CUT_DOWN = {
-    "onlyHandleKey": "the row was too large and was cut down to its handle key (large-message-handle: "
-    "handle-key-only), its other columns are not in the topic: raise max-message-bytes",
-    "claimCheckLocation": "the row was too large and lies in claim-check storage (large-message-handle: "
-    "claim-check): raise max-message-bytes",
-}
-
 Parsed = dict[str, Any]
 
 # Named tuples made from a whole tuple: half the time of their constructors, which is felt a row.
@@ -49,30 +42,41 @@ _event = cast("Callable[[tuple[object, ...]], ChangeEvent]", partial(tuple.__new
 _position = cast("Callable[[tuple[object, ...]], Position]", partial(tuple.__new__, Position))
 
 
-def objects(message: Message) -> list[Parsed]:
-    """The JSON objects of one record's value.
+def objects(value: bytes | None, large: LargeMessages) -> list[Parsed]:
+    """The JSON objects of one record's value, compressed or not, as they were sent.
 
     Raises:
-        DecodeError: no value, a compressed one, or no JSON object.
+        DecodeError: no value, a damaged one, or no JSON object.
     """
-    value = message.value
     if not value:
         raise FramingError("the record has no value: canal-json never writes one without")
     try:
         return [_object(orjson.loads(value))]
     except orjson.JSONDecodeError as error:
-        return _several(value, error)
+        plain = large.plain(value)
+        return _several(value, error) if plain is None else _opened(plain)
+
+
+def _opened(plain: bytes) -> list[Parsed]:
+    try:
+        return [_object(orjson.loads(plain))]
+    except orjson.JSONDecodeError as error:
+        return _several(plain, error)
 
 
 def _several(value: bytes, error: orjson.JSONDecodeError) -> list[Parsed]:
     # Inside JSON text a newline is always escaped, so each bare one ends an object.
     lines = [line for line in value.split(b"\n") if line.strip()]
     if len(lines) < 2:
-        _refuse_bytes(value, error)
+        raise _no_json(error) from None
     try:
         return [_object(orjson.loads(line)) for line in lines]
     except orjson.JSONDecodeError:
-        _refuse_bytes(value, error)
+        raise _no_json(error) from None
+
+
+def _no_json(error: orjson.JSONDecodeError) -> FramingError:
+    return FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?")
 
 
 def _object(parsed: object) -> Parsed:
@@ -81,33 +85,31 @@ def _object(parsed: object) -> Parsed:
     return parsed
 
 
-def _refuse_bytes(value: bytes, error: orjson.JSONDecodeError) -> NoReturn:
-    kind = "lz4" if value.startswith(_LZ4_FRAME) else "snappy" if _is_snappy(value) else None
-    if kind is not None:
-        raise UnsupportedMessageError(
-            f"the value is compressed ({kind}): set large-message-handle-compression to none"
-        ) from None
-    raise FramingError(f"the value is no JSON: {error}; is the topic's protocol canal-json?") from None
-
-
-def _is_snappy(value: bytes) -> bool:
-    """A raw snappy block whose text starts as canal-json does: a length, a literal's tag, then ``{"``."""
-    at = 0
-    while at < 5 and at < len(value) and value[at] & 0x80:
-        at += 1
-    if at + 1 >= len(value) or value[at + 1] & 3:
-        return False
-    # Literals longer than 60 bytes have their length in 1 to 4 bytes after the tag.
-    extra = max(0, (value[at + 1] >> 2) - 59)
-    return value[at + 2 + extra : at + 4 + extra] == b'{"'
-
-
 class CanalJsonReader:
-    """Makes events of canal-json records; ``learn`` is told of each DDL, before the rows after it."""
+    """Makes events of canal-json records; ``learn`` is told of each DDL, before the rows after it.
 
-    def __init__(self, shapes: RowShapes, learn: Callable[[DdlEvent], None]) -> None:
+    ``large`` makes compressed messages and rows that were cut down whole.
+    """
+
+    def __init__(self, shapes: RowShapes, learn: Callable[[DdlEvent], None], large: LargeMessages) -> None:
         self._shapes = shapes
         self._learn = learn
+        self._large = large
+
+    def objects(self, value: bytes | None) -> list[Parsed]:
+        """The JSON objects of one record's value, each row with all its columns.
+
+        Raises:
+            DecodeError: the value is none of canal-json, or a row's columns are not to be had.
+            SourceUnavailableError: claim-check storage or upstream do not answer.
+        """
+        found = objects(value, self._large)
+        for at, parsed in enumerate(found):
+            extension = parsed.get("_tidb")
+            if type(extension) is dict and len(extension) > 1 and is_cut_down(extension) and _is_row(parsed):
+                key = self._shapes.wanted_key(parsed.get("database"), parsed.get("table"))
+                found[at] = self._large.whole(parsed, key=key)
+        return found
 
     def events(self, message: Message) -> list[Event]:
         """All events of one record.
@@ -117,19 +119,26 @@ class CanalJsonReader:
         """
         found: list[Event] = []
         try:
-            for parsed in objects(message):
-                kind = parsed.get("type")
-                if type(kind) is str and kind in _OPS and parsed.get("isDdl") is not True:
-                    self._rows(parsed, _OPS[kind], message, found)
-                else:
-                    event = _control(parsed, kind, message, len(found))
-                    if isinstance(event, DdlEvent):
-                        self._learn(event)
-                    found.append(event)
+            for parsed in self.objects(message.value):
+                self.read(parsed, message, found)
         except DecodeError as error:
             error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
             raise
         return found
+
+    def read(self, parsed: Parsed, message: Message, found: list[Event]) -> None:
+        """Add the events of one whole object to those found in its message; the object is used up.
+
+        Raises:
+            DecodeError: the object is no message of canal-json.
+        """
+        if _is_row(parsed):
+            self._rows(parsed, _OPS[parsed["type"]], message, found)
+            return
+        event = _control(parsed, parsed.get("type"), message, len(found))
+        if isinstance(event, DdlEvent):
+            self._learn(event)
+        found.append(event)
 
     def _rows(self, parsed: Parsed, op: Op, message: Message, found: list[Event]) -> None:
         """One event for each row of the message; one function, since it runs once a row."""
@@ -181,6 +190,11 @@ class CanalJsonReader:
             )
 
 
+def _is_row(parsed: Parsed) -> bool:
+    kind = parsed.get("type")
+    return type(kind) is str and kind in _OPS and parsed.get("isDdl") is not True
+
+
 def _old_rows(parsed: Parsed, rows: list[object]) -> list[object]:
     old = parsed.get("old")
     if type(old) is not list or len(old) != len(rows):
@@ -202,10 +216,6 @@ def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[st
 def _commit_ts(extension: object) -> int | None:
     if type(extension) is not dict:
         raise SchemaMismatchError("'_tidb' must be an object")
-    if len(extension) > 1:
-        for member, reason in _CUT_DOWN.items():
-            if extension.get(member):
-                raise UnsupportedMessageError(reason)
     return _timestamp(extension, "commitTs")
 
 

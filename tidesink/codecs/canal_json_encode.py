@@ -7,12 +7,14 @@ the order inside ``mysqlType``, which here is column order.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tidesink.change import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, Value, WatermarkEvent
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.compression import compressed
+from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import EncodeError
 from tidesink.typemap.render import mysql_type_text, mysql_type_word, sql_type_code
 from tidesink.typemap.render_text import TextWriter, text_writer
@@ -20,6 +22,7 @@ from tidesink.typemap.table import row_of
 
 # Bytes TiCDC counts for a record around its value.
 RECORD_OVERHEAD = 36
+_ONLY_HANDLE_KEY = ',"onlyHandleKey":true'
 
 # Go's HTML-safe escaping: these four short forms, all else that is not plain as \u00XX.
 _SPECIAL = re.compile('[\x00-\x1f"\\\\<>&\u2028\u2029]')
@@ -118,11 +121,15 @@ def _written_value(name: str, value: Value, write: TextWriter) -> str:
 
 
 class CanalJsonWriter:
-    """Writes canal-json values under one set of producer options. ``clock`` gives ms since 1970."""
+    """Writes canal-json values under one set of producer options. ``clock`` gives ms since 1970.
 
-    def __init__(self, options: CodecOptions, clock: Callable[[], int]) -> None:
+    ``large`` keeps the rows that are too large for Kafka.
+    """
+
+    def __init__(self, options: CodecOptions, clock: Callable[[], int], large: LargeMessages) -> None:
         self._options = options
         self._clock = clock
+        self._large = large
 
     def row(self, event: ChangeEvent, writer: RowWriter) -> bytes:
         """The message of one row change.
@@ -130,28 +137,68 @@ class CanalJsonWriter:
         Raises:
             EncodeError: an event canal-json has no message for, or one too large.
         """
+        value = self._sent(self._row(event, writer, cut=_as_decoded(event)))
+        if self._fits(value):
+            return value
+        return self._cut_down(event, writer, value)
+
+    def _row(self, event: ChangeEvent, writer: RowWriter, *, cut: str) -> bytes:
+        """A row's message; ``cut``, where it is given, is the member of ``_tidb`` that says so."""
         row, old = _images(event)
         texts = writer.texts(row)
-        options = self._options
-        if event.op is Op.DELETE and options.delete_only_output_handle_key_columns and writer.handle_names:
-            texts = {name: text for name, text in texts.items() if name in writer.handle_names}
-        before = (
-            "null" if old is None else f"[{writer.object_of(self._old(event, writer.texts(old), texts))}]"
-        )
-        value = self._message(
+        deletes = event.op is Op.DELETE and self._options.delete_only_output_handle_key_columns
+        if (cut or deletes) and writer.handle_names:
+            texts = _only(texts, writer.handle_names)
+        before = "null"
+        if old is not None:
+            sent = self._old(event, writer.texts(old), writer.texts(row))
+            before = f"[{writer.object_of(_only(sent, texts) if cut else sent)}]"
+        return self._message(
             event,
             kind=event.op.value.upper(),
             pk_names=writer.pk_names,
-            types=f'"sqlType":{writer.sql_types(row, texts)},"mysqlType":{writer.mysql_types(texts)}',
-            images=f'"old":{before},"data":[{writer.object_of(texts)}]',
+            body=f'"sqlType":{writer.sql_types(row, texts)},"mysqlType":{writer.mysql_types(texts)},'
+            f'"old":{before},"data":[{writer.object_of(texts)}]',
+            cut=cut,
         )
-        size = len(value) + RECORD_OVERHEAD
-        if size > options.max_message_bytes:
-            raise EncodeError(
-                f"message is too large: {size} bytes, max-message-bytes is {options.max_message_bytes}",
-                table=str(event.table),
-            )
+
+    def _cut_down(self, event: ChangeEvent, writer: RowWriter, whole: bytes) -> bytes:
+        """A row that is too large, as TiCDC sends it by ``large-message-handle-option``.
+
+        Raises:
+            EncodeError: the option is none, or the row is too large even so.
+        """
+        options = self._options
+        if options.large_message_handle_option == "none":
+            raise self._too_large(event, whole)
+        if not options.enable_tidb_extension or not writer.handle_names:
+            lacks = "a handle key" if options.enable_tidb_extension else "enable-tidb-extension"
+            raise self._too_large(event, whole, f"; {options.large_message_handle_option} needs {lacks}")
+        claims = self._large.claims if options.large_message_handle_option == "claim-check" else None
+        if options.large_message_handle_option == "claim-check" and claims is None:
+            raise self._too_large(event, whole, "; claim-check needs claim-check-storage-uri")
+        location = claims.new_location() if claims else ""
+        cut = f',"claimCheckLocation":{json_text(location)}' if claims else _ONLY_HANDLE_KEY
+        value = self._sent(self._row(event, writer, cut=cut))
+        if not self._fits(value):
+            raise self._too_large(event, value, "; so large are the columns of its handle key")
+        if claims:
+            claims.store(location, whole)
         return value
+
+    def _fits(self, value: bytes) -> bool:
+        return len(value) + RECORD_OVERHEAD <= self._options.max_message_bytes
+
+    def _too_large(self, event: ChangeEvent, value: bytes, more: str = "") -> EncodeError:
+        return EncodeError(
+            f"message is too large: {len(value) + RECORD_OVERHEAD} bytes, max-message-bytes is "
+            f"{self._options.max_message_bytes}, large-message-handle-option is "
+            f"{self._options.large_message_handle_option}{more}",
+            table=str(event.table),
+        )
+
+    def _sent(self, value: bytes) -> bytes:
+        return compressed(value, self._options.large_message_handle_compression)
 
     def _old(self, event: ChangeEvent, old: dict[str, str], new: Mapping[str, str]) -> dict[str, str]:
         sent = (event.extension or {}).get("old")
@@ -163,25 +210,26 @@ class CanalJsonWriter:
 
     def ddl(self, event: DdlEvent) -> bytes:
         """The message of a schema change."""
-        return self._message(
+        value = self._message(
             event,
             kind=event.kind,
             pk_names="null",
             is_ddl="true",
             sql=event.query,
-            types='"sqlType":null,"mysqlType":null',
-            images='"data":null,"old":null',
+            body='"sqlType":null,"mysqlType":null,"data":null,"old":null',
         )
+        return self._sent(value)
 
     def watermark(self, event: WatermarkEvent) -> bytes | None:
         """The message of a watermark; None without the TiDB extension, which alone has a place for it."""
         if not self._options.enable_tidb_extension:
             return None
-        return (
+        value = (
             '{"id":0,"database":"","table":"","pkNames":null,"isDdl":false,"type":"TIDB_WATERMARK",'
             f'"es":{event.commit_ts >> 18},"ts":{self._clock()},"sql":"","sqlType":null,"mysqlType":null,'
             f'"data":null,"old":null,"_tidb":{{"watermarkTs":{event.commit_ts}}}}}'
         ).encode()
+        return self._sent(value)
 
     def _message(
         self,
@@ -189,22 +237,22 @@ class CanalJsonWriter:
         *,
         kind: str,
         pk_names: str,
-        types: str,
-        images: str,
+        body: str,
         is_ddl: str = "false",
         sql: str = "",
+        cut: str = "",
     ) -> bytes:
         text = (
             f'{{"id":0,"database":{json_text(event.table.schema)},"table":{json_text(event.table.name)},'
             f'"pkNames":{pk_names},"isDdl":{is_ddl},"type":{json_text(kind)},"es":{_es(event)},'
-            f'"ts":{self._clock()},"sql":{json_text(sql)},{types},{images}{self._extension(event)}}}'
+            f'"ts":{self._clock()},"sql":{json_text(sql)},{body}{self._extension(event, cut)}}}'
         )
         try:
             return text.encode()
         except UnicodeEncodeError as error:
             raise EncodeError("a text holds half a surrogate pair, which is no character") from error
 
-    def _extension(self, event: ChangeEvent | DdlEvent) -> str:
+    def _extension(self, event: ChangeEvent | DdlEvent, cut: str) -> str:
         if not self._options.enable_tidb_extension:
             return ""
         if event.commit_ts is None:
@@ -212,7 +260,18 @@ class CanalJsonWriter:
         row_key = ""
         if self._options.output_row_key and isinstance(event, ChangeEvent):
             row_key = f',"rowkey":{json_text(_row_key(event))}'
-        return f',"_tidb":{{"commitTs":{event.commit_ts}{row_key}}}'
+        return f',"_tidb":{{"commitTs":{event.commit_ts}{cut}{row_key}}}'
+
+
+def _only(texts: Mapping[str, str], names: Container[str]) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if name in names}
+
+
+def _as_decoded(event: ChangeEvent) -> str:
+    """A delete that came with its handle key alone, and was not looked up, goes out as it came."""
+    members = (event.extension or {}).get("_tidb")
+    cut = event.op is Op.DELETE and isinstance(members, Mapping) and members.get("onlyHandleKey") is True
+    return _ONLY_HANDLE_KEY if cut else ""
 
 
 def _row_key(event: ChangeEvent) -> str:

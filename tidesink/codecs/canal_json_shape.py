@@ -135,6 +135,12 @@ class RowShapes:
         self._shapes: dict[tuple[str, str], list[RowShape]] = {}
         self._version = definitions.version
 
+    def wanted_key(self, database: object, name: object) -> tuple[str, ...]:
+        """The columns that the configuration names a table's rows by; empty where it does not."""
+        if type(database) is not str or type(name) is not str:
+            return ()
+        return self._keys.get(_folded(TableId(database, name)), ())
+
     def moment(self, es: object) -> int:
         """When a row without a commit ts was committed, for ``find``; asks nothing where it matters not."""
         return row_moment(None, es) if self._definitions.timed else NEVER

@@ -21,11 +21,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.change import TableSchema
+from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_canal_json_row import RowColumns
 from tidesink.codecs.columns_canal_json_text import ROW, form_of
 from tidesink.codecs.columns_canal_json_types import WRITTEN_AT, is_timed, written_at
-from tidesink.codecs.columns_canal_json_verdict import verdict
+from tidesink.codecs.columns_canal_json_verdict import NOT_THE_RECORDS, verdict
+from tidesink.codecs.columns_compression import opened
 from tidesink.codecs.columns_faults import (
     STRINGS,
     any_null,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 # Stands in ``_fields`` for messages that are not in TiCDC's form.
 IRREGULAR: Final = ""
+# Before an error's name and its reason in ``_fields``, of a record that could not be judged.
+NOT_JUDGED: Final = "\x00"
 _ROWS: Final = "array<map<string, string>>"
 _OPTIONS: Final = {
     "mode": "PERMISSIVE",
@@ -58,13 +62,16 @@ class CanalJsonColumns:
     """The plan for one canal-json table.
 
     ``current``: its columns now, in lower case. ``own_key``: the key is the source's and not the config's,
-    so that a row which names another key is bad.
+    so that a row which names another key is bad. ``options`` say where rows are that were too
+    large; what cannot be asked for them makes a record ``unplanned``, with ``NOT_JUDGED`` in its ``_fields``.
+    Under a ``large-message-handle-compression`` an Arrow function opens what is compressed first.
     """
 
     shape: TableShape
     current: frozenset[str]
     judges: bool = True
     own_key: bool = True
+    options: CodecOptions = CodecOptions()  # noqa: RUF009 - it is frozen
 
     @property
     def changes_keys(self) -> bool:
@@ -78,6 +85,9 @@ class CanalJsonColumns:
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw Kafka frame."""
         frame = raw
+        if self.options.large_message_handle_compression != "none":
+            value = opened(F.col("value"), most=self.options.max_decompressed_bytes)
+            frame = raw.withColumn("value", value)
         for columns in self._steps:
             frame = frame.select(*columns)
         return frame
@@ -87,7 +97,7 @@ class CanalJsonColumns:
         # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
         rows = RowColumns(self.shape, self.current)
         everything = F.col("*")
-        judged = _judged(rows) if self.judges else [[everything, *_unjudged()]]
+        judged = _judged(rows, self.options) if self.judges else [[everything, *_unjudged()]]
         return (
             _named(),
             [
@@ -116,11 +126,13 @@ def canal_json_columns(
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
     judges: bool = True,
+    options: CodecOptions | None = None,
 ) -> CanalJsonColumns:
     """A plan for a table from its columns as they are now.
 
     ``base`` is the shape the target has; it is only added to: a column of it that ``schema`` lacks was
-    dropped. ``keys`` override the schema's handle key. ``judges``: see the module.
+    dropped. ``keys`` override the schema's handle key. ``judges``: see the module. ``options``: see
+    ``CanalJsonColumns``.
 
     Raises:
         ConfigError: ``keys`` names a column the table does not have.
@@ -129,7 +141,7 @@ def canal_json_columns(
     shape = shape_of(schema, keys=keys, zero_date=zero_date, time_zone=time_zone)
     current = frozenset(column.name.lower() for column in shape.columns)
     merged = shape if base is None else merge_shape(base, shape)
-    return CanalJsonColumns(merged, current, judges, own_key=keys is None)
+    return CanalJsonColumns(merged, current, judges, own_key=keys is None, options=options or CodecOptions())
 
 
 def _named() -> list[Column]:
@@ -181,21 +193,23 @@ def _unjudged() -> list[Column]:
     ]
 
 
-def _judged(rows: RowColumns) -> list[list[Column]]:
+def _judged(rows: RowColumns, options: CodecOptions) -> list[list[Column]]:
     """An irregular message as the regular ones that Python made of it, or as its error."""
     everything, judged, text, shape = F.col("*"), F.col("judged"), F.col("judged_text"), rows.shape
     irregular = F.when(~F.col("regular"), F.col("value_bytes"))
     texts = F.coalesce(judged.getField("texts"), F.array(null("string")))
     error, reason = judged.getField("error"), judged.getField("reason")
+    waits = error.isin(*(one.__name__ for one in NOT_THE_RECORDS))
+    kind = F.when(waits, F.lit(UNPLANNED)).otherwise(F.lit(BAD))
     refused = F.when(
-        error.isNotNull(), F.struct(F.lit(BAD).alias("kind"), error.alias("error"), reason.alias("reason"))
+        error.isNotNull(), F.struct(kind.alias("kind"), error.alias("error"), reason.alias("reason"))
     ).when(
         ~F.col("regular") & ~_is_regular(F.col("judged_form"), F.col("judged_parsed"), rows),
         fault(BAD, SchemaMismatchError, "'_tidb' holds a number beyond 64 bits with a sign"),
     )
     return [
         # Null where nothing is to be judged: Python is not asked, and the empty value is no null.
-        [everything, verdict(irregular, ~F.col("regular"), shape).alias("judged")],
+        [everything, verdict(irregular, ~F.col("regular"), shape, options=options).alias("judged")],
         [everything, F.posexplode(texts).alias("row_index", "judged_text")],
         [
             everything,
@@ -207,7 +221,9 @@ def _judged(rows: RowColumns) -> list[list[Column]]:
             F.when(text.isNull(), F.col("parsed")).otherwise(F.col("judged_parsed")).alias("message"),
             F.coalesce("judged_form", "form").alias("message_form"),
             refused.alias("refused"),
-            null(STRINGS).alias("lacking"),
+            F.when(waits, F.array(F.concat(F.lit(NOT_JUDGED), error, F.lit(NOT_JUDGED), reason)))
+            .otherwise(null(STRINGS))
+            .alias("lacking"),
         ],
     ]
 

@@ -1,12 +1,15 @@
 """The Python codec's word on messages that the JVM does not read by itself.
 
 Only irregular messages (``columns_canal_json_text``) reach the Arrow function; what it finds good it
-writes again in the form the JVM reads, one row a text.
+writes again in the form the JVM reads, one row a text. Rows that were cut down to their handle key are made
+whole here, on the executors: from claim-check storage, or from the upstream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any, Final
 
 from pyspark.sql import Column
@@ -14,24 +17,32 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tidesink.change import Column as TableColumn
 from tidesink.change import Message, Op, TableSchema
-from tidesink.errors import DecodeError
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.large_messages import LargeMessages
+from tidesink.errors import ConfigError, DecodeError, FramingError, SourceUnavailableError
 from tidesink.typemap.shape import TableShape
 
 _VERDICT: Final = "struct<error: string, reason: string, texts: array<string>>"
 _LAST_ES: Final = (1 << 63) - 1
 _ROW_TYPES: Final = frozenset({Op.INSERT.name, Op.UPDATE.name, Op.DELETE.name})
 
+# Errors that are not the record's: it may well be good.
+NOT_THE_RECORDS: Final = (SourceUnavailableError, ConfigError)
+_NOT_OPENED: Final = (
+    "the value is compressed: set source.large-message-handle-compression as the changefeed has it"
+)
+
 Verdict = tuple[str | None, str | None, list[str] | None]
 _NO_VERDICT: Final[Verdict] = (None, None, None)
 
 
-def verdict(value: Column, irregular: Column, shape: TableShape) -> Column:
+def verdict(value: Column, irregular: Column, shape: TableShape, *, options: CodecOptions) -> Column:
     """What Python says of an irregular record's value: an error with its reason, or regular texts."""
 
     def verdicts(values: Any, asked: Any) -> Any:
         import pandas as pd
 
-        judge = open_judge(shape) if asked.any() else None
+        judge = open_judge(shape, options) if asked.any() else None
         found = [
             judge(value) if judge is not None and wanted else _NO_VERDICT
             for value, wanted in zip(values, asked, strict=True)
@@ -46,23 +57,37 @@ def verdict(value: Column, irregular: Column, shape: TableShape) -> Column:
     return column
 
 
-def open_judge(shape: TableShape) -> Callable[[bytes | None], Verdict]:
-    """A function that judges values of one table, by the Python codec with the shape's types."""
-    from tidesink.codecs.canal_json_decode import CanalJsonReader, objects
+@lru_cache(maxsize=8)
+def _large_messages(options: CodecOptions) -> LargeMessages:
+    # Kept with its connections while the executor's Python process lives.
+    return LargeMessages(options)
+
+
+def open_judge(shape: TableShape, options: CodecOptions) -> Callable[[bytes | None], Verdict]:
+    """A function that judges values of one table, by the Python codec with the shape's types.
+
+    What is still compressed here was not opened before (``columns_compression``), and is refused.
+    """
+    from tidesink.codecs.canal_json_decode import CanalJsonReader
     from tidesink.codecs.canal_json_shape import RowShapes
     from tidesink.typemap.definitions import TableDefinitions
 
+    large = _large_messages(options)
     definitions = TableDefinitions([_schema(shape)])
     # Types are the plan's: a DDL in a message changes none of them.
-    reader = CanalJsonReader(RowShapes(definitions, {shape.table: shape.keys}), lambda _ddl: None)
+    reader = CanalJsonReader(RowShapes(definitions, {shape.table: shape.keys}), lambda _ddl: None, large)
 
     def judge(value: bytes | None) -> Verdict:
         message = Message("", 0, 0, None, value if value is None else bytes(value))
         try:
-            reader.events(message)
-            # Reading uses the objects up, so they are parsed again.
-            texts = [text for parsed in objects(message) for text in _texts(parsed, shape)]
-        except DecodeError as error:
+            if message.value and large.plain(message.value) is not None:
+                raise FramingError(_NOT_OPENED)
+            texts = []
+            for parsed in reader.objects(message.value):
+                kept = deepcopy(parsed)  # reading uses the object up
+                reader.read(parsed, message, [])
+                texts += _texts(kept, shape)
+        except (DecodeError, *NOT_THE_RECORDS) as error:
             return type(error).__name__, error.message, None
         return None, None, texts
 

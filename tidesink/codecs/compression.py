@@ -1,0 +1,160 @@
+"""Compressed Kafka values, as TiCDC writes them (tiflow c7b2588): lz4 frames and raw snappy blocks.
+
+``large-message-handle-compression`` compresses every canal-json message, and the bytes alone tell of it.
+A JSON object begins with ``{``, an lz4 frame with its magic, and a snappy block with the length of its text,
+then a literal that begins as the text does, since there is nothing yet to copy from. The three exclude each
+other: a block whose length begins like ``{`` is of 123 bytes, one like the magic of 4, and no canal-json
+message is so short. So a reader needs no option, and a damaged value is never taken for a plain one.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, Literal
+
+from tidesink.errors import ConfigError, EncodeError, FramingError
+
+Compression = Literal["none", "snappy", "lz4"]
+
+LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+# TiDB takes transactions of 6 MiB by default, and escaped twice over such a row stays far below this.
+LARGEST: Final = 64 * 2**20
+
+_BLOCK_SIZE: Final = struct.Struct("<I")
+_BLOCK_MOST: Final = {4: 2**16, 5: 2**18, 6: 2**20, 7: 2**22}
+_NOT_COMPRESSED: Final = 0x8000_0000
+# What one compressed byte can stand for at most, in either format.
+_LZ4_RATIO: Final = 255
+_SNAPPY_RATIO: Final = 32
+
+
+def compression_of(value: bytes) -> Compression:
+    """How a value is compressed; ``none`` for any bytes that neither format begins with."""
+    if value.startswith(LZ4_MAGIC):
+        return "lz4"
+    return "snappy" if _is_snappy(value) else "none"
+
+
+def decompressed(value: bytes, *, most: int = LARGEST) -> bytes | None:
+    """The text of a compressed value; None for one that is not compressed.
+
+    Raises:
+        FramingError: the bytes are damaged, or stand for more than ``most`` bytes.
+        ConfigError: the value is compressed, and the ``large-messages`` extra is not installed.
+    """
+    kind = compression_of(value)
+    if kind == "none":
+        return None
+    return _from_lz4(value, most) if kind == "lz4" else _from_snappy(value, most)
+
+
+def compressed(value: bytes, kind: Compression) -> bytes:
+    """The bytes that TiCDC would send under this option.
+
+    Raises:
+        ConfigError: the ``large-messages`` extra is not installed.
+    """
+    if kind == "none":
+        return value
+    cramjam = _cramjam()
+    try:
+        if kind == "snappy":
+            return bytes(cramjam.snappy.compress_raw(value))
+        return bytes(cramjam.lz4.compress(value))
+    except cramjam.CompressionError as error:
+        raise EncodeError(f"the message cannot be compressed with {kind}") from error
+
+
+def _cramjam() -> Any:
+    try:
+        import cramjam
+    except ImportError as error:
+        raise ConfigError(
+            "compressed messages need the large-messages extra: pip install 'tidesink[large-messages]'",
+            key="large-message-handle-compression",
+        ) from error
+    return cramjam
+
+
+def _is_snappy(value: bytes) -> bool:
+    declared, at = _snappy_length(value)
+    if declared is None or at >= len(value) or value[at] & 3:
+        return False
+    # Literals longer than 60 bytes have their length in 1 to 4 bytes after the tag.
+    start = at + 1 + max(0, (value[at] >> 2) - 59)
+    return value[start : start + 1] == b"{"
+
+
+def _snappy_length(value: bytes) -> tuple[int | None, int]:
+    """The length a block declares, and where its elements begin; None for no length."""
+    length = 0
+    for at, byte in enumerate(value[:5]):
+        length |= (byte & 0x7F) << (7 * at)
+        if not byte & 0x80:
+            return (length or None), at + 1
+    return None, 0
+
+
+def _from_snappy(value: bytes, most: int) -> bytes:
+    declared, _ = _snappy_length(value)
+    # Looked at first: the library makes room for what is declared before it reads on.
+    if declared is None or declared > _SNAPPY_RATIO * len(value):
+        raise FramingError("the value begins like a snappy block, and its length is not one's")
+    if declared > most:
+        raise _too_large("snappy", most)
+    cramjam = _cramjam()
+    try:
+        return bytes(cramjam.snappy.decompress_raw(value))
+    except cramjam.DecompressionError as error:
+        raise FramingError("the value begins like a snappy block and is damaged") from error
+
+
+def _from_lz4(value: bytes, most: int) -> bytes:
+    bound = _lz4_bound(value)
+    cramjam = _cramjam()
+    try:
+        if bound <= most:
+            return bytes(cramjam.lz4.decompress(value))
+        room = bytearray(most)
+        return bytes(memoryview(room)[: cramjam.lz4.decompress_into(value, room)])
+    except cramjam.DecompressionError as error:
+        if bound > most:
+            raise _too_large("lz4", most) from error
+        raise FramingError("the value begins like an lz4 frame and is damaged") from error
+
+
+def _too_large(kind: Compression, most: int) -> FramingError:
+    return FramingError(
+        f"the value ({kind}) stands for more than {most} bytes: raise max-decompressed-bytes if the topic's "
+        "rows are so large"
+    )
+
+
+def _lz4_bound(value: bytes) -> int:
+    """The most bytes that the frames in a value can stand for, told from the sizes of their blocks.
+
+    LZ4 frame format 1.6.3; the frame itself need not say its size, and TiCDC's does not.
+    """
+    at, bound = 0, 0
+    try:
+        while at < len(value):
+            at, found = _lz4_frame(value, at)
+            bound += found
+    except (IndexError, struct.error, KeyError) as error:
+        raise FramingError("the value begins like an lz4 frame and is damaged") from error
+    return bound
+
+
+def _lz4_frame(value: bytes, at: int) -> tuple[int, int]:
+    """Where a frame ends, and the most bytes it can stand for."""
+    if value[at : at + 4] != LZ4_MAGIC:
+        raise FramingError("the value has other bytes after its lz4 frame")
+    flags, most = value[at + 4], _BLOCK_MOST[value[at + 5] >> 4 & 7]
+    # Content size, dictionary id, and the header's own checksum.
+    at += 6 + (8 if flags & 8 else 0) + (4 if flags & 1 else 0) + 1
+    bound = 0
+    while size := _BLOCK_SIZE.unpack_from(value, at)[0]:
+        stored = size & ~_NOT_COMPRESSED
+        bound += stored if size & _NOT_COMPRESSED else min(most, _LZ4_RATIO * stored)
+        at += 4 + stored + (4 if flags & 16 else 0)
+    return at + 4 + (4 if flags & 4 else 0), bound
