@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions
+from tidesink.codecs.opening import RESERVED
 from tidesink.config.fields import Duration, Listed, LocalPath, Model
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.errors import ConfigError
@@ -30,7 +31,11 @@ PROTOCOL_ALIASES = {"avro": "flat-avro", "flat-avro": "flat-avro", "canal-json":
 
 def _protocol(value: Any) -> Any:
     # TiCDC takes its protocol names in any case; avro is its older name of flat-avro.
-    return PROTOCOL_ALIASES.get(value.lower(), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    if value.lower() in RESERVED:
+        raise ValueError(f"{value.lower()} {RESERVED[value.lower()]}")
+    return PROTOCOL_ALIASES.get(value.lower(), value)
 
 
 def known_time_zone(name: str) -> str:
