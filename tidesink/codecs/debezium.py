@@ -1,0 +1,179 @@
+"""The codecs ``debezium-json`` and ``debezium-avro``: Debezium's change events, and TiCDC's in that form.
+
+Sources: Debezium 3.5.0.Final with Kafka Connect 4.3 (captured events); TiCDC new architecture (b813e76).
+One Kafka record is one event or none:
+
+- an envelope is a row change, and its ``d`` is the delete, so the tombstone after it (a null value, for
+  Kafka's log compaction) says nothing new and gives no event;
+- a row flattened by ExtractNewRecordState is one too. There the tombstone may be all that says a row
+  was deleted, so it is a delete; after a row that says ``__deleted`` it says the same once more. It is
+  told by its header ``__op``, by flattened rows of that topic seen before, or by ``debezium_unwrapped``;
+- transactions' ends, heartbeats, logical messages and notifications are messages, schema changes DDL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Position
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.debezium_avro import AvroParser
+from tidesink.codecs.debezium_control import control_event
+from tidesink.codecs.debezium_envelope import (
+    Change,
+    change_event,
+    envelope_event,
+    is_envelope,
+    read_key,
+)
+from tidesink.codecs.debezium_json import JsonParser
+from tidesink.codecs.debezium_parsed import Parsed, Parser
+from tidesink.codecs.debezium_refusals import refusal
+from tidesink.codecs.debezium_rows import RowRead, Rows
+from tidesink.codecs.debezium_unwrap import (
+    flattened,
+    flattened_table,
+    is_added,
+    is_flattened,
+    marked_delete,
+    source_of_headers,
+)
+from tidesink.errors import ConfigError, DecodeError, RegistryError, SchemaMismatchError, TidesinkError
+from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.typemap.definitions import TableDefinitions
+
+_MOST_TOPICS: Final = 65536
+
+
+class DebeziumCodec:
+    """Decodes Debezium's records; what the two codecs have in common.
+
+    ``definitions`` gives types, above all to records without a schema. So does the DDL that passes,
+    where ``definitions`` and the record say nothing; ``unread_ddl`` holds the texts that could not be
+    read for types, with the reason.
+    """
+
+    name: str = "debezium"
+
+    def __init__(
+        self,
+        parser: Parser,
+        *,
+        options: CodecOptions | None = None,
+        definitions: TableDefinitions | None = None,
+    ) -> None:
+        self._options = options or CodecOptions()
+        self._parser = parser
+        declared = definitions if definitions is not None else TableDefinitions()
+        self.unread_ddl: dict[str, str] = {}
+        self._rows = Rows(self._options.debezium, declared)
+        self._flattened_topics: set[str] = set()
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """The one event of a Kafka record, or none.
+
+        Raises:
+            DecodeError: this record cannot be decoded; context has topic, partition and offset.
+            RegistryError: the writer's schema cannot be had.
+        """
+        try:
+            event = self._event(message)
+        except (DecodeError, RegistryError) as error:
+            raise _placed(error, message) from error
+        return () if event is None else (event,)
+
+    def _event(self, message: Message) -> Event | None:
+        value = self._parser.read(message, "value")
+        if value is None or value.payload is None:
+            return self._tombstone(message)
+        payload = value.payload
+        if not isinstance(payload, dict):
+            raise SchemaMismatchError(f"the value is no JSON object: {refusal(payload)}")
+        binary = self._options.debezium.binary_handling_mode
+        position = Position(message.topic, message.partition, message.offset)
+        control = control_event(payload, position, binary=binary)
+        if isinstance(control, DdlEvent):
+            self._learn(control)
+        if control is not None:
+            return control
+        if is_envelope(payload):
+            return envelope_event(message, value, self._parser.read(message, "key"), self._rows)
+        return self._flattened(message, value, payload)
+
+    def _flattened(self, message: Message, value: Parsed, payload: Mapping[str, Any]) -> ChangeEvent:
+        known = self._options.debezium_unwrapped or message.topic in self._flattened_topics
+        if not known and not is_flattened(message, payload, value.schema):
+            raise SchemaMismatchError(refusal(payload))
+        row = flattened(message, payload, value.schema)
+        if len(self._flattened_topics) < _MOST_TOPICS:
+            self._flattened_topics.add(message.topic)
+        keyed = read_key(self._parser.read(message, "key"), row.table, self._rows)
+        read = self._rows.read(row.columns, row.schema, row.table, skipped=is_added)
+        deleted = row.op is Op.DELETE
+        change = Change(
+            op=row.op,
+            table=row.table,
+            keyed=keyed,
+            source=row.source,
+            before=read if deleted else None,
+            after=None if deleted else read,
+            extension=dict(row.added),
+            raw_before=row.columns if deleted else None,
+            row_schema=row.schema,
+            schema_id=value.schema_id,
+        )
+        return change_event(message, change, self._rows)
+
+    def _tombstone(self, message: Message) -> ChangeEvent | None:
+        known = self._options.debezium_unwrapped or message.topic in self._flattened_topics
+        if not known and not marked_delete(message):
+            return None
+        key = self._parser.read(message, "key")
+        source = source_of_headers(message)
+        table = flattened_table(message, source, None if key is None else key.schema)
+        keyed = read_key(key, table, self._rows)
+        if keyed.row is None:
+            raise SchemaMismatchError(
+                "the record has neither value nor key, so it deletes no row: give the table a key, or set "
+                "message.key.columns at the connector"
+            )
+        read = RowRead(keyed.row, keyed.read.columns)
+        change = Change(Op.DELETE, table, keyed, source, before=read, after=None, extension={})
+        return change_event(message, change, self._rows)
+
+    def _learn(self, event: DdlEvent) -> None:
+        try:
+            self._rows.learned.apply(event.query, event.table.schema)
+        except ConfigError as error:
+            self.unread_ddl[event.query] = error.message
+
+
+class DebeziumJsonCodec(DebeziumCodec):
+    """``debezium-json``: JSON, with the schema beside each payload or without."""
+
+    name = "debezium-json"
+
+    def __init__(
+        self, *, options: CodecOptions | None = None, definitions: TableDefinitions | None = None
+    ) -> None:
+        super().__init__(JsonParser(), options=options, definitions=definitions)
+
+
+class DebeziumAvroCodec(DebeziumCodec):
+    """``debezium-avro``: Avro behind Confluent headers, its schemas in the registry."""
+
+    name = "debezium-avro"
+
+    def __init__(
+        self,
+        *,
+        registry: SchemaRegistry,
+        options: CodecOptions | None = None,
+        definitions: TableDefinitions | None = None,
+    ) -> None:
+        super().__init__(AvroParser(registry), options=options, definitions=definitions)
+
+
+def _placed(error: TidesinkError, message: Message) -> TidesinkError:
+    return error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
