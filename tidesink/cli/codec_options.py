@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.opening import RESERVED
+from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.codecs.opening import DEBEZIUM_ALIASES, RESERVED
 from tidesink.config.problems import nearest
 from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
 from tidesink.errors import ConfigError
@@ -36,6 +37,7 @@ _FLAGS: Final = {
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
     "output_raw_change_event": "Key changes are not split by the producer.",
     "force_replicate": "Accepted as in the changefeed; the messages say it themselves.",
+    "debezium_unwrapped": "ExtractNewRecordState flattened the topic: a null value alone is a delete.",
 }
 # Go's ParseBool, which TiCDC uses, takes these.
 _BOOLEANS: Final = dict.fromkeys(("1", "t", "true"), True) | dict.fromkeys(("0", "f", "false"), False)
@@ -47,6 +49,20 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "large_message_handle_compression": ("none", "snappy", "lz4"),
     "producer": ("classic", "new"),
     "checksum": ("off", "warn", "reject"),
+    "decimal_handling_mode": ("precise", "string", "double"),
+    "bigint_unsigned_handling_mode": ("long", "precise", "string"),
+    "binary_handling_mode": ("bytes", "base64", "base64-url-safe", "hex"),
+    "time_precision_mode": (
+        "adaptive",
+        "adaptive_time_microseconds",
+        "connect",
+        "isostring",
+        "microseconds",
+        "nanoseconds",
+    ),
+    "interval_handling_mode": ("numeric", "string"),
+    "hstore_handling_mode": ("json", "map"),
+    "decimal_format": ("base64", "numeric"),
 }
 _TEXTS: Final = {
     "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
@@ -60,7 +76,16 @@ _TEXTS: Final = {
     "producer": "Which TiCDC writes, classic or new; for encoding.",
     "namespace": "The changefeed's namespace; for encoding.",
     "keyspace": "The same, as new TiCDC calls it.",
+    "decimal_handling_mode": "Debezium's decimal.handling.mode: precise, string or double.",
+    "bigint_unsigned_handling_mode": "Debezium's bigint.unsigned.handling.mode: long, precise or string.",
+    "binary_handling_mode": "Debezium's binary.handling.mode: bytes, base64, base64-url-safe or hex.",
+    "time_precision_mode": "Debezium's time.precision.mode; adaptive for Postgres' default.",
+    "interval_handling_mode": "Debezium's interval.handling.mode: numeric or string.",
+    "hstore_handling_mode": "Debezium's hstore.handling.mode: json or map.",
+    "decimal_format": "decimal.format of Connect's JSON converter: base64 or numeric.",
+    "unavailable_value_placeholder": "Debezium's unavailable.value.placeholder.",
 }
+_DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
 _NUMBERS: Final = {"max_message_bytes": "The largest message the producer writes; for encoding."}
 # Options that CodecOptions has under another name, or not at all, since the messages say it.
 _MEANING: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
@@ -137,7 +162,10 @@ def _check_time_zone(name: str) -> None:
 
 def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
     """The codec options that were given, over those of a config."""
-    return replace(base or CodecOptions(), **given)
+    options = base or CodecOptions()
+    modes = {name: value for name, value in given.items() if name in _DEBEZIUM}
+    known = {name: value for name, value in given.items() if name in CodecOptions.__dataclass_fields__}
+    return replace(options, **known, debezium=replace(options.debezium, **modes))
 
 
 def protocol_named(name: str | None) -> str:
@@ -148,17 +176,15 @@ def protocol_named(name: str | None) -> str:
     """
     if name is None:
         raise ConfigError(
-            "which protocol? Give --protocol avro, flat-avro or canal-json (or --config): "
+            "which protocol? Give --protocol avro, canal-json, debezium-json or debezium-avro (or --config): "
             "it cannot be told from the bytes with certainty"
         )
     if name.lower() in RESERVED:
         raise ConfigError(f"--protocol {name} {RESERVED[name.lower()]}")
-    found = PROTOCOL_ALIASES.get(name.lower())
+    known = {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}
+    found = known.get(name.lower())
     if found is None:
-        raise ConfigError(
-            f"--protocol {name!r} is unknown{nearest(name, PROTOCOL_ALIASES)}: "
-            f"use {', '.join(PROTOCOL_ALIASES)}"
-        )
+        raise ConfigError(f"--protocol {name!r} is unknown{nearest(name, known)}: use {', '.join(known)}")
     return found
 
 

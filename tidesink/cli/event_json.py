@@ -16,6 +16,7 @@ from tidesink.change import (
     DdlEvent,
     Event,
     Message,
+    MessageEvent,
     Position,
     Row,
     SchemaIds,
@@ -49,7 +50,14 @@ def event_json(event: Event) -> dict[str, Any]:
             event.extension,
             event.position,
         )
-    return _watermark(event)
+    return _message(event) if isinstance(event, MessageEvent) else _watermark(event)
+
+
+def _message(event: MessageEvent) -> dict[str, Any]:
+    line: dict[str, Any] = {"type": "message", "kind": event.kind}
+    if event.prefix is not None or event.content is not None:
+        line |= {"prefix": event.prefix, "content": _plain(event.content)}
+    return _with_extension(line, event.extension, event.position)
 
 
 def _watermark(event: WatermarkEvent) -> dict[str, Any]:
@@ -84,6 +92,10 @@ def _with_extension(
 def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return {"base64": base64_text(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
     return format(value, "f") if isinstance(value, Decimal) else value
 
 

@@ -19,6 +19,7 @@ _COLOURS = {
     "error": "bold red",
     "ddl": "cyan",
     "watermark": "dim",
+    "message": "dim",
 }
 _LONGEST = 200
 
@@ -31,6 +32,10 @@ def human_lines(line: dict[str, Any]) -> Iterator[str]:
         yield f"  key {_size(line['key_b64'])}, value {_size(line['value_b64'])} (bytes: -o json)"
     elif line["type"] == "ddl":
         yield f"  {escape(line['query'])}"
+    elif line["type"] == "message":
+        yield f"  {escape(line['kind'])}" + (f" {_shown(line['prefix'])}" if line.get("prefix") else "")
+        if line.get("content") is not None:
+            yield f"  {_shown(line['content'])}"
     else:
         yield from _columns(line)
     for name, value in (line.get("extension") or {}).items():

@@ -25,13 +25,14 @@ class Observed:
 
     def __init__(self, setting: Setting) -> None:
         self._declared = setting.declared
+        self._is_debezium = setting.protocol.startswith("debezium")
         self._registry = setting.registry
         self._schemas: set[int] = set()
         self._seen: dict[str, set[Any]] = {}
 
     def see(self, event: Event) -> None:
         """Take note of one event."""
-        if not self._declared or not isinstance(event, ChangeEvent):
+        if not self._declared or not isinstance(event, ChangeEvent) or self._is_debezium:
             return
         if event.schema_id is None:
             self._note("enable_tidb_extension", event.commit_ts is not None)

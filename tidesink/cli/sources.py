@@ -24,7 +24,10 @@ Input = Annotated[
     str | None, typer.Option("--input", "-i", help="A file of JSON Lines, gzipped or not; - is stdin.")
 ]
 ProtocolName = Annotated[
-    str | None, typer.Option("--protocol", help="TiCDC's name: avro, flat-avro or canal-json.")
+    str | None,
+    typer.Option(
+        "--protocol", help="avro (or flat-avro), canal-json, debezium-json (or debezium), debezium-avro."
+    ),
 ]
 Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
 RegistryUrl = Annotated[
@@ -94,7 +97,7 @@ def setting(
     base = loaded.source.codec_options() if loaded else None
     listed = read_schemas(str(schemas)) if schemas else None
     glue = _glue(listed, glue_region)
-    registry = _registry(listed, schema_registry, loaded, needed=name == "flat-avro" and glue is None)
+    registry = _registry(listed, schema_registry, loaded, needed=name if glue is None else None)
     if registry is None and glue is not None:
         registry = MemorySchemaRegistry(url="AWS Glue")
     return Setting(
@@ -133,7 +136,7 @@ def _declared(config: Config | None) -> dict[str, Any]:
 
 
 def _registry(
-    listed: SchemaFile | None, url: str | None, config: Config | None, *, needed: bool
+    listed: SchemaFile | None, url: str | None, config: Config | None, *, needed: str | None
 ) -> SchemaRegistry | None:
     if listed is not None and url is not None:
         raise ConfigError("--schemas and --schema-registry exclude each other: keep one")
@@ -143,9 +146,9 @@ def _registry(
         return open_registry(url)
     if config is not None and config.source.schema_registry is not None:
         return config.source.open_registry()
-    if needed:
+    if needed in ("flat-avro", "debezium-avro"):
         raise ConfigError(
-            "flat-avro needs its schemas: give --schemas FILE, --schema-registry URL or --config"
+            f"{needed} needs its schemas: give --schemas FILE, --schema-registry URL or --config"
         )
     return None
 

@@ -51,11 +51,34 @@ def _canal_json(parts: CodecParts) -> Codec:
     return CanalJsonCodec(options=parts.options, definitions=parts.definitions, keys=parts.keys)
 
 
-# TiCDC calls flat-avro "avro" too (tiflow c7b2588).
+def _debezium_json(parts: CodecParts) -> Codec:
+    from tidesink.codecs.debezium import DebeziumJsonCodec
+
+    return DebeziumJsonCodec(options=parts.options, definitions=parts.definitions)
+
+
+def _debezium_avro(parts: CodecParts) -> Codec:
+    from tidesink.codecs.debezium import DebeziumAvroCodec
+
+    if parts.registry is None:
+        raise ConfigError("debezium-avro needs a schema registry: set schema-registry", key="schema-registry")
+    return DebeziumAvroCodec(registry=parts.registry, options=parts.options, definitions=parts.definitions)
+
+
+# TiCDC calls flat-avro "avro" too (tiflow c7b2588), and its Debezium JSON "debezium" (b813e76).
 CODECS: Final[Mapping[str, Callable[[CodecParts], Codec]]] = {
     "flat-avro": _flat_avro,
     "avro": _flat_avro,
     "canal-json": _canal_json,
+    "debezium-json": _debezium_json,
+    "debezium": _debezium_json,
+    "debezium-avro": _debezium_avro,
+}
+# Debezium's protocols under every name they have.
+DEBEZIUM_ALIASES: Final[Mapping[str, str]] = {
+    "debezium": "debezium-json",
+    "debezium-json": "debezium-json",
+    "debezium-avro": "debezium-avro",
 }
 
 # Names that a user may have read of, and what to use instead.
@@ -97,7 +120,7 @@ def open_codec(
     gives the schemas of flat-avro messages that AWS Glue frames.
 
     Raises:
-        ConfigError: an unknown protocol, or flat-avro without a registry.
+        ConfigError: an unknown protocol, or an Avro one without a registry.
     """
     parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
     return CODECS[protocol_named(protocol)](parts)
