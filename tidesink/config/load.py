@@ -51,7 +51,7 @@ def check_config(path: str | Path) -> tuple[Config | None, list[Problem]]:
         ConfigError: the file cannot be read or is no YAML.
     """
     file = Path(path)
-    return parse_config(_read(file), base=file.resolve().parent)
+    return parse_config(read_yaml(file), base=file.resolve().parent)
 
 
 def parse_config(
@@ -119,7 +119,8 @@ def _depth(data: Any, place: tuple[int | str, ...]) -> int:
     return len(place)
 
 
-def _read(file: Path) -> Any:
+def read_yaml(file: Path) -> Any:
+    """The data of a YAML file; raises ConfigError for a file that cannot be read, or is no YAML."""
     try:
         return yaml.load(file.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 (a SafeLoader)
     except OSError as error:

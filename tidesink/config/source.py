@@ -67,7 +67,7 @@ def _registry_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _registry(value: Any) -> Any:
+def registry_section(value: Any) -> Any:
     """A plain URL stands for ``{urls: [it]}``, and ``url`` for ``urls``."""
     if isinstance(value, str | list):
         return {"urls": value}
@@ -187,7 +187,7 @@ class SourceSettings(Model):
     under `tables`."""
     schema_registry: Annotated[
         RegistrySettings | None,
-        BeforeValidator(_registry, json_schema_input_type=str | list[str] | RegistrySettings | None),
+        BeforeValidator(registry_section, json_schema_input_type=str | list[str] | RegistrySettings | None),
     ] = None
     """The registry that TiCDC writes to: a URL, or a section. flat-avro only, and required there."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
