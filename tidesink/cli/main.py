@@ -16,6 +16,7 @@ from tidesink.cli import (
     plan,
     run_worker,
     status,
+    topics,
     validate,
 )
 from tidesink.cli.codec_options import CodecCommand
@@ -36,6 +37,7 @@ _COMMANDS = (
     ("plan", plan.plan),
     ("run", run_worker.run_worker),
     ("status", status.status),
+    ("topics", topics.topics),
 )
 _CODEC_COMMANDS = (("decode", decode.decode), ("encode", encode.encode))
 for _name, _command in _COMMANDS:

@@ -52,7 +52,7 @@ def in_range(number: int, bits: int) -> int:
 
 def duration(text: str) -> int:
     """A duration such as ``10s``, ``2m30s`` or ``100ms``, in nanoseconds."""
-    body = text.lstrip("+-") if text[:1] in ("+", "-") else text
+    body = text[1:] if text[:1] in ("+", "-") else text
     if body == "0":
         return 0
     parts = _PART.findall(body)

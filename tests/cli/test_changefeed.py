@@ -1,0 +1,216 @@
+"""``tidesink init --sink-uri`` and ``tidesink topics``: from a changefeed to the config that reads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.samples import run
+from tidesink.config import load_config
+
+REGISTRY = "schema-registry=http://reg:8081"
+AVRO = f"kafka://k1:9092,k2:9092/rest?protocol=avro&{REGISTRY}"
+CANAL = "kafka://k1:9092/app?protocol=canal-json"
+PER_TABLE = "[sink]\ndispatchers=[{matcher=['*.*'],topic='{schema}_{table}',partition='index-value'}]\n"
+SECRET = "hunter2"
+
+
+def written(tmp_path: Path, sink_uri: str, toml: str = "", *more: str) -> Path:
+    feed = tmp_path / "feed.toml"
+    feed.write_text(toml, encoding="utf-8")
+    file = tmp_path / "t.yaml"
+    result = run("init", str(file), "--sink-uri", sink_uri, "--changefeed", str(feed), *more)
+    assert result.exit_code == 0, result.stderr
+    return file
+
+
+def refused(tmp_path: Path, sink_uri: str, toml: str = "", *more: str) -> str:
+    feed = tmp_path / "feed.toml"
+    feed.write_text(toml, encoding="utf-8")
+    file = tmp_path / "t.yaml"
+    result = run("init", str(file), "--sink-uri", sink_uri, "--changefeed", str(feed), *more)
+    assert result.exit_code == 2
+    assert not file.exists()
+    assert "Traceback" not in result.stderr
+    return str(result.stderr)
+
+
+def test_the_config_says_what_the_changefeed_says(tmp_path: Path) -> None:
+    uri = f"{AVRO}&enable-tidb-extension=true&avro-decimal-handling-mode=string&avro-enable-watermark=true"
+    config = load_config(written(tmp_path, uri, PER_TABLE))
+    assert config.source.brokers == ("k1:9092", "k2:9092")
+    assert (config.source.protocol, config.source.topics) == ("flat-avro", ("{schema}_{table}",))
+    assert config.source.schema_registry is not None
+    assert config.source.schema_registry.urls == ("http://reg:8081",)
+    options = config.source.codec_options()
+    assert (options.enable_tidb_extension, options.avro_enable_watermark) == (True, True)
+    assert (options.avro_decimal_handling_mode, options.avro_bigint_unsigned_handling_mode) == (
+        "string",
+        "long",
+    )
+
+
+def test_canal_json_topics_are_those_that_rows_can_be_in(tmp_path: Path) -> None:
+    toml = "[sink]\ncontent-compatible=true\ndispatchers=[{matcher=['a.*'],topic='{table}'}]\n"
+    config = load_config(written(tmp_path, CANAL, toml))
+    assert config.source.topics == ("{table}", "app")
+    assert config.source.content_compatible
+    assert config.source.only_output_updated_columns
+
+
+def test_a_fixed_flat_avro_topic_gets_its_table(tmp_path: Path) -> None:
+    toml = (
+        "[sink]\ndispatchers=[{matcher=['shop.orders'],topic='o'},{matcher=['*.*'],topic='{schema}.{table}'}]"
+    )
+    config = load_config(written(tmp_path, AVRO, toml))
+    assert [(str(entry.table), entry.topic) for entry in config.tables] == [("shop.orders", "o")]
+    assert config.source.topics == ("o", "{schema}.{table}")
+
+
+def test_a_filter_with_one_table_owns_the_topic_of_the_uri(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, AVRO, "[filter]\nrules=['shop.orders']\n"))
+    assert [(entry.name, entry.topic) for entry in config.tables] == [("shop.orders", "rest")]
+
+
+@pytest.mark.parametrize("where", ["uri", "file"])
+def test_secrets_become_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    sasl = {
+        "sasl-user": "me",
+        "sasl-password": SECRET,
+        "sasl-mechanism": "scram-sha-512",
+        "enable-tls": "true",
+    }
+    uri, toml = f"kafka://k:9092/rest?protocol=avro&schema-registry=http://u:{SECRET}@reg:8081", PER_TABLE
+    if where == "uri":
+        uri += "".join(f"&{name}={value}" for name, value in sasl.items())
+    else:
+        lines = [f"{name}={value if value == 'true' else repr(value)}" for name, value in sasl.items()]
+        toml += "\n".join(["[sink.kafka-config]", *lines])
+    file = written(tmp_path, uri, toml)
+    assert SECRET not in file.read_text(encoding="utf-8")
+    monkeypatch.setenv("KAFKA_PASSWORD", "a")
+    monkeypatch.setenv("SCHEMA_REGISTRY_PASSWORD", "b")
+    config = load_config(file)
+    properties = config.source.confluent_properties()
+    assert {name: properties[name] for name in ("security.protocol", "sasl.mechanism", "sasl.password")} == {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.password": "a",
+    }
+    assert config.source.schema_registry is not None
+    assert config.source.schema_registry.urls == ("http://reg:8081",)
+
+
+@pytest.mark.parametrize(
+    ("uri", "toml"),
+    [
+        (f"kafka://u:{SECRET}@k/t?protocol=canal&sasl-password={SECRET}&partition-num=0", ""),
+        (f"{CANAL}&sasl-password={SECRET}", f"[sink.kafka-config]\nsasl-password=1\nca='{SECRET}'\n"),
+        (f"kafka://k/t?protocol=avro&schema-registry=http://u:{SECRET}@r:1", "force-replicate=true"),
+        (f"kafka://k/t?protocol=avro&schema-registry=http://u:{SECRET}@r:1", ""),
+        (f"{CANAL}&sasl-mechanism=GSSAPI&sasl-gssapi-password={SECRET}", ""),
+        (f"{SECRET}", ""),
+    ],
+)
+def test_no_error_shows_a_secret(tmp_path: Path, uri: str, toml: str) -> None:
+    assert SECRET not in refused(tmp_path, uri, toml)
+
+
+@pytest.mark.parametrize(
+    ("uri", "toml", "says"),
+    [
+        (AVRO, "", "share the flat-avro topic rest"),
+        (AVRO, "[sink]\ndispatchers=[{matcher=['a.*'],topic='x'}]", "the tables of a.* share"),
+        (AVRO, PER_TABLE.replace("index-value", "ts"), "over partitions by their commit ts"),
+        (CANAL, PER_TABLE.replace("index-value", "ts"), "use partition = 'index-value' or 'table'"),
+        (CANAL, PER_TABLE.replace("'index-value'", "'columns',columns=['id']"), "--table-definition"),
+        (CANAL, PER_TABLE.replace("'index-value'", "'index-value',index='u'"), "hashes the index u"),
+        (f"{AVRO}&x=1", "[sink.kafka-config]\noutput-raw-change-event=true\n" + PER_TABLE, "changed key"),
+        ("kafka://k:1/t?protocol=open-protocol", "", "protocol is open-protocol"),
+        ("kafka://k:1/a/b?protocol=canal-json", "", "source.topics"),
+        ("kafka://k/t?protocol=canal-json", "", "give host:port"),
+        ("mysql://k:1/", "", "writes to mysql, and tidesink reads Kafka"),
+        ("kafka://k:1/?protocol=canal-json", "", "names no topic"),
+        ("kafka://k:1/t?protocol=cnal-json", "", "did you mean canal-json?"),
+        (CANAL, "[sink\n", "no TOML"),
+        (CANAL, "sink=1\n", "sink is a section"),
+        (CANAL, "[sink]\ndispatchers=['x']\n", "is a list"),
+        (CANAL, "[sink]\ndispatchers=[{matcher='a.*'}]\n", "matcher is a list of texts"),
+        (CANAL, "[sink]\ncontent-compatible='true'\n", "true or false without quotes"),
+        ("/not/a/uri", "", "has no scheme"),
+    ],
+)
+def test_what_a_pipeline_cannot_read_is_refused_with_the_way_out(
+    tmp_path: Path, uri: str, toml: str, says: str
+) -> None:
+    assert says in refused(tmp_path, uri, toml)
+
+
+def test_columns_of_the_key_are_no_danger(tmp_path: Path) -> None:
+    sql = tmp_path / "t.sql"
+    toml = PER_TABLE.replace("'index-value'", "'columns',columns=['ID']")
+    sql.write_text("create table shop.orders(id int, n int, v int, primary key(id, n));")
+    assert written(tmp_path, CANAL, toml, "--table-definition", str(sql)).exists()
+    (tmp_path / "t.yaml").unlink()
+    sql.write_text("create table shop.orders(id int, n int primary key);")
+    assert "hashes ID" in refused(tmp_path, CANAL, toml, "--table-definition", str(sql))
+
+
+def test_a_changefeed_without_its_uri_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "f.toml").write_text("")
+    result = run("init", str(tmp_path / "t.yaml"), "--changefeed", str(tmp_path / "f.toml"))
+    assert (result.exit_code, "needs --sink-uri" in result.stderr) == (2, True)
+    result = run("init", str(tmp_path / "t.yaml"), "--sink-uri", CANAL, "--protocol", "canal-json")
+    assert (result.exit_code, "stand in the sink URI" in result.stderr) == (2, True)
+
+
+def test_topics_show_where_each_table_goes(tmp_path: Path) -> None:
+    feed, sql = tmp_path / "f.toml", tmp_path / "t.sql"
+    feed.write_text(
+        "[sink]\ndispatchers=[{matcher=['shop.*'],topic='{schema}_{table}',partition='index-value'},"
+        "{matcher=['a.*'],partition='columns',columns=['v']},{matcher=['b.*'],partition='foo'}]"
+    )
+    sql.write_text("create table shop.orders(id int primary key, v int); create table a.t(v int, w int)")
+    args = ("topics", "--sink-uri", CANAL, "--changefeed", str(feed), "--table-definition", str(sql))
+    result = run(*args, "--table", "shop.items", "--table", "b.t", "-o", "json")
+    assert result.exit_code == 2  # a.t: its order would be lost
+    assert "'foo' is unknown" in result.stderr
+    lines = {line["table"]: line for line in json.loads(result.stdout)["tables"]}
+    assert [(n, line["topic"], line["partition"], line["columns"]) for n, line in lines.items()] == [
+        ("shop.items", "shop_items", "index-value", None),
+        ("b.t", "app", "table", []),
+        ("shop.orders", "shop_orders", "index-value", ["id"]),
+        ("a.t", "app", "columns", ["v"]),
+    ]
+    assert lines["b.t"]["matcher"] == ["b.*"]
+    assert "their order is lost" in lines["a.t"]["problem"]
+    text = run(*args).stdout
+    assert "index-value: id" in text
+    assert "PROBLEM: a.t" in text
+
+
+def test_topics_of_avro_have_subjects() -> None:
+    result = run("topics", "--sink-uri", AVRO, "--table", "s.a.b", "-o", "json")
+    (line,) = json.loads(result.stdout)["tables"]
+    assert (line["topic"], line["subject"], line["matcher"]) == ("rest", "rest-value", None)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--sink-uri", CANAL), "which tables?"),
+        (("--sink-uri", CANAL, "--table", "orders"), "give schema.table"),
+        (("--sink-uri", CANAL, "--table-definition", "/no/such"), "cannot be read"),
+        (("--table", "a.b"), "--sink-uri"),
+    ],
+)
+def test_topics_need_a_changefeed_and_a_table(args: tuple[str, ...], says: str) -> None:
+    result = run("topics", *args)
+    assert (result.exit_code, says in result.stderr) == (2, True)
+
+
+def test_the_sink_uri_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDESINK_SINK_URI", CANAL)
+    assert "app" in run("topics", "--table", "a.b").stdout

@@ -1,0 +1,215 @@
+"""From a changefeed to the config that reads what it writes. Secrets become references, never values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from tidesink.change import TableId
+from tidesink.codecs.dispatch import Dispatcher
+from tidesink.codecs.table_filter import TableFilter
+from tidesink.config.changefeed.changefeed import Changefeed
+from tidesink.config.changefeed.given import Given
+from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings
+from tidesink.errors import ConfigError
+from tidesink.typemap.ddl import TableDefinitions
+
+KAFKA_VARIABLE: Final = "KAFKA_PASSWORD"
+REGISTRY_VARIABLE: Final = "SCHEMA_REGISTRY_PASSWORD"
+_SAFE_RULE: Final = "use partition = 'index-value' or 'table' in the changefeed's dispatcher"
+# Always written, since a reader of the config wants to see them; the others where they are not the default.
+_ALWAYS: Final = {
+    "flat-avro": (
+        "enable-tidb-extension",
+        "avro-decimal-handling-mode",
+        "avro-bigint-unsigned-handling-mode",
+    ),
+    "canal-json": ("enable-tidb-extension", "content-compatible"),
+}
+_WHERE_SET: Final = {
+    "flat-avro": ("avro-enable-watermark", "avro-include-before-value", "output-raw-change-event"),
+    "canal-json": (
+        "only-output-updated-columns",
+        "delete-only-output-handle-key-columns",
+        "output-row-key",
+        "output-raw-change-event",
+    ),
+}
+
+
+@dataclass
+class PipelineDraft:
+    """Parts of a config: ``source`` and ``tables`` in the config's own names, and what a person has to do."""
+
+    source: dict[str, Any] = field(default_factory=dict)
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None) -> PipelineDraft:
+    """The config of a pipeline that reads a changefeed; ``definitions`` tell the keys of its tables.
+
+    Raises:
+        ConfigError: tidesink cannot read what this changefeed writes, or its order would be lost.
+    """
+    protocol = _protocol(feed)
+    _refuse_lost_order(feed, definitions)
+    draft = PipelineDraft(notes=list(feed.warnings))
+    topics, draft.tables = _topics(feed, protocol)
+    draft.source = {
+        "brokers": ",".join(feed.given.brokers),
+        "protocol": protocol,
+        "topics": topics[0] if len(topics) == 1 else topics,
+        **_registry(feed, protocol, draft.notes),
+        **_codec(feed, protocol),
+    }
+    kafka = dict(_kafka(feed.given, bool(feed.options["enable-tls"]), draft.notes))
+    if kafka:
+        draft.source["kafka"] = kafka
+    draft.notes += _large_messages(feed)
+    return draft
+
+
+def _protocol(feed: Changefeed) -> str:
+    found = PROTOCOL_ALIASES.get(str(feed.options["protocol"]))
+    if found is None or found not in _ALWAYS:
+        raise ConfigError(
+            f"the changefeed's protocol is {feed.options['protocol']}, and a pipeline reads "
+            f"{' or '.join(_ALWAYS)}: make a changefeed with one of these",
+            key="protocol",
+        )
+    return found
+
+
+def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> str | None:
+    """Why a dispatcher may put one row's changes into several partitions, and what to do; None where not.
+
+    flat-avro deletes carry no position of the source's, and ``sequence_by: kafka`` is the order within a
+    partition. ``key``: the table's handle columns, where they are known.
+    """
+    reason = dispatcher.scatters(key)
+    if reason is None:
+        return None
+    known = dispatcher.partition != "columns" or key is not None
+    hint = "" if known else ", or give --table-definition if these are key columns"
+    return f"dispatcher of {dispatcher.matcher}: {reason}, and their order is lost; {_SAFE_RULE}{hint}"
+
+
+def _refuse_lost_order(feed: Changefeed, definitions: TableDefinitions | None) -> None:
+    for dispatcher in feed.router.dispatchers:
+        keys = [key_of(definitions, table) for table in _covered(feed, dispatcher, definitions)]
+        for key in keys or [None]:
+            problem = lost_order(dispatcher, key)
+            if problem is not None:
+                raise ConfigError(problem)
+
+
+def _covered(
+    feed: Changefeed, dispatcher: Dispatcher, definitions: TableDefinitions | None
+) -> Iterator[TableId]:
+    for table in definitions or ():
+        if feed.router.dispatcher_of(table) is dispatcher:
+            yield table
+
+
+def key_of(definitions: TableDefinitions | None, table: TableId) -> Collection[str] | None:
+    """The handle columns of a table, or None where nothing tells of it."""
+    schema = definitions.get(table) if definitions is not None else None
+    return {column.name for column in schema.handle_columns} if schema is not None else None
+
+
+def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """The topics that rows can be in, and the tables of topics that serve one."""
+    topics: list[str] = []
+    tables: list[dict[str, Any]] = []
+    for dispatcher in feed.router.dispatchers:
+        rule = dispatcher.topic
+        text = feed.router.default_topic if rule is None else rule.text
+        topics.append(text)
+        if protocol == "flat-avro" and (rule is None or rule.is_fixed):
+            tables.append(_owner(dispatcher, text))
+        if dispatcher.matcher.everything:
+            break
+    else:
+        topics.append(feed.router.default_topic)
+        if protocol == "flat-avro":
+            tables.append(_owner_of_rest(feed))
+    return list(dict.fromkeys(topics)), tables
+
+
+def _owner(dispatcher: Dispatcher, topic: str) -> dict[str, Any]:
+    table = dispatcher.matcher.only_table
+    if table is None:
+        raise ConfigError(_shared(f"the tables of {dispatcher.matcher}", topic))
+    return {"name": str(table), "topic": topic}
+
+
+def _owner_of_rest(feed: Changefeed) -> dict[str, Any]:
+    """Who has the sink URI's topic: the only table that the changefeed's filter lets through."""
+    rules = feed.given.setting("filter", "rules")
+    table = TableFilter.parse(rules).only_table if isinstance(rules, list) else None
+    if table is None or feed.router.dispatchers:
+        raise ConfigError(_shared("tables that no dispatcher fits", feed.router.default_topic))
+    return {"name": str(table), "topic": feed.router.default_topic}
+
+
+def _shared(who: str, topic: str) -> str:
+    return (
+        f"{who} share the flat-avro topic {topic}, and so one subject: give them a topic each with a last "
+        "dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} in the changefeed"
+    )
+
+
+def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, Any]:
+    url = str(feed.options["schema-registry"])
+    if protocol != "flat-avro":
+        return {}
+    if not url:
+        raise ConfigError(
+            "the changefeed registers its schemas at AWS Glue, and a pipeline reads a Confluent-compatible "
+            "registry: set schema-registry in the changefeed",
+            key="schema-registry",
+        )
+    parts = urlsplit(url)
+    if not parts.username:
+        return {"schema-registry": url}
+    notes.append(f"set {REGISTRY_VARIABLE} to the registry's password")
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    auth = {"username": parts.username, "password": f"${{env:{REGISTRY_VARIABLE}}}"}
+    return {"schema-registry": {"url": bare, "auth": auth}}
+
+
+def _codec(feed: Changefeed, protocol: str) -> dict[str, Any]:
+    options, known = feed.options, SourceSettings.model_fields
+    found: dict[str, Any] = {name: options[name] for name in _ALWAYS[protocol]}
+    for name in _WHERE_SET[protocol]:
+        if options.get(name) and name.replace("-", "_") in known:
+            found[name] = options[name]
+    return found
+
+
+def _kafka(given: Given, tls: bool, notes: list[str]) -> Iterator[tuple[str, str]]:
+    def said(name: str) -> str:
+        return given.parameters.get(name) or str(given.setting("sink", "kafka-config", name) or "")
+
+    mechanism = said("sasl-mechanism").upper()
+    if mechanism or tls:
+        yield "security.protocol", ("SASL_" if mechanism else "") + ("SSL" if tls else "PLAINTEXT")
+    if mechanism:
+        notes.append(f"set {KAFKA_VARIABLE} to the password of Kafka's user")
+        yield "sasl.mechanism", mechanism
+        yield "sasl.username", said("sasl-user")
+        yield "sasl.password", f"${{env:{KAFKA_VARIABLE}}}"
+    places = {"ca": "ssl.ca.location", "cert": "ssl.certificate.location", "key": "ssl.key.location"}
+    for name, place in places.items():
+        if said(name):
+            notes.append(f"{place}: {said(name)} is a file of TiCDC's machine: put one there, or correct it")
+            yield place, said(name)
+
+
+def _large_messages(feed: Changefeed) -> Iterator[str]:
+    option = feed.options["large-message-handle-option"]
+    if option in ("claim-check", "handle-key-only"):
+        yield f"large-message-handle-option is {option}: see docs/configuration.md for what the reader needs"
