@@ -1,7 +1,8 @@
 """Events as JSON: the interface of ``tidesink decode -o json`` and ``tidesink encode``.
 
-Integers are exact (unsigned 64-bit too); FLOAT is the shortest number that names its 32 bits; DECIMAL
-is text at its scale; binary is ``{"base64": …}``; dates, times, JSON and VECTOR are the wire's text.
+Integers are exact (unsigned 64-bit too); FLOAT is the shortest number that names its 32 bits, and what
+no JSON number is (Postgres) the text NaN, Infinity or -Infinity; DECIMAL is text at its scale; binary is
+``{"base64": …}``; dates, times, JSON and VECTOR are the wire's text.
 """
 
 from __future__ import annotations
@@ -26,16 +27,12 @@ from tidesink.change import (
     WatermarkEvent,
 )
 from tidesink.cli.capture import base64_text
-from tidesink.errors import TidesinkError, ValueOutOfRangeError
+from tidesink.errors import TidesinkError
 from tidesink.typemap.parse import shortest_float32
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """One event as a JSON object.
-
-    Raises:
-        ValueOutOfRangeError: a float which JSON has no number for.
-    """
+    """One event as a JSON object."""
     if isinstance(event, ChangeEvent):
         return _change(event)
     if isinstance(event, DdlEvent):
@@ -128,9 +125,10 @@ def _value(name: str, value: Value, schema: TableSchema | None) -> Any:
     return _number(name, value, schema)
 
 
-def _number(name: str, value: float, schema: TableSchema | None) -> float:
+def _number(name: str, value: float, schema: TableSchema | None) -> float | str:
     if not math.isfinite(value):
-        raise ValueOutOfRangeError(f"{value} is no number a column can hold", column=name)
+        # Postgres stores them. JSON has no such numbers; these are the texts that Kafka Connect writes.
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     column = schema.by_name.get(name) if schema else None
     return shortest_float32(value) if column and column.type.name == "float" else value
 

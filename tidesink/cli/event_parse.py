@@ -115,7 +115,12 @@ def _integer(value: Any, _type: ColumnType) -> Value:
     return value
 
 
+_NO_JSON_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
+
+
 def _float64(value: Any, _type: ColumnType) -> Value:
+    if isinstance(value, str) and value in _NO_JSON_NUMBERS:
+        return float(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError
     return float(value)
