@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.change import ColumnType
 from tidesink.codecs.columns_decimal import wide_decimal_text
+from tidesink.typemap.calendar_text import INSTANT, LOCAL_DATE, LOCAL_DATETIME
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import Reader, row_of
 
@@ -28,6 +29,10 @@ _FLOAT: Final = r"\A-?[0-9]{1,400}(\.[0-9]{1,1100})?([eE][+-]?[0-9]{1,4})?\z"
 _INDEX: Final = r"\A(0|[1-9][0-9]{0,19})\z"
 _DECIMAL: Final = r"-?[0-9]{1,65}(\.[0-9]{1,30})?"
 _TIME: Final = r"\A-?([0-7]?[0-9]{2}|8[0-2][0-9]|83[0-8]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?\z"
+_NANOSECONDS: Final = r"\.[0-9]{6}[0-9]*[1-9]"
+_SPARK_YEARS: Final = r"\A(?!0000)[0-9]{4}-"
+_FIRST: Final = "0001-01-01 00:00:00Z"
+_LAST: Final = "9999-12-31 23:59:59.999999Z"
 _LATIN1: Final = r"\A[\x00-\xff]*\z"
 _TWO_64: Final = 1 << 64
 _TWENTY_DIGITS: Final = "decimal(20,0)"
@@ -262,6 +267,29 @@ def _text_time(wire: Column, _type: ColumnType, _target: ShapeColumn, _shape: Ta
     return Reading(matching(wire, _TIME, wire))
 
 
+def _text_boolean(wire: Column, _type: ColumnType, _target: ShapeColumn, _shape: TableShape) -> Reading:
+    word = F.lower(wire)
+    return Reading(F.when(word.isin("true", "1", "t"), F.lit(True)).when(word.isin("false", "0", "f"), False))
+
+
+def _local(pattern: str, ddl: str) -> TextReading:
+    """A reading of a date or time of another database, whose calendar may have more than Spark's."""
+
+    def read(wire: Column, _type: ColumnType, target: ShapeColumn, shape: TableShape) -> Reading:
+        if target.spark == "string":
+            return Reading(F.when(wire.rlike(pattern), wire))
+        micros = wire.rlike(pattern) & ~wire.rlike(_NANOSECONDS)
+        there = micros & wire.rlike(_SPARK_YEARS) & ~wire.endswith(" BC")
+        value = F.when(there, try_cast(wire, ddl))
+        if ddl == "timestamp":
+            # An offset may carry a day of the last year beyond it.
+            value = F.when(value.between(F.lit(_FIRST).cast(ddl), F.lit(_LAST).cast(ddl)), value)
+        nulled = shape.zero_date == "null" and not target.key
+        return Reading(value, zero=micros & ~there if nulled else None)
+
+    return read
+
+
 TextReading = Callable[[Column, ColumnType, ShapeColumn, TableShape], Reading]
 
 _TEXT_READINGS: Final[dict[Reader, TextReading]] = {
@@ -279,4 +307,8 @@ _TEXT_READINGS: Final[dict[Reader, TextReading]] = {
     "datetime": read_calendar,
     "timestamp": read_calendar,
     "time": _text_time,
+    "boolean": _text_boolean,
+    "local_date": _local(rf"\A({LOCAL_DATE.pattern})\z", "date"),
+    "local_datetime": _local(rf"\A({LOCAL_DATETIME.pattern})\z", "timestamp_ntz"),
+    "instant": _local(rf"\A({INSTANT.pattern})\z", "timestamp"),
 }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tidesink.codecs.connect_schema import (
     MOST_LEVELS,
     SOURCE_NAME,
+    TIDB_TYPE,
     ConnectField,
     ConnectSchema,
     connect_type,
@@ -38,7 +40,7 @@ def _read(schema: object, level: int) -> ConnectSchema:
         kind,
         name if isinstance(name, str) else None,
         whole_version(schema.get("version")),
-        text_parameters(schema.get("parameters")),
+        _parameters(schema),
         schema.get("optional") is True,
         schema.get("default"),
         _fields(schema.get("fields"), level) if kind == "struct" else (),
@@ -46,6 +48,13 @@ def _read(schema: object, level: int) -> ConnectSchema:
         _read(schema.get("keys"), level + 1) if kind == "map" else None,
         _read(schema.get("values"), level + 1) if kind == "map" else None,
     )
+
+
+def _parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
+    found = text_parameters(schema.get("parameters"))
+    # TiCDC (b813e76) with enable-tidb-extension writes it beside a field's type.
+    tidb_type = schema.get(TIDB_TYPE)
+    return MappingProxyType({**found, TIDB_TYPE: tidb_type}) if isinstance(tidb_type, str) else found
 
 
 def _fields(found: object, level: int) -> tuple[ConnectField, ...]:

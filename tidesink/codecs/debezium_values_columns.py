@@ -63,8 +63,7 @@ def wire_type(schema: ConnectSchema) -> ColumnType:
     if semantic is None:
         return ColumnType(PLAIN_TYPES[schema.type])
     if semantic.form == "unscaled":
-        precision = whole_parameter(schema, _PRECISION)
-        return ColumnType("decimal", precision=precision, scale=whole_parameter(schema, "scale"))
+        return _decimal(whole_parameter(schema, _PRECISION), whole_parameter(schema, "scale"))
     if semantic.form == "bits":
         length = whole_parameter(schema, "length")
         return ColumnType("varbinary" if (length or 0) > _MOST_BITS else "bit", length=length)
@@ -72,6 +71,13 @@ def wire_type(schema: ConnectSchema) -> ColumnType:
         allowed = schema.parameters.get("allowed")
         return ColumnType(semantic.type, members=split_allowed(allowed) if allowed is not None else None)
     return ColumnType(semantic.type, fsp=semantic.fsp)
+
+
+def _decimal(precision: int | None, scale: int | None) -> ColumnType:
+    # Oracle's NUMBER(5,-2) has seven digits, the last two of them zeros.
+    if precision is not None and scale is not None and scale < 0:
+        return ColumnType("decimal", precision=precision - scale, scale=0)
+    return ColumnType("decimal", precision=precision, scale=scale)
 
 
 def _source_row(schema: ConnectSchema) -> TypeRow | None:
@@ -85,7 +91,7 @@ def _of_source(schema: ConnectSchema, source: TypeRow) -> ColumnType | None:
         return None
     if source.reader == "decimal":
         precision, scale = whole_parameter(schema, SOURCE_LENGTH), whole_parameter(schema, SOURCE_SCALE)
-        return ColumnType("decimal", precision=precision, scale=scale) if schema.name is None else None
+        return _decimal(precision, scale) if schema.name is None else None
     return ColumnType(source.name, length=whole_parameter(schema, SOURCE_LENGTH))
 
 

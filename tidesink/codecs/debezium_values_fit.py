@@ -25,9 +25,10 @@ from tidesink.typemap.table import Reader, row_of
 
 Fit = Callable[[Value], Value]
 
-_NUMBER: Final = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
+# BigDecimal.toString writes an exponent where a scale is negative or wide.
+_NUMBER: Final = re.compile(r"-?[0-9]{1,131072}(?:\.[0-9]{1,16383})?(?:[eE][+-]?[0-9]{1,5})?", re.ASCII)
 _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-# A double names every decimal of 15 digits, and not every one of 16.
+# A double names every decimal of 15 digits, whole ones and those of the scale, and not every one of 16.
 _SURE_DIGITS: Final = 15
 _URL_SAFE: Final = str.maketrans("-_", "+/")
 
@@ -110,12 +111,16 @@ def _decimal(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
 
 
 def _sure(value: float, column_type: ColumnType) -> Decimal:
-    exact = Decimal(repr(value))
-    if not exact.is_finite() or len(exact.normalize().as_tuple().digits) > _SURE_DIGITS:
+    """The decimal a double was made of, where its scale leaves no other: fifteen digits at most."""
+    scale = column_type.scale
+    if scale is None or not abs(value) < 10.0 ** (_SURE_DIGITS - scale):
         raise _refuse(
-            value, column_type, ": decimal.handling.mode double lost its digits; set precise or string"
+            value,
+            column_type,
+            " that a double names for sure: set decimal.handling.mode to precise or string, "
+            "or define the column as DOUBLE",
         )
-    return exact
+    return fit_decimal(Decimal(repr(value)), column_type)
 
 
 def _float(column_type: ColumnType, _modes: DebeziumModes) -> Fit:

@@ -92,14 +92,14 @@ def _unsigned(_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSc
 
 
 def _decimal(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
-    mode = modes.decimal_handling_mode
-    if mode == "double":
+    scale = column_type.scale
+    if isinstance(raw, str):
+        if modes.decimal_handling_mode != "precise" or scale is None:
+            return _schema("string")
+    elif modes.decimal_handling_mode != "precise" or modes.decimal_format != "numeric":
+        # A number where none of these modes writes one: TiCDC (b813e76) writes decimals as doubles.
         return _schema("float64")
-    if isinstance(raw, str) and (mode == "string" or column_type.scale is None):
-        return _schema("string")
-    return _schema(
-        "bytes", _DECIMAL, **({} if column_type.scale is None else {"scale": str(column_type.scale)})
-    )
+    return _schema("bytes", _DECIMAL, **({} if scale is None else {"scale": str(scale)}))
 
 
 def _text(_type: ColumnType, _raw: object, _modes: DebeziumModes) -> ConnectSchema:

@@ -7,7 +7,6 @@ UTC), where the zero-date policy applies. Decimals never pass through a float.
 
 from __future__ import annotations
 
-import calendar
 import math
 import re
 import struct
@@ -19,6 +18,17 @@ from functools import partial
 
 from tidesink.change import ColumnType, Value
 from tidesink.errors import ValueOutOfRangeError
+from tidesink.typemap.calendar_text import (
+    DATE,
+    INSTANT,
+    LOCAL_DATE,
+    LOCAL_DATETIME,
+    in_microseconds,
+    is_calendar_date,
+    to_date,
+    to_datetime,
+    to_instant,
+)
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, TypeRow, row_of
@@ -33,7 +43,6 @@ _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
 # DOUBLE is written without an exponent, in up to 309 digits before or some 340 after the point.
 _FLOAT = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,1100})?(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
-_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 _DATETIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2} (?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?", re.ASCII
 )
@@ -194,6 +203,19 @@ def _shaped(pattern: re.Pattern[str], column_type: ColumnType, _row: TypeRow) ->
     return read
 
 
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False, "t": True, "f": False}
+
+
+def _boolean(column_type: ColumnType, _row: TypeRow) -> Callable[[str], bool]:
+    def read(text: str) -> bool:
+        value = _BOOLEANS.get(text.lower())
+        if value is None:
+            raise _refuse(text, column_type)
+        return value
+
+    return read
+
+
 def _as_is(text: str) -> str:
     return text
 
@@ -209,10 +231,14 @@ _TEXT_READERS: dict[Reader, Callable[[ColumnType, TypeRow], TextReader]] = {
     "bit": _bit,
     "enum": _enum,
     "set": _set,
-    "date": partial(_shaped, _DATE),
+    "date": partial(_shaped, DATE),
     "datetime": partial(_shaped, _DATETIME),
     "timestamp": partial(_shaped, _DATETIME),
     "time": partial(_shaped, _TIME),
+    "boolean": _boolean,
+    "local_date": partial(_shaped, LOCAL_DATE),
+    "local_datetime": partial(_shaped, LOCAL_DATETIME),
+    "instant": partial(_shaped, INSTANT),
 }
 
 
@@ -254,27 +280,9 @@ def shortest_float32(value: float) -> float:
     return float(exact)
 
 
-def is_calendar_date(text: str) -> bool:
-    """Whether the date part of MySQL's text is a day of the calendar (year 1 to 9999)."""
-    found = _DATE.match(text)
-    if found is None:
-        return False
-    year, month, day = (int(part) for part in found.groups())
-    return year > 0 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]
-
-
-def _to_date(text: str) -> date:
-    return date.fromisoformat(text)
-
-
-def _to_datetime(text: str) -> datetime:
-    whole, _, fraction = text.partition(".")
-    return datetime.fromisoformat(whole).replace(microsecond=int(fraction.ljust(6, "0")) if fraction else 0)
-
-
 def _to_timestamp(text: str, zone: tzinfo) -> datetime:
     try:
-        return _to_datetime(text).replace(tzinfo=zone).astimezone(timezone.utc)
+        return to_datetime(text).replace(tzinfo=zone).astimezone(timezone.utc)
     except OverflowError as error:
         raise ValueOutOfRangeError(f"{text!r} is no timestamp in {zone}") from error
 
@@ -313,16 +321,21 @@ def target_reader(
     ddl = spark_type(column_type, zero_date=zero_date).ddl
     if ddl == "string":
         return partial(_checked_text, text_reader(column_type)) if reader in _SHAPED_READERS else _to_text
-    if reader == "date":
-        return _calendar_reader(_to_date, column_type, zero_date)
-    if reader == "datetime":
-        return _calendar_reader(_to_datetime, column_type, zero_date)
+    if reader in _CALENDAR:
+        return _calendar_reader(_CALENDAR[reader], column_type, zero_date)
     if reader == "timestamp":
         return _calendar_reader(partial(_to_timestamp, zone=time_zone), column_type, zero_date)
     return _unchanged
 
 
-_SHAPED_READERS = frozenset({"date", "datetime", "timestamp", "time"})
+_CALENDAR: dict[Reader, Callable[[str], TargetValue]] = {
+    "date": to_date,
+    "datetime": to_datetime,
+    "local_date": to_date,
+    "local_datetime": in_microseconds(to_datetime),
+    "instant": in_microseconds(to_instant),
+}
+_SHAPED_READERS = frozenset({*_CALENDAR, "timestamp", "time"})
 
 
 def _checked_text(check: TextReader, value: Value) -> TargetValue:

@@ -162,6 +162,15 @@ def _text(column_type: ColumnType) -> TextWriter:
     return write
 
 
+def _boolean(column_type: ColumnType) -> TextWriter:
+    def write(value: Value) -> str:
+        if not isinstance(value, bool):
+            raise _refuse(value, column_type)
+        return "1" if value else "0"
+
+    return write
+
+
 _WRITERS: dict[Reader, Callable[[ColumnType], TextWriter]] = {
     "integer": _integer,
     "unsigned64": _integer,
@@ -177,4 +186,8 @@ _WRITERS: dict[Reader, Callable[[ColumnType], TextWriter]] = {
     "datetime": _text,
     "timestamp": _text,
     "time": _text,
+    "boolean": _boolean,
+    "local_date": _text,
+    "local_datetime": _text,
+    "instant": _text,
 }

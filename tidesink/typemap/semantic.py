@@ -2,7 +2,7 @@
 
 A Connect schema without a name is read by its type alone. Debezium 3.5: the types marked ``captured``
 were seen in events of real connectors (MariaDB, PostgreSQL); ``documented`` are in Debezium's
-documentation and source, of connectors no capture could be had from (Oracle, SQL Server, Db2).
+documentation and source, of connectors no capture could be had from (Oracle, SQL Server).
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ SEMANTIC_TYPES: Final[tuple[SemanticType, ...]] = (
     SemanticType(_TIME + "NanoTimestamp", _LONG, "local datetime", "timestamp_ns", 9, seen="documented"),
     SemanticType(_TIME + "ZonedTime", _STRING, "zoned time"),
     SemanticType(_TIME + "ZonedTimestamp", _STRING, "instant", "zoned_timestamp"),
-    _documented(_TIME + "IsoDate", _STRING, "local date", "iso_date"),
-    _documented(_TIME + "IsoTime", _STRING, "local time", "iso_time"),
-    _documented(_TIME + "IsoTimestamp", _STRING, "local datetime", "iso_timestamp"),
+    SemanticType(_TIME + "IsoDate", _STRING, "local date", "iso_date"),
+    SemanticType(_TIME + "IsoTime", _STRING, "local time", "iso_time"),
+    SemanticType(_TIME + "IsoTimestamp", _STRING, "local datetime", "iso_timestamp"),
     SemanticType(_TIME + "Year", _INT, "year"),
-    _documented(_TIME + "Interval", _STRING, "interval", note="interval.handling.mode: string"),
+    SemanticType(_TIME + "Interval", _STRING, "interval", note="interval.handling.mode: string"),
     SemanticType(_TIME + "MicroDuration", _LONG, "microseconds", note="a month counts 30.4375 days"),
     _documented(_TIME + "NanoDuration", _LONG, "nanoseconds"),
     SemanticType(_CONNECT + "Decimal", ("bytes",), "decimal", "unscaled"),
-    _documented(_CONNECT + "Date", _INT, "local date", "days", "time.precision.mode: connect"),
-    _documented(_CONNECT + "Time", _INT, "local time", "time_ms", "time.precision.mode: connect"),
-    _documented(
-        _CONNECT + "Timestamp", _LONG, "local datetime", "timestamp_ms", "time.precision.mode: connect"
+    SemanticType(_CONNECT + "Date", _INT, "local date", "days", note="time.precision.mode: connect"),
+    SemanticType(_CONNECT + "Time", _INT, "local time", "time_ms", note="time.precision.mode: connect"),
+    SemanticType(
+        _CONNECT + "Timestamp", _LONG, "local datetime", "timestamp_ms", note="time.precision.mode: connect"
     ),
     SemanticType(
         _DATA + "VariableScaleDecimal", _STRUCT, "decimal", "variable_scale", note="kept as text in Delta"
