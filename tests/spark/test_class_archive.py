@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tidesink.sinks.class_archive import archive_options, class_archive
+from tidesink.sinks.ivy import spark_connector_jars
 from tidesink.sinks.java import find_java
 
 if TYPE_CHECKING:
@@ -20,22 +21,22 @@ def test_a_session_starts_from_the_kept_classes(kept_classes: bool, spark: Spark
     gateway: Any = spark.sparkContext._gateway
     # The launcher's shell is replaced by the JVM: one process.
     maps = Path(f"/proc/{gateway.proc.pid}/maps").read_text(encoding="utf-8")
-    assert str(class_archive()) in maps
+    assert str(class_archive(spark_connector_jars())) in maps
 
 
 def test_without_an_archive_there_is_nothing_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path))
-    assert archive_options() == ""
+    assert archive_options(()) == ""
 
 
 def test_an_archive_that_does_not_fit_is_passed_over_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path))
-    archive = class_archive()
+    archive = class_archive(())
     archive.parent.mkdir(parents=True)
     archive.write_bytes(b"no archive at all" * 1_000)
-    command = [str(find_java().path), *archive_options().split(), "-cp", "x.jar", "-version"]
+    command = [str(find_java().path), *archive_options(()).split(), "-cp", "x.jar", "-version"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "version" in answer.stderr
     assert "shared" not in answer.stderr.lower().replace("sharing", "")
@@ -45,6 +46,6 @@ def test_a_path_with_a_space_is_not_handed_to_the_jvm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDESINK_CACHE", str(tmp_path / "two words"))
-    class_archive().parent.mkdir(parents=True)
-    class_archive().write_bytes(b"x")
-    assert archive_options() == ""
+    class_archive(()).parent.mkdir(parents=True)
+    class_archive(()).write_bytes(b"x")
+    assert archive_options(()) == ""

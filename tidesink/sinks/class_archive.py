@@ -13,12 +13,13 @@ import hashlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from tidesink.sinks.ivy import Progress, cache_directory, silent
+from tidesink.sinks.ivy import Progress, cache_directory, silent, spark_connector_jars
 from tidesink.sinks.java import JavaRuntime, find_java
 from tidesink.sinks.spark_versions import spark_jars_directory, spark_version
 
@@ -31,24 +32,24 @@ _QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 _MAKING_SECONDS: Final = 300
 
 
-def class_archive() -> Path:
-    """Where the archive for the installed Spark and the Java found is kept, whether it exists or not."""
-    runtime = find_java()
-    return cache_directory() / "classes" / f"spark-{spark_version()}-{_fingerprint(runtime)}.jsa"
+def class_archive(connectors: Sequence[Path]) -> Path:
+    """Where the archive for Spark, its connectors and the Java found is kept, whether it exists or not."""
+    found = _fingerprint(find_java(), connectors)
+    return cache_directory() / "classes" / f"spark-{spark_version()}-{found}.jsa"
 
 
-def _fingerprint(runtime: JavaRuntime) -> str:
+def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
     """Changes with what the JVM holds an archive against: itself, and each jar's path, size and time."""
     jars = sorted(spark_jars_directory().glob("*.jar"))
     release = runtime.home / "release"
-    files = [*jars, *([release] if release.is_file() else [])]
+    files = [*connectors, *jars, *([release] if release.is_file() else [])]
     told = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr((str(runtime.path), told)).encode()).hexdigest()[:16]
 
 
-def archive_options() -> str:
+def archive_options(connectors: Sequence[Path]) -> str:
     """The JVM options that use the archive; empty where there is none."""
-    archive = class_archive()
+    archive = class_archive(connectors)
     # The JVM splits its options at spaces.
     if not archive.is_file() or " " in str(archive):
         return ""
@@ -60,7 +61,7 @@ def make_class_archive(progress: Progress = silent) -> bool:
 
     It only saves time, so that a JVM which cannot make one is no error.
     """
-    archive = class_archive()
+    archive = class_archive(spark_connector_jars())
     if archive.is_file():
         return True
     progress("Spark's classes are kept for the next starts (once)")

@@ -97,10 +97,8 @@ def build_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        settings[_JAVA_KEYS[0]] = f"{archive_options()} {settings[_JAVA_KEYS[0]]}".strip()
     found = list(jars) if jars is not None else spark_connector_jars()
-    if found:
-        settings["spark.jars"] = ",".join(str(jar) for jar in found)
+    settings |= _with_jars(found, settings, master=master)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name).master(master)
@@ -110,6 +108,22 @@ def build_session(
     session.sparkContext.setLogLevel(log_level)
     _quieten_broken_connections(session)
     return session
+
+
+def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
+    """The settings that bring the connectors: on the class path of the one JVM, else shipped by Spark.
+
+    A session of one JVM would otherwise copy them all for itself, and read their classes anew each time.
+    """
+    if not found:
+        return {}
+    if master.partition("[")[0] != "local":
+        return {"spark.jars": ",".join([*map(str, found), *filter(None, [settings.get("spark.jars")])])}
+    options, own = settings[_JAVA_KEYS[0]], settings.get("spark.driver.extraClassPath")
+    return {
+        "spark.driver.extraClassPath": os.pathsep.join([*map(str, found), *filter(None, [own])]),
+        _JAVA_KEYS[0]: f"{archive_options(found)} {options}".strip(),
+    }
 
 
 def _quieten_broken_connections(session: SparkSession) -> None:
