@@ -15,7 +15,7 @@ column              type                        meaning
 ``_kind``           string                      one of ``KINDS``
 ``_commit_ts``      bigint                      null where the wire does not say
 ``_error``          string                      ``bad``: a class name of ``tidesink.errors``
-``_reason``         string                      ``bad``: what is wrong
+``_reason``         string                      ``bad``: what is wrong; a row: a warning about it
 ``_zero_dates``     array<string>               columns whose date no calendar has was made null
 ``_schema_key_id``  int                         ``unplanned`` and ``bad``, flat-avro
 ``_schema_value_id``  int                       ``unplanned`` and ``bad``, flat-avro

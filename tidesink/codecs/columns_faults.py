@@ -69,8 +69,9 @@ def output_columns(
     key_id: Column | None = None,
     value_id: Column | None = None,
     fields: Column | None = None,
+    warning: Column | None = None,
 ) -> list[Column]:
-    """What ``output`` selects."""
+    """What ``output`` selects; ``warning`` is about a row that is applied."""
     wrong, is_row = F.col("fault"), F.col("fault").isNull()
     kind = F.coalesce(wrong.getField("kind"), F.col("row_kind"))
     kept = wrong.getField("kind").isin(BAD, DDL)
@@ -84,7 +85,9 @@ def output_columns(
         kind.alias("_kind"),
         F.coalesce(F.col("event_ts"), F.col("control_ts")).alias("_commit_ts"),
         wrong.getField("error").alias("_error"),
-        F.when(~is_row, wrong.getField("reason")).alias("_reason"),
+        F.when(is_row, null("string") if warning is None else warning)
+        .otherwise(wrong.getField("reason"))
+        .alias("_reason"),
         F.when(upserts, F.col("row_zero_dates")).cast(STRINGS).alias("_zero_dates"),
         F.when(~is_row, null("bigint") if key_id is None else key_id).alias("_schema_key_id"),
         F.when(~is_row, null("bigint") if value_id is None else value_id).alias("_schema_value_id"),

@@ -2,8 +2,8 @@
 
 Each record's key and value are decoded with the schema of their own id and cast into the table's shape.
 The bytes are TiCDC's (tiflow c7b2588, new architecture b813e76): a Confluent header and an Avro record;
-a null value or ``_tidb_op`` ``d`` is a delete; a null key with a first byte 01 or 02 is a DDL or a
-watermark. Not read here: AWS Glue headers, delete markers (first byte 03); they are bad records.
+a null value, a marker (03 and the commit_ts) or ``_tidb_op`` ``d`` is a delete; a null key with a first
+byte 01 or 02 is a DDL or a watermark. Not read here: AWS Glue headers; they are bad records.
 """
 
 from __future__ import annotations
@@ -12,46 +12,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.change import TableId
-from tidesink.codecs.columns_avro_record import Images, RecordColumns, record_columns
-from tidesink.codecs.columns_avro_schema import WriterSchema, read_schema
-from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
-from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, output_columns
-from tidesink.codecs.columns_types import lit_binary
-from tidesink.errors import (
-    ConfigError,
-    FramingError,
-    SchemaMismatchError,
-    SchemaNotFoundError,
-    UnnamedRowError,
-    UnsupportedMessageError,
+from tidesink.codecs.base import ChecksumMode
+from tidesink.codecs.columns_avro_faults import (
+    Parts,
+    control_faults,
+    control_ts,
+    framing_faults,
+    is_marker,
+    schema_faults,
+    schema_id_column,
+    stamp,
+    unreadable,
 )
+from tidesink.codecs.columns_avro_record import Images, record_columns
+from tidesink.codecs.columns_avro_schema import WriterSchema, read_schema
+from tidesink.codecs.columns_base import BAD
+from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, null, output_columns
+from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.shape import TableShape, merge_shape, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_MAGIC: Final = b"\x00"
-_GLUE_SIZE: Final = 18
-_WATERMARK_SIZE: Final = 9
-_DDL_TEXTS: Final = ("query", "schema", "table")
-_DDL_NUMBERS: Final = ("type", "commitTs")
-_NUMBER: Final = r"\A-?[0-9]{1,18}\z"
-_BEFORE_VALUE: Final = "set avro-include-before-value=true in the changefeed's sink URI"
-
-
-class _Parts(NamedTuple):
-    """The readers of one side of the record, and why others of its schemas cannot be used, by id."""
-
-    records: tuple[RecordColumns, ...]
-    refused: Mapping[int, str]
-    unknown: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -59,8 +47,9 @@ class FlatAvroColumns:
     """The plan for one flat-avro table: its shape and the expressions that read each writer schema."""
 
     shape: TableShape
-    keys: _Parts
-    values: _Parts
+    keys: Parts
+    values: Parts
+    checksum: ChecksumMode = "off"
 
     @property
     def changes_keys(self) -> bool:
@@ -77,14 +66,14 @@ class FlatAvroColumns:
     @cached_property
     def _steps(self) -> tuple[list[Column], ...]:
         # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
-        ids = (_schema_id(F.col("key_bytes")), _schema_id(F.col("value_bytes")))
-        last = output_columns(self.shape, key_id=ids[0], value_id=ids[1])
+        ids = (schema_id_column(F.col("key_bytes")), schema_id_column(F.col("value_bytes")))
+        last = output_columns(self.shape, key_id=ids[0], value_id=ids[1], warning=F.col("doubt"))
         return (
             _read(self),
             _converted(self),
             _keyed(self),
             _judged(self),
-            [F.col("*"), _control_ts().alias("control_ts")],
+            [F.col("*"), control_ts().alias("control_ts")],
             last,
         )
 
@@ -99,6 +88,7 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     keys: tuple[str, ...] | None = None,
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
+    checksum: ChecksumMode = "off",
 ) -> FlatAvroColumns:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -106,7 +96,9 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     is filled with its default where only later schemas (greater ids) have it, and is null where an
     earlier one had it, since it was dropped. ``base`` is the shape the target has; it is only added to.
     ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
-    with the reason; their records are bad.
+    with the reason; their records are bad. ``checksum``: what is done about a row that is not what its
+    checksum says: ``warn`` gives it a ``_reason``, ``reject`` makes it bad; TIMESTAMP texts are then taken
+    to be in ``time_zone``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -121,8 +113,9 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     shape = _shape(table, (key_read, value_read), named, base=base, zero_date=zero_date, time_zone=time_zone)
     return FlatAvroColumns(
         shape,
-        _Parts(record_columns(key_read, shape, "key", only_keys=True), key_refused, unknown_ids),
-        _Parts(record_columns(value_read, shape, "value"), value_refused, unknown_ids),
+        Parts(record_columns(key_read, shape, "key", only_keys=True), key_refused, unknown_ids),
+        Parts(record_columns(value_read, shape, "value"), value_refused, unknown_ids),
+        checksum,
     )
 
 
@@ -206,6 +199,7 @@ def _read(plan: FlatAvroColumns) -> list[Column]:
         F.col("offset").alias("_offset"),
         F.col("key").alias("key_bytes"),
         F.col("value").alias("value_bytes"),
+        is_marker(F.col("value")).alias("marked"),
         *(record.decoded().alias(record.name) for record in records),
     ]
 
@@ -219,15 +213,28 @@ def _converted(plan: FlatAvroColumns) -> list[Column]:
         values.struct(plan.shape.ddl).alias("image"),
         values.old_key(plan.shape.key_ddl).alias("before_key"),
         values.extension("_tidb_op", "string").alias("op"),
-        values.extension("_tidb_commit_ts", "bigint").alias("event_ts"),
+        F.when(F.col("marked"), stamp(F.col("value_bytes")))
+        .otherwise(values.extension("_tidb_commit_ts", "bigint"))
+        .alias("event_ts"),
+        _doubt(plan).alias("doubt"),
     ]
+
+
+def _doubt(plan: FlatAvroColumns) -> Column:
+    """Why a row is not what its checksum says, where that is asked; else null."""
+    if plan.checksum == "off":
+        return null("string")
+    from tidesink.codecs.columns_avro_checksum import checksum_faults  # pandas, which not every plan needs
+
+    return checksum_faults(plan.values.records, plan.shape.time_zone)
 
 
 def _keyed(plan: FlatAvroColumns) -> list[Column]:
     """The row's key, and the first of its values that could not be read."""
     names = [column.name for column in plan.shape.key_columns]
     image_key = F.struct(*(F.col("image").getField(name).alias(name) for name in names))
-    row_key = F.when(F.col("value_bytes").isNull(), F.col("record_key")).otherwise(image_key)
+    bare = F.col("value_bytes").isNull() | F.col("marked")
+    row_key = F.when(bare, F.col("record_key")).otherwise(image_key)
     keys, values = Images(plan.keys.records), Images(plan.values.records)
     bad_value = first_fault([*keys.faults("record_key"), *values.faults("image")])
     return [F.col("*"), row_key.alias("row_key"), bad_value.alias("bad_value")]
@@ -236,7 +243,7 @@ def _keyed(plan: FlatAvroColumns) -> list[Column]:
 def _judged(plan: FlatAvroColumns) -> list[Column]:
     """What each record is: its kind and, where it cannot be used, why."""
     names = [column.name for column in plan.shape.key_columns]
-    deleted = F.col("value_bytes").isNull() | F.col("op").eqNullSafe("d")
+    deleted = F.col("value_bytes").isNull() | F.col("marked") | F.col("op").eqNullSafe("d")
     old_key = F.when(~deleted & ~F.col("before_key").eqNullSafe(F.col("row_key")), F.col("before_key"))
     return [
         F.col("*"),
@@ -249,30 +256,35 @@ def _judged(plan: FlatAvroColumns) -> list[Column]:
 
 
 def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:
-    key, value = F.col("key_bytes"), F.col("value_bytes")
+    key, whole = F.col("key_bytes"), F.col("value_bytes")
+    # A marker stands in the place of a value: there is none to be read.
+    value = F.when(~F.col("marked"), whole)
     key_read, value_read = Images(plan.keys.records).complete(), Images(plan.values.records).complete()
     op_known = F.col("op").isNull() | F.col("op").isin("c", "u", "d", "")
     unnamed = any_null("row_key", key_names)
+    doubtless = F.col("doubt").isNull() if plan.checksum == "reject" else F.lit(True)
     # The first branch is every good row's: the rest is asked of records with something about them.
     fine = (
         (key.isNull() | key_read)
         & (value.isNull() | value_read)
         & (key.isNotNull() | value.isNotNull())
+        & doubtless
         & F.col("bad_value").isNull()
         & op_known
         & ~unnamed
     )
     chosen = F.when(fine, fault(None))
     for condition, found in (
-        *_control_faults(key, value),
-        *_framing_faults("key", key),
-        *_framing_faults("value", value),
-        *_schema_faults("key", key, plan.keys),
-        *_schema_faults("value", value, plan.values),
-        (key.isNotNull() & ~key_read, _unreadable("key")),
-        (value.isNotNull() & ~value_read, _unreadable("value")),
+        *control_faults(key, whole),
+        *framing_faults("key", key),
+        *framing_faults("value", value),
+        *schema_faults("key", key, plan.keys),
+        *schema_faults("value", value, plan.values),
+        (key.isNotNull() & ~key_read, unreadable("key")),
+        (value.isNotNull() & ~value_read, unreadable("value")),
         (F.col("bad_value").isNotNull(), F.col("bad_value")),
         (~op_known, fault(BAD, SchemaMismatchError, "_tidb_op is none of c, u and d")),
+        (~doubtless, fault(BAD, ChecksumError, F.col("doubt"))),
         (F.lit(True), fault(BAD, UnnamedRowError, _unnamed_reason(key_names))),
     ):
         chosen = chosen.when(condition, found)
@@ -283,88 +295,4 @@ def _unnamed_reason(key_names: list[str]) -> str:
     return (
         f"a key column ({', '.join(key_names)}) is null or not in the record, so the change names no row: "
         "set keys to columns that every key record has"
-    )
-
-
-def _control_faults(key: Column, value: Column) -> list[tuple[Column, Column]]:
-    first = F.substring(value, 1, 1)
-    glue = (F.length(value) >= _GLUE_SIZE) & F.substring(value, 2, 1).isin(
-        lit_binary(b"\0"), lit_binary(b"\5")
-    )
-    unnamed = (
-        "a delete names no row: New-architecture TiCDC writes this for a table without primary key, so "
-        f"the delete is lost: {_BEFORE_VALUE}"
-    )
-    marker = f"a delete marker (first byte 03), which this version does not read: {_BEFORE_VALUE}"
-    is_ddl, is_watermark = first == lit_binary(b"\1"), first == lit_binary(b"\2")
-    members = [_ddl_member(value, name).isNotNull() for name in _DDL_TEXTS]
-    members += [F.coalesce(_ddl_member(value, name).rlike(_NUMBER), F.lit(False)) for name in _DDL_NUMBERS]
-    whole = reduce(Column.__and__, members)
-    return [
-        (key.isNull() & value.isNull(), fault(BAD, UnnamedRowError, unnamed)),
-        ((first == lit_binary(b"\3")) & ~glue & key.isNull(), fault(BAD, UnnamedRowError, unnamed)),
-        ((first == lit_binary(b"\3")) & ~glue, fault(BAD, UnsupportedMessageError, marker)),
-        (
-            (is_ddl | is_watermark) & key.isNotNull(),
-            fault(BAD, FramingError, "the value starts with a control event's byte, and the key is not null"),
-        ),
-        (is_watermark & (F.length(value) == _WATERMARK_SIZE), fault(WATERMARK)),
-        (is_watermark, fault(BAD, SchemaMismatchError, "a watermark has 9 bytes")),
-        (is_ddl & whole, fault(DDL)),
-        (is_ddl, fault(BAD, SchemaMismatchError, "a DDL event is no JSON object with TiCDC's members")),
-    ]
-
-
-def _ddl_member(value: Column, name: str) -> Column:
-    # Not from_json: it has no generated code, and would slow down every row's whole stage.
-    return F.get_json_object(F.substring(value, 2, 2**31 - 1).cast("string"), f"$.{name}")
-
-
-def _control_ts() -> Column:
-    value = F.col("value_bytes")
-    kind = F.col("fault").getField("kind")
-    watermark = F.conv(F.hex(F.substring(value, 2, 8)), 16, 10).try_cast("bigint")
-    return F.when(kind == WATERMARK, watermark).when(
-        kind == DDL, _ddl_member(value, "commitTs").try_cast("bigint")
-    )
-
-
-def _framing_faults(part: str, data: Column) -> list[tuple[Column, Column]]:
-    framed = (F.length(data) >= 5) & (F.substring(data, 1, 1) == lit_binary(_MAGIC))
-    shown = F.concat(
-        F.lit(f"the {part} starts with "),
-        F.when(F.length(data) == 0, F.lit("nothing")).otherwise(F.hex(F.substring(data, 1, 8))),
-        F.lit(", not with a Confluent header of 5 bytes (00 and the schema id): is the protocol flat-avro?"),
-    )
-    return [(data.isNotNull() & ~framed, fault(BAD, FramingError, shown))]
-
-
-def _schema_faults(part: str, data: Column, parts: _Parts) -> list[tuple[Column, Column]]:
-    reasons = ((SchemaMismatchError, parts.refused), (SchemaNotFoundError, parts.unknown))
-    faults = [
-        (_starts(data, [schema_id]), fault(BAD, error, f"{part}: {reason}"))
-        for error, found in reasons
-        for schema_id, reason in found.items()
-    ]
-    planned = [schema_id for record in parts.records for schema_id in record.ids]
-    unknown = ~_starts(data, planned) if planned else F.lit(True)
-    return [*faults, (data.isNotNull() & unknown, fault(UNPLANNED, None, f"the {part}'s schema id is new"))]
-
-
-def _starts(data: Column, ids: list[int]) -> Column:
-    headers = [lit_binary(_MAGIC + schema_id.to_bytes(4, "big")) for schema_id in ids]
-    return F.substring(data, 1, 5).isin(*headers)
-
-
-def _schema_id(data: Column) -> Column:
-    framed = (F.length(data) >= 5) & (F.substring(data, 1, 1) == lit_binary(_MAGIC))
-    return F.when(framed, F.conv(F.hex(F.substring(data, 2, 4)), 16, 10).cast("bigint"))
-
-
-def _unreadable(part: str) -> Column:
-    return fault(
-        BAD,
-        SchemaMismatchError,
-        f"the {part} does not hold what its schema says: it is cut short, goes on too long, or was written "
-        "with another schema than its id says",
     )

@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -136,11 +135,6 @@ def _decimal_text(value: Any, scale: int) -> str:
     return sign + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits)
 
 
-@lru_cache(maxsize=64)
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
-
-
 def _timestamp(text: str, zone: str) -> bytes | tuple[bytes, ...]:
     """The text in UTC; two where the clock shows it twice. What is no moment, as 0000-00-00, stays."""
     found = _LOCAL.fullmatch(text)
@@ -149,7 +143,7 @@ def _timestamp(text: str, zone: str) -> bytes | tuple[bytes, ...]:
     try:
         local = datetime.strptime(found[1], _SECOND)
         moments = [
-            local.replace(tzinfo=_zone(zone), fold=fold).astimezone(timezone.utc).replace(tzinfo=None)
+            local.replace(tzinfo=ZoneInfo(zone), fold=fold).astimezone(timezone.utc).replace(tzinfo=None)
             for fold in (0, 1)
         ]
     except (ValueError, OverflowError):

@@ -112,6 +112,7 @@ class FlatAvroDecoding:
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
+            checksum=self._around.config.source.checksum,
         )
 
 

@@ -22,7 +22,8 @@ column                type              meaning
 ``_max_commit_ts``    bigint            the largest commit_ts among them
 ``_mixed``            boolean           the key came in two topic-partitions
 ``_zero_dates``       array<string>     columns whose date no calendar has was made null
-``_detail``           struct            what is no row: error, reason, key_id, value_id, fields, key, value
+``_detail``           struct            what is no row: error, reason, key_id, value_id, fields, key, value;
+                                        of a row to apply with a warning: the reason
 ====================  ================  ==========================================================
 
 Keys are compared as Spark compares values, text byte by byte, whatever collation the source has: a
@@ -101,6 +102,7 @@ def _prepared(rows: DataFrame, keys: list[str]) -> DataFrame:
     no two offsets have the same hash, since hashing one bigint loses nothing.
     """
     is_row = F.col("_kind").isin(*ROW_KINDS)
+    half = F.col("part") == _DELETE_HALF
     key_columns = [F.col("key").getField(name) for name in keys]
     place = F.xxhash64("_topic", "_partition")
     own = F.when(F.col("_kind") == WATERMARK, F.lit(-1)).otherwise(F.col("_offset"))
@@ -124,10 +126,10 @@ def _prepared(rows: DataFrame, keys: list[str]) -> DataFrame:
         "_index",
         "_commit_ts",
         F.col("_kind").alias("_op"),
-        (F.col("part") == _DELETE_HALF).alias("_half"),
+        half.alias("_half"),
         "_zero_dates",
         "after",
-        F.when(~is_row, detail).alias("_detail"),
+        F.when(~is_row | (F.col("_reason").isNotNull() & ~half), detail).alias("_detail"),
     )
 
 

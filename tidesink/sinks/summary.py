@@ -33,6 +33,14 @@ class BadRecord(NamedTuple):
     reason: str
 
 
+class Doubt(NamedTuple):
+    """The first row of a topic-partition that is applied with a warning: where, and the warning."""
+
+    place: Place
+    offset: int
+    reason: str
+
+
 @dataclass(frozen=True)
 class BatchSummary:
     """The counts of one reduced batch, in events unless said otherwise.
@@ -44,7 +52,8 @@ class BatchSummary:
     ``messages`` counts Kafka records, to be held against what was read from Kafka.
 
     ``zero_dates``: values made null, by column, among the rows to apply. ``key_range`` holds the
-    smallest and largest value of the first key column among the rows to apply.
+    smallest and largest value of the first key column among the rows to apply. ``doubted`` counts those
+    among them whose checksum does not match, where that is asked and they are applied all the same.
     """
 
     messages: int = 0
@@ -56,11 +65,13 @@ class BatchSummary:
     filtered: int = 0
     bad: int = 0
     unplanned: int = 0
+    doubted: int = 0
     max_commit_ts: int | None = None
     key_range: tuple[object, object] | None = None
     places: Mapping[Place, PlaceSummary] = field(default_factory=dict)
     zero_dates: Mapping[str, int] = field(default_factory=dict)
     bad_records: tuple[BadRecord, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     unplanned_key_ids: tuple[int, ...] = ()
     unplanned_value_ids: tuple[int, ...] = ()
     unplanned_columns: tuple[str, ...] = ()

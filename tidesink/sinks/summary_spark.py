@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, DELETE, FILTERED_KINDS, ROW_KINDS, UNPLANNED, UPSERT, WATERMARK
-from tidesink.sinks.summary import BadRecord, BatchSummary, Place, PlaceSummary
+from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place, PlaceSummary
 from tidesink.typemap.shape import TableShape
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _SUMS: Final = (
     "filtered",
     "bad",
     "unplanned",
+    "doubted",
 )
 
 
@@ -43,6 +44,7 @@ def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
         places=dict(_place(row) for row in rows),
         zero_dates=_zero_dates(rows),
         bad_records=tuple(_bad_record(row) for row in rows if row["first_bad"] is not None),
+        doubts=tuple(_doubt(row) for row in rows if row["first_doubt"] is not None),
         unplanned_key_ids=_union(row["key_ids"] for row in rows),
         unplanned_value_ids=_union(row["value_ids"] for row in rows),
         unplanned_columns=_union(names for row in rows for names in row["fields"]),
@@ -57,6 +59,8 @@ def _aggregates(shape: TableShape) -> list[Column]:
     bad = F.struct(
         "_offset", detail.getField("error").alias("error"), detail.getField("reason").alias("reason")
     )
+    doubted = is_row & detail.getField("reason").isNotNull()
+    doubt = F.struct("_offset", detail.getField("reason").alias("reason"))
     first_key = F.col("key").getField(shape.key_columns[0].name)
     return [
         F.sum("_messages").alias("messages"),
@@ -74,6 +78,8 @@ def _aggregates(shape: TableShape) -> list[Column]:
         F.min(F.when(is_row, first_key)).alias("least_key"),
         F.max(F.when(is_row, first_key)).alias("greatest_key"),
         F.min_by(bad, F.when(op == BAD, F.col("_offset"))).alias("first_bad"),
+        F.count_if(doubted).alias("doubted"),
+        F.min_by(doubt, F.when(doubted, F.col("_offset"))).alias("first_doubt"),
         F.collect_set(F.when(unplanned, detail.getField("key_id"))).alias("key_ids"),
         F.collect_set(F.when(unplanned, detail.getField("value_id"))).alias("value_ids"),
         F.collect_set(F.when(unplanned, detail.getField("fields"))).alias("fields"),
@@ -114,6 +120,11 @@ def _place(row: Any) -> tuple[Place, PlaceSummary]:
 def _bad_record(row: Any) -> BadRecord:
     bad = row["first_bad"]
     return BadRecord(Place(row["_topic"], row["_partition"]), bad["_offset"], bad["error"], bad["reason"])
+
+
+def _doubt(row: Any) -> Doubt:
+    doubt = row["first_doubt"]
+    return Doubt(Place(row["_topic"], row["_partition"]), doubt["_offset"], doubt["reason"])
 
 
 def _key_range(rows: Sequence[Any]) -> tuple[object, object] | None:
