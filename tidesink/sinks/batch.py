@@ -33,7 +33,7 @@ from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.sinks.source import KafkaRead, translated_read_errors
-from tidesink.sinks.summary import BadRecord, BatchSummary, Place
+from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place
 from tidesink.sinks.summary_spark import summarise
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
@@ -86,6 +86,8 @@ class BatchOutcome:
     bad: BadRecord | None = None
     version: str = ""
     zero_dates: Mapping[str, int] = field(default_factory=dict)
+    doubted: int = 0
+    doubts: tuple[Doubt, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -235,6 +237,8 @@ class Batch:
             bad=reduction.bad,
             version=result.version,
             zero_dates=summary.zero_dates,
+            doubted=summary.doubted,
+            doubts=summary.doubts,
             warnings=evolved.warnings,
             seconds=self._seconds,
         )

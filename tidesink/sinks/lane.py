@@ -244,6 +244,8 @@ class Lane:
                     outcome.progress.commit_ts,
                     bytes_read=outcome.read.bytes,
                     seconds=dict(outcome.seconds),
+                    doubted=outcome.doubted,
+                    doubts=outcome.doubts,
                 )
             )
         if outcome.bad is not None:

@@ -12,6 +12,7 @@ from tidesink.change import TableId
 from tidesink.errors import TidesinkError
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.state_store import TableStatus
+from tidesink.sinks.summary import Doubt
 
 _log = structlog.get_logger("tidesink.worker")
 
@@ -27,7 +28,10 @@ class BatchStarted:
 
 @dataclass(frozen=True)
 class BatchApplied:
-    """A batch and its progress are in the target. ``seconds`` by step, in the order of the batch."""
+    """A batch and its progress are in the target. ``seconds`` by step, in the order of the batch.
+
+    ``doubted``: rows among it whose checksum does not match; ``doubts``: the first of each partition.
+    """
 
     table: TableId
     batch: int
@@ -36,6 +40,8 @@ class BatchApplied:
     commit_ts: int | None
     bytes_read: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    doubted: int = 0
+    doubts: tuple[Doubt, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,16 @@ def _applied(log: Any, event: BatchApplied) -> None:
         seconds=round(sum(event.seconds.values()), 3),
         **event.account.as_counters(),
     )
+    if event.doubts:
+        first = event.doubts[0]
+        log.warning(
+            "rows applied whose checksum does not match",
+            table=str(event.table),
+            batch=event.batch,
+            rows=event.doubted,
+            first=f"{first.place.topic}[{first.place.partition}]@{first.offset}",
+            reason=first.reason,
+        )
 
 
 def _retried(log: Any, event: StepRetried) -> None:
@@ -75,6 +85,9 @@ class MetricsListener:
         )
         self._batches = Counter("tidesink_batches", "Batches applied", one, registry=place)
         self._bytes = Counter("tidesink_read_bytes", "Bytes read from Kafka", one, registry=place)
+        self._doubted = Counter(
+            "tidesink_checksum_mismatches", "Rows applied whose checksum does not match", one, registry=place
+        )
         self._retries = Counter("tidesink_retries", "Steps tried again", one, registry=place)
         self._seconds = Histogram("tidesink_batch_seconds", "Seconds a batch took", one, registry=place)
         self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
@@ -98,6 +111,7 @@ class MetricsListener:
             self._events.labels(table, fate).inc(count)
         self._batches.labels(table).inc()
         self._bytes.labels(table).inc(event.bytes_read)
+        self._doubted.labels(table).inc(event.doubted)
         self._seconds.labels(table).observe(sum(event.seconds.values()))
         if event.commit_ts is not None:
             self._commit_ts.labels(table).set(event.commit_ts)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from tidesink.change import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch import BatchOutcome
 from tidesink.sinks.surroundings import Surroundings
+
+_DOUBTED: Final = (
+    "rows were applied whose checksum does not match: the log has the first of each batch. Compare the table "
+    "with the source; source.checksum: reject keeps such rows out"
+)
 
 
 class Tally:
@@ -39,7 +45,8 @@ class Tally:
         self.run, self.total = self.run + account, self.total + account
         for counts in (self.run_zero_dates, self.zero_dates):
             _add(counts, outcome.zero_dates)
-        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings)))
+        doubts = (_DOUBTED,) if outcome.doubted else ()
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
