@@ -19,7 +19,8 @@ from tidesink.cli.observed import Observed
 from tidesink.cli.output import Output, OutputFormat, console, warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
-from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.codecs.canal_json_schema import CanalJsonSchema
+from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError
 
 
 @with_codec_options
@@ -42,6 +43,10 @@ def decode(
     glue_region: sources.GlueRegion = None,
     table_definition: sources.Definitions = None,
     config: sources.ConfigFile = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Check each canal-json message against the published JSON Schema too."),
+    ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show the events in Kafka records, from a topic, a capture file or stdin.
@@ -66,12 +71,13 @@ def decode(
         keys=found.keys,
         glue=found.glue,
     )
+    checked = _strict(found) if strict else None
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
     failed = 0
     write = _writer(output, at_once=start == "latest" or sys.stdout.isatty())
     observed = Observed(found)
     for message in messages:
-        for line in decoded_lines(codec, message, observed):
+        for line in decoded_lines(codec, message, observed, checked=checked):
             failed += line["type"] == "error"
             write(line)
     sys.stdout.flush()
@@ -81,13 +87,26 @@ def decode(
         raise typer.Exit(exits.FAILED)
 
 
-def decoded_lines(codec: Codec, message: Message, observed: Observed) -> Iterator[dict[str, Any]]:
-    """The lines of one record: its events, or why it has none.
+def _strict(found: sources.Setting) -> CanalJsonSchema:
+    if found.protocol != "canal-json":
+        raise ConfigError(
+            f"--strict has no effect with {found.protocol}: its records are always read by their own schema; "
+            "remove it"
+        )
+    return CanalJsonSchema(found.options)
+
+
+def decoded_lines(
+    codec: Codec, message: Message, observed: Observed, *, checked: CanalJsonSchema | None = None
+) -> Iterator[dict[str, Any]]:
+    """The lines of one record: its events, or why it has none; ``checked`` is asked first.
 
     Raises:
         RegistryError: the registry does not answer, or refuses us, so that no record can be judged.
     """
     try:
+        if checked is not None:
+            checked.check(message)
         events = codec.decode(message)
         lines = [event_json(event) for event in events]
     except (DecodeError, SchemaNotFoundError) as error:
