@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from types_of_debezium import section
+
 from tidesink.typemap.table import EXTENSION_FIELDS, TYPES, TypeRow
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "types.md"
@@ -47,7 +49,8 @@ def table(head: str, rows: Iterable[Sequence[object]]) -> str:
 def page() -> str:
     """The whole page."""
     fields = [(f"`{f.name}`", f.avro, f"`{f.default!r}`", f.option, f.meaning) for f in EXTENSION_FIELDS]
-    return INTRODUCTION + table(TYPES_HEAD, map(cells, TYPES)) + EXTENSION + table(FIELDS_HEAD, fields)
+    tidb = INTRODUCTION + table(TYPES_HEAD, map(cells, TYPES)) + EXTENSION + table(FIELDS_HEAD, fields)
+    return tidb + section(table)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Other databases' types and the Connect schemas in which Debezium 3.5 sends them, in its default modes.
 
-``captured`` rows were seen in events of real connectors (MariaDB 10.11, PostgreSQL 15); ``documented``
-rows are from Debezium's documentation of its connectors for Oracle and SQL Server, which no capture could be
-had from, and of types that the captured databases did not have. What a column's schema says always counts; this table says what to expect.
+``captured`` rows were seen in events of real connectors (MariaDB 10.11, PostgreSQL 15). ``documented`` rows
+are from Debezium's documentation: of its connectors for Oracle and SQL Server, which no capture could be had
+from, and of types the captured tables did not have. What a column's schema says always counts; this table
+says what to expect.
 """
 
 from __future__ import annotations

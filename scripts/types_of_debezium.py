@@ -1,0 +1,52 @@
+"""The sections of docs/types.md about Debezium: other databases' types and semantic types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tidesink.typemap.semantic import PLAIN_TYPES, SEMANTIC_TYPES
+from tidesink.typemap.sources import SOURCE_TYPES
+from tidesink.typemap.table import OTHER_TYPES
+
+Table = Callable[[str, Iterable[Sequence[object]]], str]
+
+OTHER = """
+## Types TiDB has not
+
+Columns of other databases, as Debezium tells them, have these types besides those above. Text of dates and
+times has no zeros at the end of a fraction; an instant has its offset (`2024-02-29 10:34:56.5+00:00`).
+"""
+SEMANTIC = """
+## Debezium's semantic types
+
+What a Connect schema's name makes of a field, in Avro and in JSON with schemas. `captured` was seen in events
+of real connectors, `documented` is from Debezium's documentation and source. A schema without one of these
+names is read by its Connect type alone.
+"""
+SOURCES = """
+## From a database to Debezium
+
+The schemas in which Debezium 3.5 sends a column's values, in its default modes. What no schema tells is in
+[debezium-values.md](debezium-values.md).
+"""
+
+
+def section(table: Table) -> str:
+    """The sections, tables by ``table``."""
+    other = [(r.name, ", ".join(r.spellings), r.python, r.spark, r.lost) for r in OTHER_TYPES]
+    named = [
+        (f"`{s.name}`", ", ".join(s.wire), s.type, s.seen, s.note)
+        for s in sorted(SEMANTIC_TYPES, key=lambda one: one.name)
+    ]
+    plain = [(f"none: {wire}", wire, kind, "captured", "") for wire, kind in PLAIN_TYPES.items()]
+    sources = [
+        (s.database, s.types, s.wire, f"`{s.name}`" if s.name else "", s.seen, s.note) for s in SOURCE_TYPES
+    ]
+    return (
+        OTHER
+        + table("type|also spelt|Python|Spark, Delta|what is lost or changed", other)
+        + SEMANTIC
+        + table("name|Connect type|type|seen|note", [*named, *plain])
+        + SOURCES
+        + table("database|types|Connect type|name|seen|note", sources)
+    )
