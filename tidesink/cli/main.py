@@ -14,6 +14,7 @@ from tidesink.cli import (
     failures,
     init,
     plan,
+    registry,
     run_worker,
     status,
     topics,
@@ -46,6 +47,7 @@ for _name, _codec_command in _CODEC_COMMANDS:
     app.command(_name, cls=CodecCommand)(failures.guarded(_codec_command))
 dev.app.command("demo")(failures.guarded(demo.demo))
 dev.app.command("jars")(failures.guarded(demo.jars))
+app.add_typer(registry.app, name="registry")
 app.add_typer(dev.app, name="dev")
 
 

@@ -67,6 +67,11 @@ def opened(place: Place) -> Iterator[Opened]:
         found.registry.close()
 
 
+def any_given(place: Place) -> bool:
+    """Whether a registry is named, a config's aside."""
+    return any(part is not None for part in (place.url, place.file, place.schemas))
+
+
 def _open(place: Place) -> Opened:
     given = {
         "--schema-registry": place.url,

@@ -105,7 +105,7 @@ def setting(
         options=codec_options(given, base),
         declared={**_declared(loaded), **given},
         registry=registry,
-        definitions=_definitions(definitions, loaded),
+        definitions=definitions_of(definitions, loaded),
         table_of_topic=topic_tables(loaded, registry) if loaded and registry else None,
         config=loaded,
         keys=_keys(loaded),
@@ -153,7 +153,8 @@ def _registry(
     return None
 
 
-def _definitions(file: Path | None, config: Config | None) -> TableDefinitions:
+def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions:
+    """The tables that a config defines, and those of a file of SQL DDL; raises ConfigError for a wrong file."""
     definitions = FileDefinitions()
     if config is not None:
         for entry in config.tables:

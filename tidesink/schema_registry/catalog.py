@@ -57,10 +57,12 @@ def chosen_subjects(registry: SchemaRegistry, patterns: Sequence[str] = ()) -> t
         return sorted(exact), False
     listed = registry.subjects()
     found = {name for name in listed if not patterns or any(fnmatchcase(name, glob) for glob in globs)}
+    cut = len(listed) == APICURIO_LISTS
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in listed):
-            raise SchemaNotFoundError(f"no subject fits {glob!r}: tidesink registry list shows all of them")
-    return sorted(found | exact), len(listed) == APICURIO_LISTS
+            hint = CUT_LIST if cut else "tidesink registry list shows all of them"
+            raise SchemaNotFoundError(f"no subject fits {glob!r}: {hint}")
+    return sorted(found | exact), cut
 
 
 def _is_pattern(name: str) -> bool:

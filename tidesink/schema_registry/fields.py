@@ -7,6 +7,7 @@ words, with TiCDC's own ``connect.parameters`` (tiflow c7b2588), which no regist
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -21,6 +22,7 @@ _PARAMETERS: Final = "connect.parameters"
 # What a schema of another shape than a record is called: it has no field to be named by.
 ROOT: Final = "(schema)"
 _DEEPEST: Final = 32
+_SCALE: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,8 @@ def _row(path: str, old: SchemaField | None, new: SchemaField | None) -> FieldCh
 
 
 def _note(old: SchemaField, new: SchemaField) -> str:
-    if "decimal" in old.type and "decimal" in new.type and old.type != new.type:
-        return "registries do not compare decimals: readers that keep the old schema misread the scale"
+    if _SCALE.findall(old.type) and _SCALE.findall(new.type) not in ([], _SCALE.findall(old.type)):
+        return "registries do not compare scales: who reads with the other schema gets wrong numbers"
     if old.type == new.type and old.parameters != new.parameters:
         return "registries do not compare the parameters"
     return ""

@@ -98,7 +98,8 @@ def verdict(
         fields=compared(latest.schema_text if latest else None, schema_text, found),
         own=own,
         live=live_word,
-        messages=asked.messages if asked else (),
+        # Where a registry does not say why (Apicurio), the client says what our own rules found.
+        messages=tuple(text for text in (asked.messages if asked else ()) if text not in map(str, found)),
         latest=latest,
         held=held,
         levels=levels_that_take(schema_text, texts),

@@ -1,0 +1,182 @@
+"""The schemas that TiCDC would register: for tables of a definition or a config, or as a topic has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tidesink.change import ChangeEvent, Message, TableId, TableSchema
+from tidesink.cli.sources import Setting, records
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.flat_avro_schema import key_record, value_record
+from tidesink.codecs.opening import open_codec
+from tidesink.config import Config
+from tidesink.errors import ConfigError, DecodeError, EncodeError, TidesinkError
+from tidesink.schema_registry import SchemaReader, SubjectPart, TopicRule, subject
+from tidesink.typemap.ddl import TableDefinitions
+
+DEFAULT_RULE = "{schema}_{table}"
+_NO_KEY = (
+    "it has neither a primary key nor a unique key of NOT NULL columns: TiCDC's avro does not replicate it"
+)
+TopicOf = Callable[[TableId], str]
+
+
+class Candidate(NamedTuple):
+    """A schema and the subject it would be registered under."""
+
+    subject: str
+    schema_text: str
+    table: TableId | None
+
+
+@dataclass
+class Candidates:
+    """What was found: schemas; what has none, with the reason; and tables that TiCDC would stop at."""
+
+    found: list[Candidate] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def defined_tables(file: Path, database: str | None) -> list[TableSchema]:
+    """The tables of a file of SQL DDL, in its order; ``database``: of those named without one.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no CREATE TABLE, or a table's database is not told.
+    """
+    definitions = TableDefinitions()
+    try:
+        sql = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--table-definition {file} cannot be read: {reason}") from error
+    definitions.declare(sql, database or "")
+    if not len(definitions):
+        raise ConfigError(f"{file} holds no CREATE TABLE")
+    bare = [table.name for table in definitions if not table.schema]
+    if bare:
+        raise ConfigError(
+            f"{file} does not say the database of {', '.join(bare)}, which is part of the schema's name: "
+            "give --database NAME"
+        )
+    return [schema for schema in map(definitions.get, definitions) if schema is not None]
+
+
+def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
+    """Which topic a table's changes go to: by ``rule``, else by the config, else ``{schema}_{table}``.
+
+    Raises:
+        ConfigError: the rule is none.
+    """
+    if rule is not None or config is None:
+        parsed = TopicRule.parse(rule or DEFAULT_RULE)
+        return parsed.topic_for
+
+    def named(table: TableId) -> str:
+        own = next((entry.topic for entry in config.tables if entry.topic and entry.covers(table)), None)
+        splitting = [one for one in config.source.rules if one.names_tables]
+        return own or (splitting or list(config.source.rules))[0].topic_for(table)
+
+    return named
+
+
+def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: TopicOf) -> Candidates:
+    """Key and value schemas of tables, as a producer of these options registers them."""
+    made = Candidates()
+    for schema in tables:
+        try:
+            key = key_record(schema, schema.table, options)
+            value = value_record(schema, schema.table, options)
+        except EncodeError as error:
+            made.failed[str(schema.table)] = error.message
+            continue
+        if key is None:
+            made.skipped[str(schema.table)] = _NO_KEY
+            continue
+        topic = topic_of(schema.table)
+        for part, text in _parts(key.text, value.text):
+            made.found.append(Candidate(subject(topic, part), text, schema.table))
+    return made
+
+
+def _parts(key: str, value: str) -> tuple[tuple[SubjectPart, str], ...]:
+    return (("key", key), ("value", value))
+
+
+def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
+    """Schemas of the tables whose definition the config has; the others are skipped, with a reason."""
+    definitions = TableDefinitions()
+    skipped: dict[str, str] = {}
+    for entry in config.tables:
+        if entry.table is not None and entry.definition is not None:
+            definitions.declare(entry.definition.sql, entry.table.schema)
+        elif entry.table is not None:
+            skipped[str(entry.table)] = "the config has no definition of it: add one, or give --topic"
+    if not len(definitions):
+        raise ConfigError(
+            "the config defines no table: add tables: [{name, definition}], or give --topic NAME"
+        )
+    made = of_tables(filter(None, map(definitions.get, definitions)), options, topic_of)
+    return Candidates(made.found, {**skipped, **made.skipped}, made.failed)
+
+
+def of_topic(setting: Setting, topic: str, start: str, brokers: str | None, topic_of: TopicOf) -> Candidates:
+    """Schemas of the tables that a topic carries, as its newest records have them.
+
+    A flat-avro topic names the schemas itself; of a canal-json topic they are built from its columns.
+
+    Raises:
+        ConfigError: there is no such topic, or no broker is given.
+        RegistryError: the topic's own registry does not have its schemas.
+        SourceUnavailableError: the broker does not answer.
+    """
+    messages = records(file=None, topic=topic, start=start, limit=None, brokers=brokers, found=setting)
+    if setting.protocol != "canal-json":
+        if setting.registry is None:
+            raise ConfigError("the topic's schemas are in its registry: give --config or --schema-registry")
+        return _written(messages, topic, setting.registry)
+    made = Candidates()
+    tables = list(_seen(messages, setting, made.skipped))
+    built = of_tables(tables, setting.options, topic_of)
+    return Candidates(built.found, {**made.skipped, **built.skipped}, built.failed)
+
+
+def _written(messages: Iterable[Message], topic: str, registry: SchemaReader) -> Candidates:
+    """The schemas that the newest record of a flat-avro topic was written with."""
+    from tidesink.codecs.wire import schema_id_of
+
+    newest: dict[SubjectPart, int] = {}
+    made = Candidates()
+    for message in messages:
+        parts: tuple[tuple[SubjectPart, bytes | None], ...] = (("key", message.key), ("value", message.value))
+        for part, data in parts:
+            if data is None or (message.key is None and data[:1] in (b"\1", b"\2")):
+                continue
+            try:
+                newest[part] = schema_id_of(data, part)
+            except DecodeError as error:
+                made.skipped[f"{topic}@{message.offset}"] = error.message
+    for part, schema_id in newest.items():
+        made.found.append(Candidate(subject(topic, part), registry.schema_by_id(schema_id), None))
+    return made
+
+
+def _seen(messages: Iterable[Message], setting: Setting, skipped: dict[str, str]) -> Iterator[TableSchema]:
+    codec = open_codec(
+        setting.protocol, options=setting.options, definitions=setting.definitions, keys=setting.keys
+    )
+    seen: dict[TableId, TableSchema] = {}
+    for message in messages:
+        try:
+            events = codec.decode(message)
+        except TidesinkError as error:
+            skipped[f"{message.topic}[{message.partition}]@{message.offset}"] = error.message
+            continue
+        for event in events:
+            if isinstance(event, ChangeEvent) and event.schema is not None:
+                seen[event.table] = event.schema
+    # A definition has what canal-json does not say: defaults, NOT NULL, parameters of types.
+    yield from (setting.definitions.get(table) or schema for table, schema in sorted(seen.items()))
