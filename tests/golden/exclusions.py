@@ -25,18 +25,6 @@ class Exclusion(NamedTuple):
 
 EXCLUSIONS: Final = (
     Exclusion(
-        "*/canal-json/* +compressed",
-        "large-message-handle-compression is not read yet: refused as UnsupportedMessageError",
-    ),
-    Exclusion(
-        "*/canal-json/* +handle-key-only",
-        "a row cut down to its handle key lacks the others: refused as UnsupportedMessageError",
-    ),
-    Exclusion(
-        "*/canal-json/* +claim-check",
-        "a row kept in claim-check storage is not fetched yet: refused as UnsupportedMessageError",
-    ),
-    Exclusion(
         "*/avro/* +stale-before-name",
         "a fault of the producer: after RENAME TABLE it goes on with the old record name and cannot write "
         "the before image; we build the schema from the new name and write the row",

@@ -10,6 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
 import typer
@@ -18,6 +19,7 @@ from typer.core import TyperCommand
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.codecs.opening import DEBEZIUM_ALIASES, RESERVED
+from tidesink.config.interpolate import Interpolated
 from tidesink.config.problems import nearest
 from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
 from tidesink.errors import ConfigError
@@ -35,6 +37,7 @@ _FLAGS: Final = {
     "only_output_updated_columns": "Updates carry changed columns only in old (canal-json).",
     "delete_only_output_handle_key_columns": "Deletes carry the key only (canal-json).",
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
+    "claim_check_raw_value": "Claim-check files hold the bare value; for encoding (canal-json).",
     "output_raw_change_event": "Key changes are not split by the producer.",
     "force_replicate": "Accepted as in the changefeed; the messages say it themselves.",
     "debezium_unwrapped": "ExtractNewRecordState flattened the topic: a null value alone is a delete.",
@@ -68,8 +71,10 @@ _TEXTS: Final = {
     "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
     "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
     "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
-    "large_message_handle_option": "Accepted as in the changefeed; the messages say it themselves.",
-    "large_message_handle_compression": "Accepted as in the changefeed; the messages say it themselves.",
+    "large_message_handle_option": "none, claim-check or handle-key-only; for encoding (canal-json).",
+    "large_message_handle_compression": "none, snappy or lz4; for encoding (canal-json).",
+    "claim_check_storage_uri": "Where rows lie that were too large: a directory or a URL (canal-json).",
+    "upstream_url": "SQLAlchemy URL of the upstream TiDB, for rows cut down to their key (canal-json).",
     "terminator": "Accepted as in the changefeed; the messages say it themselves.",
     "time_zone": "The changefeed's time zone.",
     "checksum": "off, warn or reject: what to do where a row's checksum does not match (flat-avro).",
@@ -86,14 +91,20 @@ _TEXTS: Final = {
     "unavailable_value_placeholder": "Debezium's unavailable.value.placeholder.",
 }
 _DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
-_NUMBERS: Final = {"max_message_bytes": "The largest message the producer writes; for encoding."}
+_NUMBERS: Final = {
+    "max_message_bytes": "The largest message the producer writes; for encoding.",
+    "max_decompressed_bytes": "The most one message may be once it is decompressed (canal-json).",
+}
+# Options that may hold a secret: each is also read from the environment, or as ${env:NAME} or ${file:path}.
+_SECRETS: Final = {
+    "claim_check_storage_uri": "TIDESINK_CLAIM_CHECK_STORAGE_URI",
+    "upstream_url": "TIDESINK_UPSTREAM_URL",
+}
 # Options that CodecOptions has under another name, or not at all, since the messages say it.
 _MEANING: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "force_replicate": lambda _: {},
     "integrity_check_level": lambda level: {"row_checksum": level == "correctness"},
     "keyspace": lambda name: {"namespace": name},
-    "large_message_handle_option": lambda _: {},
-    "large_message_handle_compression": lambda _: {},
     "terminator": lambda _: {},
 }
 
@@ -107,7 +118,8 @@ def _parameters() -> Iterator[tuple[str, Any]]:
         flags = f"{_option(name)}/--no{_option(name)[1:]}"
         yield name, Annotated[bool | None, typer.Option(flags, help=text, rich_help_panel="Codec")]
     for name, text in _TEXTS.items():
-        yield name, Annotated[str | None, typer.Option(_option(name), help=text, rich_help_panel="Codec")]
+        option = typer.Option(_option(name), help=text, rich_help_panel="Codec", envvar=_SECRETS.get(name))
+        yield name, Annotated[str | None, option]
     for name, text in _NUMBERS.items():
         yield name, Annotated[int | None, typer.Option(_option(name), min=1, help=text)]
 
@@ -149,8 +161,18 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{_option(name)} {value!r}: use {' or '.join(allowed)}")
         if name == "time_zone":
             _check_time_zone(value)
+        if name in _SECRETS:
+            value = _resolved(name, value)  # noqa: PLW2901
         found |= _MEANING[name](value) if name in _MEANING else {name: value}
     return found
+
+
+def _resolved(name: str, value: str) -> str:
+    """A secret with its ``${env:NAME}`` and ``${file:path}`` put in."""
+    found = Interpolated(value, base=Path.cwd())
+    for problem in found.problems:
+        raise ConfigError(f"{_option(name)}: {problem.reason}; {problem.remedy}")
+    return found.data if isinstance(found.data, str) else ""
 
 
 def _check_time_zone(name: str) -> None:

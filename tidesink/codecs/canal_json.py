@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tidesink.change import ChangeEvent, DdlEvent, Event, Message, TableSchema
+from tidesink.change import ChangeEvent, DdlEvent, Event, Message, TableSchema, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json_decode import CanalJsonReader
 from tidesink.codecs.canal_json_encode import CanalJsonWriter, RowWriter, merged_names
@@ -89,7 +89,9 @@ class CanalJsonCodec:
         if isinstance(event, DdlEvent):
             self._learn(event)
             return self._writer.ddl(event)
-        return self._writer.watermark(event)
+        if isinstance(event, WatermarkEvent):
+            return self._writer.watermark(event)
+        raise EncodeError("canal-json has no message for Debezium's logical decoding messages")
 
     def _learn(self, event: DdlEvent) -> None:
         try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, refusals
+from tidesink.config.large_messages import large_message_problems
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
 from tidesink.config.source import RegistrySettings, SourceSettings
@@ -29,6 +30,12 @@ _ONLY_CANAL_JSON = (
     "only-output-updated-columns",
     "delete-only-output-handle-key-columns",
     "output-row-key",
+    "large-message-handle-option",
+    "large-message-handle-compression",
+    "claim-check-storage-uri",
+    "claim-check-raw-value",
+    "upstream-url",
+    "max-decompressed-bytes",
 )
 
 
@@ -289,6 +296,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _fixed_topics,
     _registry,
     _without_effect,
+    large_message_problems,
     _raw_change_event,
     _tables,
     _definitions,

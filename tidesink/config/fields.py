@@ -79,7 +79,7 @@ def _listed(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _beside_config(value: str, info: ValidationInfo) -> str:
+def beside_config(value: str, info: ValidationInfo) -> str:
     """The path read from the config file's own folder; a URL stays as it is."""
     base: Path | None = (info.context or {}).get("base")
     if base is None or "://" in value:
@@ -119,8 +119,6 @@ ByteSize = Annotated[
         }
     ),
 ]
-StatePlace = Annotated[
-    str, AfterValidator(_beside_config), PlainSerializer(_without_secrets, return_type=str)
-]
-LocalPath = Annotated[str, AfterValidator(_beside_config)]
+StatePlace = Annotated[str, AfterValidator(beside_config), PlainSerializer(_without_secrets, return_type=str)]
+LocalPath = Annotated[str, AfterValidator(beside_config)]
 Listed = BeforeValidator(_listed, json_schema_input_type=str | list[str])

@@ -11,10 +11,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from tidesink.codecs.base import ChecksumMode, CodecOptions
+from tidesink.codecs.base import ChecksumMode, CodecOptions, LargeMessageOption
+from tidesink.codecs.compression import Compression
 from tidesink.codecs.opening import RESERVED
-from tidesink.config.fields import Duration, Listed, LocalPath, Model
+from tidesink.config.fields import MOST_BYTES, ByteSize, Duration, Listed, LocalPath, Model
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
+from tidesink.config.large_messages import ClaimCheckPlace
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
 from tidesink.schema_registry.base import SchemaRegistry
@@ -211,6 +213,23 @@ class SourceSettings(Model):
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
     """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
     be lost."""
+    large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
+    """TiCDC: what becomes of rows that are too large for Kafka: `none`, `claim-check` or `handle-key-only`.
+    canal-json only."""
+    large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
+    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker must be told; canal-json
+    only."""
+    claim_check_storage_uri: ClaimCheckPlace | None = None
+    """TiCDC: where rows lie that were too large: a directory, or a URL that fsspec knows (`s3://bucket/path`).
+    Nothing outside of it is opened. Never shown. canal-json only."""
+    claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
+    """TiCDC: claim-check files hold the bare value. The files say it themselves. canal-json only."""
+    upstream_url: SecretStr | None = None
+    """A SQLAlchemy URL of the upstream TiDB, such as `mysql+pymysql://reader:…@tidb:4000`: rows that were cut
+    down to their handle key are read from it, as they were at their commit. Without it they are bad records.
+    Never shown. canal-json only."""
+    max_decompressed_bytes: ByteSize = Field(default=CodecOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES)
+    """The most that one message may be once it is decompressed. canal-json only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
     """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
     checksum: ChecksumMode = CodecOptions.checksum
@@ -242,7 +261,13 @@ class SourceSettings(Model):
 
     def codec_options(self) -> CodecOptions:
         """The producer's options for ``open_codec``."""
-        return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
+        given = {name: getattr(self, name) for name in _CODEC_OPTIONS}
+        given |= {name: value.get_secret_value() if value else "" for name, value in self._places.items()}
+        return CodecOptions(**given)
+
+    @property
+    def _places(self) -> dict[str, SecretStr | None]:
+        return {"claim_check_storage_uri": self.claim_check_storage_uri, "upstream_url": self.upstream_url}
 
     def confluent_properties(self) -> dict[str, str]:
         """Client properties for confluent-kafka, secrets in plain text: never log them."""

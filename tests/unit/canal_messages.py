@@ -1,0 +1,29 @@
+"""Small canal-json messages, as TiCDC writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from tidesink.change import Message
+
+
+def row_message(data: dict[str, str | None], **members: Any) -> dict[str, Any]:
+    """The members of an INSERT of one row, with others over them."""
+    return {
+        "id": 0, "database": "s", "table": "t", "pkNames": ["id"], "isDdl": False, "type": "INSERT", "es": 5,
+        "ts": 6, "sql": "", "sqlType": dict.fromkeys(data, 12),
+        "mysqlType": {name: "int" if name == "id" else "varchar" for name in data}, "old": None,
+        "data": [data], **members,
+    }  # fmt: skip
+
+
+def row_bytes(data: dict[str, str | None], **members: Any) -> bytes:
+    """The bytes of an INSERT of one row."""
+    return orjson.dumps(row_message({"id": "1", **data}, **members))
+
+
+def message_of(value: bytes | None) -> Message:
+    """A Kafka record of a value."""
+    return Message("topic", 2, 17, None, value)
