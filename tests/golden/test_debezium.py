@@ -1,0 +1,191 @@
+"""Debezium: captures of real connectors in every handling mode, decoded, and replayed to their last rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+from tests.golden.debezium_captures import Capture, Replayed, find_captures, replay
+from tests.golden.debezium_compare import same
+from tests.golden.debezium_exclusions import EXCLUSIONS, excluded_cell
+from tests.golden.debezium_tables import kinds_of
+from tests.vectors import WHOLE, vectors_dir
+from tidesink.change import ChangeEvent, MessageEvent, Op
+
+_OPS: Final = {"c": "insert", "r": "upsert", "u": "update", "d": "delete", "t": "truncate", "m": "message"}
+_KEYS: Final = {"t_compk": 2, "t_nopk": 0, "p_nopk": 0}
+
+
+_KINDS: Final[dict[str, Callable[[Capture], bool]]] = {
+    "capture": lambda _: True,
+    "enveloped": lambda one: not one.is_avro and not one.name.endswith("_unwrap"),
+    "postgres": lambda one: one.is_postgres,
+    "toasting": lambda one: one.is_postgres and one.modes.binary_handling_mode != "base64",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for name in _KINDS.keys() & set(metafunc.fixturenames):
+        captures = filter(_KINDS[name], find_captures(vectors_dir(metafunc.config)))
+        metafunc.parametrize(name, [pytest.param(one, id=one.name) for one in captures])
+
+
+def _cell(capture: Capture, table: str, row: dict[str, str | None], column: str) -> str:
+    keys = [value or "" for value in list(row.values())[: _KEYS.get(table, 1)]]
+    return f"{capture.name}/{table}/{'+'.join(keys)}/{column}"
+
+
+def _differences(capture: Capture) -> Iterator[str]:
+    """The cells of the database's final rows that the replay does not end in."""
+    tables = replay(capture)
+    for table, expected in capture.final_state().items():
+        replayed = tables.get(table, Replayed())
+        rows = [{capture.column_name(name): v for name, v in row.items()} for row in replayed.all_rows]
+        missing = [row for row in expected if _found(table, row, rows) is None]
+        yield from (_cell(capture, table, row, "-") for row in missing)
+        if len(rows) != len(expected) - len(missing):
+            yield f"{capture.name}/{table}: {len(rows)} rows, {len(expected)} expected"
+        for row in expected:
+            found = _found(table, row, rows)
+            if found is not None:
+                wrong = [name for name, text in row.items() if not _same(table, name, text, found)]
+                yield from (_cell(capture, table, row, name) for name in wrong)
+
+
+def _found(table: str, row: dict[str, str | None], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    keys = list(row)[: _KEYS.get(table, 1)]
+    return next((one for one in rows if all(_same(table, name, row[name], one) for name in keys)), None)
+
+
+def _same(table: str, name: str, text: str | None, row: dict[str, Any]) -> bool:
+    return name in row and same(kinds_of(table)[name], text, row[name])
+
+
+def test_a_replay_ends_in_the_databases_rows(capture: Capture) -> None:
+    differing = list(_differences(capture))
+    assert [name for name in differing if excluded_cell(name) is None] == []
+
+
+def test_no_exclusion_outlives_its_reason(pytestconfig: pytest.Config) -> None:
+    root = vectors_dir(pytestconfig)
+    if root != WHOLE:
+        pytest.skip("the subset has not every capture")
+    differing = {name for capture in find_captures(root) for name in _differences(capture)}
+    unused = [one.pattern for one in EXCLUSIONS if not any(one.matches(name) for name in differing)]
+    assert unused == []
+
+
+def _payload(data: bytes | None) -> Any:
+    found = None if data is None else json.loads(data)
+    return found["payload"] if isinstance(found, dict) and "payload" in found else found
+
+
+def test_each_record_is_the_event_its_envelope_says(enveloped: Capture) -> None:
+    """Read from the JSON itself: no record is skipped, none is told twice."""
+    codec = enveloped.codec()
+    for message in enveloped.messages:
+        payload = _payload(message.value)
+        events = codec.decode(message)
+        if payload is None:
+            assert events == ()
+            continue
+        (event,) = events
+        place = (message.topic, message.partition, message.offset)
+        assert event.position[:3] == place
+        if "op" in payload:
+            found = event.op.value if isinstance(event, ChangeEvent) else "message"
+            assert found == _OPS[payload["op"]], place
+
+
+def test_keys_are_the_key_records(capture: Capture) -> None:
+    for event in capture.events():
+        if not isinstance(event, ChangeEvent):
+            continue
+        if event.op is Op.TRUNCATE or event.table.name in ("p_nopk", "t_nopk"):
+            assert event.key is None
+            continue
+        assert event.key is not None
+        assert event.schema is not None
+        assert tuple(event.key) == tuple(column.name for column in event.schema.handle_columns)
+        row = event.after or event.before or {}
+        assert {name: row[name] for name in event.key} == event.key
+
+
+def test_source_positions_of_a_key_never_go_back(capture: Capture) -> None:
+    """Kafka keeps the changes of a key in order: numbers that compare must agree with it."""
+    last: dict[Any, tuple[int, ...]] = {}
+    compared: Counter[str] = Counter()
+    for event in capture.events():
+        if not isinstance(event, ChangeEvent) or event.key is None or event.position.source is None:
+            continue
+        # An incremental snapshot's row has the position at which its table was asked for: what came
+        # since then is newer, and in the row as well.
+        if (event.extension or {})["source"]["snapshot"] == "incremental":  # type: ignore[index]
+            continue
+        place = (event.table, tuple(event.key.items()))
+        assert event.position.source >= last.get(place, ()), event
+        last[place] = event.position.source
+        compared[event.op.value] += 1
+    assert capture.name.endswith("_unwrap") or compared["update"] > 0
+
+
+def test_postgres_snapshots_have_no_position(postgres: Capture) -> None:
+    told = defaultdict(set)
+    for event in postgres.events():
+        if isinstance(event, ChangeEvent):
+            told[(event.extension or {})["op"]].add(event.position.source is None)
+    assert told["r"] == {True}
+    assert told["u"] == {False}
+
+
+def test_deletes_under_the_default_replica_identity_hold_the_key_alone(postgres: Capture) -> None:
+    for event in postgres.events():
+        if isinstance(event, ChangeEvent) and event.op is Op.DELETE:
+            whole = event.table.name in ("p_full", "p_nopk", "p_toast_full")
+            assert event.before is not None
+            assert (set(event.before) == set(event.key or ())) is not whole, event
+
+
+def test_unchanged_toast_values_are_absent_and_named(toasting: Capture) -> None:
+    found = [
+        set((event.extension or {}).get("unavailable", ()))  # type: ignore[call-overload]
+        for event in toasting.events()
+        if isinstance(event, ChangeEvent) and event.table.name == "p_toast" and event.op is Op.UPDATE
+    ]
+    toasted = {"big", "bigj", "bigb", "biga"}
+    assert found[0] in (toasted, {"big", "bigb"})
+    assert all(names <= toasted for names in found)
+
+
+def test_logical_messages_and_transactions(capture: Capture) -> None:
+    kinds = Counter(event.kind for event in capture.events() if isinstance(event, MessageEvent))
+    assert kinds["transaction"] > 0
+    logical = [e for e in capture.events() if isinstance(e, MessageEvent) and e.kind == "logical"]
+    if kinds["logical"]:
+        assert {event.prefix for event in logical} == {"lab"}
+        assert [event.content for event in logical] == [b"hello transactional", b"hello non-tx"]
+
+
+def test_a_changed_key_is_a_delete_and_an_insert(capture: Capture) -> None:
+    """The two halves name each other in their headers."""
+    halves = [
+        event
+        for event in capture.events()
+        if isinstance(event, ChangeEvent) and {"newkey", "oldkey"} & set(event.extension or ())
+    ]
+    deleted = [one for one in halves if one.op is Op.DELETE]
+    written = [one for one in halves if one.op is Op.INSERT]
+    assert len(deleted) == len(written) > 0 or capture.name.endswith("_unwrap")
+    for old, new in zip(_by_key(deleted, "key"), _by_key(written, "oldkey"), strict=True):
+        assert old == new
+
+
+def _by_key(events: list[ChangeEvent], name: str) -> list[str]:
+    """The keys of the old rows: of the deletes themselves, and as the other halves' headers have them."""
+    if name == "key":
+        return sorted(json.dumps(event.key, separators=(",", ":")) for event in events)
+    return sorted(str((event.extension or {})[name]) for event in events)
