@@ -27,8 +27,9 @@ from tidesink.typemap.semantic import PLAIN_TYPES, semantic_type
 from tidesink.typemap.table import TypeRow, find_row, row_named
 
 _PRECISION: Final = "connect.decimal.precision"
-# Debezium's stand-in for a default that only the database computes.
-_EPOCH_DEFAULTS: Final = frozenset({"1970-01-01 00:00:00+00:00"})
+# Debezium's stand-ins for a default that only the database computes, which is far more often the current
+# time than the first second of 1970.
+_EPOCH_DEFAULTS: Final = frozenset({"1970-01-01 00:00:00+00:00", "1970-01-01 00:00:00", "1970-01-01"})
 NOW: Final = "CURRENT_TIMESTAMP"
 _MOST_BITS: Final = 64
 

@@ -20,7 +20,9 @@ _SHAPE = re.compile(
 )
 _MEMBER = re.compile(r"'((?:[^']|'')*)'", re.S)
 _NUMBERS = re.compile(r"\s*\d{1,9}\s*(?:,\s*\d{1,9}\s*)?", re.ASCII)
-_TEMPORAL = frozenset({"time", "datetime", "timestamp"})
+_TEMPORAL = frozenset(
+    {"time", "datetime", "timestamp", "local time", "local datetime", "zoned time", "instant"}
+)
 # FLOAT(p) is a 32-bit number up to 24 bits of precision.
 _FLOAT_BITS = 24
 

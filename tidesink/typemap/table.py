@@ -133,7 +133,7 @@ TYPES: tuple[TypeRow, ...] = (
     _integer("mediumint unsigned", 24, "int", 4, "int", 8, from_avro=True, lost=_NO_WIDTH),
     _integer("int", 32, "int", 4, "int", 11, spellings=("integer", "int4"), from_avro=True),
     _integer("int unsigned", 32, "long", 4, "bigint", 10, sql_type_above=(2**31 - 1, -5), from_avro=True),
-    _integer("bigint", 64, "long", -5, "bigint", 20, spellings=("int8",), from_avro=True),
+    _integer("bigint", 64, "long", -5, "bigint", 20, spellings=("int8", "bigserial"), from_avro=True),
     _integer(
         "bigint unsigned",
         64,
@@ -166,7 +166,7 @@ TYPES: tuple[TypeRow, ...] = (
         "decimal",
         "Decimal",
         "decimal({p},{s})",
-        spellings=("numeric", "dec", "fixed"),
+        spellings=("numeric", "dec", "fixed", "number"),
         avro_string_mode="string",
         from_avro=True,
         lost="more than 38 digits, or a precision the wire does not say, is kept exactly as text",
@@ -211,7 +211,7 @@ TYPES: tuple[TypeRow, ...] = (
     TypeRow(
         "set", "SET", "string", -7, "set", "str", "string", from_avro=True, parameter="allowed", lost=_UNNAMED
     ),
-    TypeRow("json", "JSON", "string", 12, "text", "str", "string", from_avro=True),
+    TypeRow("json", "JSON", "string", 12, "text", "str", "string", from_avro=True, spellings=("jsonb",)),
     _temporal("date", 91, "date", "date", _CALENDAR),
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
     _temporal("timestamp", 93, "timestamp", "timestamp", _CALENDAR + "; read in the configured time zone"),
@@ -256,6 +256,28 @@ _SHAPES = (
     "geometrycollection",
     "geomcollection",
 )
+_TEXTS = (
+    "citext",
+    "name",
+    "inet",
+    "inet4",
+    "inet6",
+    "cidr",
+    "macaddr",
+    "macaddr8",
+    "varchar2",
+    "nvarchar2",
+    "clob",
+    "nclob",
+    "ntext",
+    "int4range",
+    "int8range",
+    "numrange",
+    "daterange",
+    "tsrange",
+    "tstzrange",
+)
+_INSTANTS = ("timestamptz", "datetimeoffset")
 _WIDE = "infinity, BC and years above 9999 are text in Python and follow zero-date in Delta"
 _NANOS = "with 7 to 9 digits of a second: string in Delta"
 
@@ -264,9 +286,9 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
     _other("boolean", 16, tidb_type="INT", avro="int", reader="boolean", python="bool", spark="boolean"),
     _other("local date", 91, _WIDE, reader="local_date", spark="date"),
     _other("local datetime", 93, f"{_WIDE}; {_NANOS}", reader="local_datetime", spark="timestamp_ntz"),
-    _other("instant", 2014, f"{_WIDE}; {_NANOS}", reader="instant", spark="timestamp"),
+    _other("instant", 2014, f"{_WIDE}; {_NANOS}", reader="instant", spark="timestamp", spellings=_INSTANTS),
     _other("local time", 92, "kept as text: 24:00:00 and what is negative fit no time type"),
-    _other("zoned time", 2013, "kept as text with its offset"),
+    _other("zoned time", 2013, "kept as text with its offset", spellings=("timetz",)),
     _other(
         "microseconds", -5, tidb_type="BIGINT", avro="long", reader="integer", python="int", spark="bigint"
     ),
@@ -274,12 +296,14 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
         "nanoseconds", -5, tidb_type="BIGINT", avro="long", reader="integer", python="int", spark="bigint"
     ),
     _other("interval", 12, "ISO 8601 text: P1Y2M3DT4H5M6.789S"),
-    _other("uuid", 12),
+    _other("other text", 12, spellings=_TEXTS),
+    _other("other binary", 2004, "", **_BYTES, spellings=("bytea", "raw", "image", "rowversion")),
+    _other("uuid", 12, spellings=("uniqueidentifier",)),
     _other("xml", 2009),
     _other("ltree", 12),
     _other("tsvector", 12),
     _other("array", 2003, "JSON text, decimals with all their digits"),
-    _other("map", 12, "JSON text, keys sorted"),
+    _other("map", 12, "JSON text, keys sorted", spellings=("hstore",)),
     _other("struct", 2002, "JSON text, keys sorted"),
     _other("sparse vector", 12, "JSON text, keys sorted"),
     _other("geometry", 2004, "EWKB: WKB with the SRID in it", **_BYTES, spellings=_SHAPES),
