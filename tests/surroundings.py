@@ -30,7 +30,7 @@ def surroundings(
     listeners: tuple[Listener, ...] = (),
 ) -> Surroundings:
     """A worker's surroundings over a state store in ``folder`` and a target in memory."""
-    source = KafkaSource(config.source.spark_properties())
+    source = KafkaSource(config.source.spark_properties(), opens_up_to=config.source.opens_up_to)
     store = SqlStateStore(str(folder / "state.db"))
     return Surroundings(
         config=config,

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from tidesink.codecs.base import ChecksumMode, CodecOptions, LargeMessageOption
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.opening import RESERVED
-from tidesink.config.fields import MOST_BYTES, ByteSize, Duration, Listed, LocalPath, Model
+from tidesink.config.fields import MOST_BYTES, ByteSize, Duration, Listed, LocalPath, Model, Texts
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.config.large_messages import ClaimCheckPlace
 from tidesink.errors import ConfigError
@@ -189,7 +189,7 @@ class SourceSettings(Model):
     under `tables`."""
     schema_registry: Annotated[
         RegistrySettings | None,
-        BeforeValidator(registry_section, json_schema_input_type=str | list[str] | RegistrySettings | None),
+        BeforeValidator(registry_section, json_schema_input_type=Texts | RegistrySettings | None),
     ] = None
     """The registry that TiCDC writes to: a URL, or a section. flat-avro only, and required there."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
@@ -264,6 +264,11 @@ class SourceSettings(Model):
         given = {name: getattr(self, name) for name in _CODEC_OPTIONS}
         given |= {name: value.get_secret_value() if value else "" for name, value in self._places.items()}
         return CodecOptions(**given)
+
+    @property
+    def opens_up_to(self) -> int | None:
+        """How many bytes a compressed message may stand for; None where the changefeed compresses none."""
+        return None if self.large_message_handle_compression == "none" else self.max_decompressed_bytes
 
     @property
     def _places(self) -> dict[str, SecretStr | None]:

@@ -43,7 +43,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         registry = _registry(config, closing)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
         spark = _spark(config, closing)
-        source = KafkaSource(config.source.spark_properties())
+        source = KafkaSource(config.source.spark_properties(), opens_up_to=config.source.opens_up_to)
         yield Surroundings(
             config=config,
             spark=spark,

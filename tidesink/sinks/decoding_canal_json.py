@@ -15,8 +15,8 @@ import orjson
 
 from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.canal_json_shape import RowShapes
-from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
-from tidesink.errors import ConfigError
+from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
+from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.decoding import Apart, Missed
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
@@ -54,6 +54,8 @@ class CanalJsonDecoding:
         self._ddl = around.topics.ddl(topic)
         self._tables = around.topics.tables(topic)
         self._declared = _declared(self._settings.definition, table)
+        # Values are opened where they are read, before a table's plan sees them.
+        self._options = replace(around.config.source.codec_options(), large_message_handle_compression="none")
         self._words: list[_RowWords] = []
         self._judges = False
         self._plan: CanalJsonColumns | None = None
@@ -137,6 +139,7 @@ class CanalJsonDecoding:
 
         A record may be bad because a type changed: that DDL is looked for too.
         """
+        _refuse_not_judged(missed.summary.unplanned_columns)
         if IRREGULAR in missed.summary.unplanned_columns and not self._judges:
             self._judges = True
             self._make()
@@ -226,6 +229,7 @@ class CanalJsonDecoding:
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
             judges=self._judges,
+            options=self._options,
         )
 
 
@@ -258,6 +262,19 @@ def _with_defaults(shape: TableShape, schema: TableSchema) -> TableShape:
     told = {column.name.casefold(): column.backfill for column in schema.columns}
     columns = tuple(replace(c, default=told.get(c.name.casefold(), c.default)) for c in shape.columns)
     return replace(shape, columns=columns)
+
+
+def _refuse_not_judged(names: Sequence[str]) -> None:
+    """Raise what kept records from being judged: storage or upstream, which may answer later.
+
+    Raises:
+        SourceUnavailableError: one of them did not answer.
+        ConfigError: one of them cannot be opened as it is configured.
+    """
+    for name in names:
+        if name.startswith(NOT_JUDGED):
+            _, error, reason = name.split(NOT_JUDGED, 2)
+            raise (ConfigError if error == ConfigError.__name__ else SourceUnavailableError)(reason)
 
 
 def _row_words(row: Any) -> _RowWords:

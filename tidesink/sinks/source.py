@@ -8,9 +8,10 @@ checkpoint. What it hands over is counted as it passes, before anything looks at
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
@@ -19,11 +20,11 @@ from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.ranges import OffsetRange
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Observation, SparkSession
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
     from tidesink.sinks.decoding import Apart
 
-_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
+RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
 # One task reads so many records at least: a short batch is not worth a second task on a partition.
 _RECORDS_A_TASK: Final = 50_000
 
@@ -58,21 +59,33 @@ class KafkaRead(NamedTuple):
 
 
 class ReadFrame(NamedTuple):
-    """A batch's raw frame, and the observation that fills when the frame is computed."""
+    """A batch's raw frame; ``counted`` says what Kafka gave, once the frame was computed."""
 
     frame: DataFrame
-    observation: Observation
+    counted: Callable[[], KafkaRead]
 
-    def counted(self) -> KafkaRead:
-        """What Kafka gave; to be asked after the frame was computed."""
-        found = self.observation.get
-        return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["strangers"] or 0))
+
+class RecordReader(Protocol):
+    """Gives the records of ranges of offsets."""
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The records in the ranges; lazy. At least one range must hold a record."""
+
+    def read(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
+    ) -> ReadFrame:
+        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
 
 
 class KafkaSource:
-    """Reads ranges of offsets. ``properties`` are Spark's Kafka options and hold secrets."""
+    """Reads ranges of offsets. ``properties`` are Spark's Kafka options and hold secrets.
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    ``opens_up_to``: values may be compressed, and are opened before anything looks at them, up to so many
+    bytes each. None: they are not looked at.
+    """
+
+    def __init__(self, properties: Mapping[str, str], *, opens_up_to: int | None = None) -> None:
+        self._opens_up_to = opens_up_to
         self._properties = {**READER, **properties}
 
     def __repr__(self) -> str:
@@ -92,7 +105,16 @@ class KafkaSource:
                 "minPartitions": str(_tasks(session, wanted)),
             }
         )
-        return reader.load().select(*_COLUMNS)
+        return self._opened(reader.load().select(*RECORD_COLUMNS))
+
+    def _opened(self, frame: DataFrame) -> DataFrame:
+        if self._opens_up_to is None:
+            return frame
+        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+        from tidesink.codecs.columns_compression import opened
+
+        return frame.withColumn("value", opened(F.col("value"), most=self._opens_up_to))
 
     def read(
         self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
@@ -104,14 +126,26 @@ class KafkaSource:
         observation = Observation()
         frame = self.frame(session, ranges)
         mine, stranger = (F.lit(True), F.lit(False)) if apart is None else (~apart.foreign, apart.stranger)
-        size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+        size = record_bytes()
         counts = (
             F.count_if(mine).alias("records"),
             F.sum(F.when(mine, size)).alias("bytes"),
             F.count_if(stranger).alias("strangers"),
         )
         observed = frame.observe(observation, *counts)
-        return ReadFrame(observed if apart is None else observed.where(mine), observation)
+        return ReadFrame(observed if apart is None else observed.where(mine), partial(_counted, observation))
+
+
+def record_bytes() -> Column:
+    """The bytes of a record's key and value."""
+    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+    return F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+
+
+def _counted(observation: Observation) -> KafkaRead:
+    found = observation.get
+    return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["strangers"] or 0))
 
 
 def open_reading_session(spark: SparkSession) -> SparkSession:
