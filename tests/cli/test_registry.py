@@ -1,0 +1,297 @@
+"""``tidesink registry``: what a team does with it, against a server that answers as Confluent's does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.samples import run
+from tests.confluent_registry import Server, Start, confluent_servers
+from tests.scripted_registry import Reply, Serve, scripted_registries
+
+start = pytest.fixture(confluent_servers, name="start")
+serve = pytest.fixture(scripted_registries, name="serve")
+
+ORDERS = "CREATE TABLE shop.orders (id BIGINT PRIMARY KEY, qty INT NOT NULL, price DECIMAL(10,2))"
+WIDER = ORDERS.replace("price", "note VARCHAR(9), price")
+BROKEN = ORDERS.replace("qty INT", "qty VARCHAR(9)").replace("10,2", "10,4")
+VALUE = "shop_orders-value"
+
+
+@pytest.fixture
+def server(start: Start) -> Server:
+    return start()
+
+
+@pytest.fixture
+def ddl(tmp_path: Path) -> Any:
+    def write(sql: str, name: str = "t.sql") -> str:
+        (tmp_path / name).write_text(sql, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+def said(*args: str, code: int = 0) -> Any:
+    """What a command of ``registry`` prints as JSON."""
+    result = run("registry", *args, "-o", "json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def told(*args: str, code: int = 0, stdin: str | None = None) -> str:
+    """What it prints for people, on one line."""
+    result = run("registry", *args, stdin=stdin)
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def at(server: Server) -> tuple[str, str]:
+    return "--schema-registry", server.url
+
+
+def registered(server: Server, file: str) -> None:
+    said("register", "--table-definition", file, "--yes", *at(server))
+
+
+def test_an_empty_registry_is_said_to_be(server: Server) -> None:
+    assert told("list", *at(server)) == "the registry holds no subjects; its level is NONE"
+    assert said("list", *at(server))["subjects"] == []
+
+
+def test_register_list_show(server: Server, ddl: Any) -> None:
+    done = said("register", "--table-definition", ddl(ORDERS), "--yes", *at(server))
+    assert done["registered"] == [
+        {"subject": "shop_orders-key", "id": 1, "version": 1, "new": True},
+        {"subject": VALUE, "id": 2, "version": 1, "new": True},
+    ]
+    again = said("register", "--table-definition", ddl(ORDERS), "--yes", *at(server))
+    assert [item["new"] for item in again["registered"]] == [False, False]
+    listed = said("list", *at(server))
+    assert listed["subjects"][1] == {
+        "subject": VALUE, "level": "NONE", "versions": [{"version": 1, "id": 2}], "problem": None
+    }  # fmt: skip
+    assert "shop_orders-value 1 2 NONE" in told("list", *at(server))
+    assert [e["subject"] for e in said("list", "*-key", *at(server))["subjects"]] == ["shop_orders-key"]
+    shown = said("show", VALUE, *at(server))
+    assert (shown["version"], shown["id"], shown["level"]) == (1, 2, "NONE")
+    assert shown["schema"]["namespace"] == "default.shop"
+    assert shown["fields"][2] == {
+        "field": "price", "type": "null | decimal(10,2)", "sql": "DECIMAL", "default": {"value": None}
+    }  # fmt: skip
+    assert shown["fields"][1]["default"] is None
+    by_id = said("show", "id:2", *at(server))
+    assert by_id["places"] == [{"subject": VALUE, "version": 1}]
+    assert by_id["schema"] == shown["schema"]
+    assert "held by shop_orders-value version 1" in told("show", "id:2", *at(server))
+    raw = run("registry", "show", VALUE, "1", "--raw", *at(server)).stdout
+    assert raw == server.registry.memory.latest(VALUE).schema_text + "\n"
+
+
+def test_what_is_not_there_is_said(server: Server) -> None:
+    assert "no such subject" in told("show", "none-value", *at(server), code=1)
+    assert "no subject fits 'x*'" in told("list", "x*", *at(server), code=1)
+    assert "give a number, or latest" in told("show", "none-value", "first", *at(server), code=2)
+    assert "an id is a number" in told("show", "id:x", *at(server), code=2)
+    assert "no such schema id" in told("show", "id:9", *at(server), code=1)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["list"], "which registry? Give --schema-registry URL"),
+        (["list", "--schema-registry", "http://h", "--registry-file", "f"], "exclude each other"),
+        (["check", "--schema-registry", "memory://nowhere"], "which tables?"),
+        (["level", "--set", "SOME", "--schema-registry", "http://h"], "'SOME' is not a compatibility level"),
+        (["register", "-o", "json", "--schema-registry", "http://h"], "-o json cannot ask: give --yes"),
+    ],
+)
+def test_wrong_use(args: list[str], words: str) -> None:
+    assert words in told(*args, code=2)
+
+
+def test_levels_are_shown_and_set(server: Server, ddl: Any) -> None:
+    registered(server, ddl(ORDERS))
+    assert said("level", *at(server)) == {"subject": None, "level": "NONE", "before": "NONE"}
+    assert told("level", VALUE, "--set", "full_transitive", *at(server)) == (
+        f"{VALUE}: FULL_TRANSITIVE (was NONE)"
+    )
+    assert said("level", VALUE, *at(server))["level"] == "FULL_TRANSITIVE"
+    assert said("level", *at(server))["level"] == "NONE"
+    said("level", "--set", "BACKWARD", *at(server))
+    assert said("level", *at(server))["level"] == "BACKWARD"
+
+
+def test_check_says_per_subject_and_field_what_is_refused(server: Server, ddl: Any) -> None:
+    registered(server, ddl(ORDERS))
+    said("level", "--set", "FULL", *at(server))
+    assert said("check", "--table-definition", ddl(WIDER), *at(server))["ok"] is True
+    found = said("check", "--table-definition", ddl(BROKEN), *at(server), code=1)
+    key, value = found["subjects"]
+    assert (key["status"], key["held"]) == ("registered", {"id": 1, "version": 1})
+    assert (value["status"], value["offline"], value["live"]) == ("incompatible", False, False)
+    assert value["levels_that_take_it"] == ["NONE"]
+    rows = {row["field"]: row for row in value["fields"]}
+    assert rows["qty"]["problem"] == "changed from int to string"
+    assert (rows["qty"]["old"], rows["qty"]["new"]) == ("int (INT)", "string (TEXT)")
+    assert rows["id"] == {
+        "field": "id", "change": "same", "old": "long (BIGINT)", "new": "long (BIGINT)", "problem": None,
+        "note": None,
+    }  # fmt: skip
+    assert "wrong numbers" in rows["price"]["note"]
+    text = told("check", "--table-definition", ddl(BROKEN), *at(server), code=1)
+    assert f"{VALUE}: REFUSED under FULL, against version 1" in text
+    assert "offline rules: refuses, registry: refuses; levels that take it: NONE" in text
+    assert "1 other field stays the same" in text
+
+
+def test_check_asks_the_registry_only_where_it_may(server: Server, ddl: Any) -> None:
+    registered(server, ddl(ORDERS))
+    server.registry.log.clear()
+    found = said("check", "--table-definition", ddl(BROKEN), "--no-live", *at(server))
+    assert [item["live"] for item in found["subjects"]] == [None, None]
+    assert not any("/compatibility/" in line for line in server.registry.log)
+    found = said("check", "--table-definition", ddl(BROKEN), "--level", "backward", *at(server), code=1)
+    assert (found["subjects"][1]["level"], found["subjects"][1]["live"]) == ("BACKWARD", None)
+    words = told("check", "--table-definition", ddl(BROKEN), "--level", "FULL", "--live", *at(server), code=2)
+    assert "--live and --level exclude each other" in words
+
+
+def test_check_between_two_definitions_needs_no_registry(ddl: Any) -> None:
+    old, new = ddl(ORDERS, "old.sql"), ddl(WIDER, "new.sql")
+    assert said("check", "--table-definition", new, "--previous", old)["subjects"][1]["level"] == "BACKWARD"
+    dropped = ddl(ORDERS.replace("qty INT NOT NULL, ", ""), "dropped.sql")
+    forward = ("--previous", old, "--level", "FORWARD")
+    found = said("check", "--table-definition", dropped, *forward, code=1)
+    problems = [row["problem"] for row in found["subjects"][1]["fields"] if row["problem"]]
+    assert problems == ["was removed and had no default"]
+    assert said("check", "--table-definition", dropped, "--previous", old)["ok"] is True
+
+
+def test_producer_options_are_judged_as_well(ddl: Any) -> None:
+    file = ddl(ORDERS)
+    modes = ("--avro-decimal-handling-mode", "string", "--enable-tidb-extension")
+    found = said("check", "--table-definition", file, *modes, "--previous", file)
+    assert found["subjects"][1]["status"] == "registered", "both were built with the same options"
+
+
+def test_a_topic_rule_and_a_database_make_the_subject(ddl: Any) -> None:
+    file = ddl("CREATE TABLE t (id INT PRIMARY KEY)")
+    words = told("check", "--table-definition", file, "--previous", file, code=2)
+    assert "does not say the database of t" in words
+    rule = ("--database", "shop", "--topic-rule", "cdc.{schema}.{table}")
+    found = said("check", "--table-definition", file, "--previous", file, *rule)
+    assert [item["subject"] for item in found["subjects"]] == ["cdc_shop_t-key", "cdc_shop_t-value"]
+
+
+def test_tables_that_ticdc_stops_at_or_leaves_out(ddl: Any) -> None:
+    keyless, same = (
+        "CREATE TABLE shop.n (a INT);",
+        "CREATE TABLE shop.s (id INT PRIMARY KEY, `a-b` INT, `a+b` INT)",
+    )
+    file = ddl(ORDERS + ";" + keyless + same)
+    before = ddl(ORDERS, "before.sql")
+    found = said("check", "--table-definition", file, "--previous", before, code=1)
+    assert found["ok"] is False
+    assert "neither a primary key" in found["skipped"]["shop.n"]
+    assert "both come to the Avro field 'a_b'" in found["failed"]["shop.s"]
+    text = told("check", "--table-definition", file, "--previous", before, code=1)
+    assert "shop.s: TiCDC's encoder would stop" in text
+    assert "warning: shop.n is not judged" in text
+
+
+def test_register_refuses_what_the_registry_would(server: Server, ddl: Any) -> None:
+    registered(server, ddl(ORDERS))
+    said("level", "--set", "BACKWARD", *at(server))
+    done = said("register", "--table-definition", ddl(BROKEN), "--yes", *at(server), code=1)
+    assert done["registered"] == []
+    assert done["check"]["ok"] is False
+    assert server.registry.memory.versions(VALUE) == [1]
+
+
+def test_register_asks_first(server: Server, ddl: Any) -> None:
+    asked = ("register", "--table-definition", ddl(ORDERS), *at(server))
+    assert "nothing was registered" in told(*asked, code=1, stdin="n\n")
+    assert server.registry.memory.subjects() == []
+    assert "register 2 schemas?" in told(*asked, stdin="y\n")
+    assert server.registry.memory.subjects() == ["shop_orders-key", VALUE]
+    assert "register 1 schema?" in told(
+        "register", "--table-definition", ddl(WIDER), *at(server), stdin="y\n"
+    )
+
+
+def test_register_a_schema_file(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "s.avsc"
+    file.write_text('{"type": "record", "name": "t", "fields": []}\n', encoding="utf-8")
+    done = said("register", "any-value", "--schema", str(file), "--yes", *at(server))
+    assert done["registered"][0]["id"] == 1
+    assert "under which subject?" in told("register", "--schema", str(file), *at(server), code=2)
+    file.write_text("no schema", encoding="utf-8")
+    assert "not an Avro schema" in told("register", "b-value", "--schema", str(file), *at(server), code=1)
+
+
+def test_diff_of_versions_and_of_a_definition(server: Server, ddl: Any) -> None:
+    registered(server, ddl(ORDERS))
+    assert "nothing to compare it with" in told("diff", VALUE, *at(server), code=1)
+    registered(server, ddl(WIDER))
+    found = said("diff", VALUE, *at(server))
+    assert (found["old"]["version"], found["new"]["version"], found["equal"]) == (1, 2, False)
+    changes = {row["field"]: row["change"] for row in found["fields"]}
+    assert changes == {"id": "same", "qty": "same", "note": "added", "price": "same"}
+    assert found["compatible"] == {"BACKWARD": True, "FORWARD": True, "FULL": True}
+    assert said("diff", VALUE, "1", "id:2", *at(server))["equal"] is True
+    made = said("diff", VALUE, "1", "--table-definition", ddl(BROKEN), *at(server))
+    assert made["new"] == {"subject": VALUE, "version": None, "id": None}
+    assert made["compatible"] == {"BACKWARD": False, "FORWARD": False, "FULL": False}
+    text = told("diff", VALUE, "1", "--table-definition", ddl(BROKEN), *at(server))
+    assert "BACKWARD no, FORWARD no, FULL no" in text
+    assert "changed from int to string" in text
+    elsewhere = ("diff", "other-value", "--table-definition", ddl(BROKEN))
+    assert "no such subject" in told(*elsewhere, *at(server), code=1)
+
+
+def test_a_registry_that_judges_otherwise_is_followed_and_told(serve: Serve, ddl: Any) -> None:
+    """A registry may run rules of its own; its word is the one that counts."""
+    schema = {"subject": VALUE, "version": 1, "id": 7, "schema": '"int"'}
+    level = {"compatibilityLevel": "NONE"}
+    answers = {
+        f"GET /subjects/{VALUE}/versions": Reply(body=[1]),
+        f"GET /subjects/{VALUE}/versions/1": Reply(body=schema),
+        "GET /subjects/shop_orders-key/versions": Reply(404, {"error_code": 40401, "message": "none"}),
+        f"GET /config/{VALUE}?defaultToGlobal=true": Reply(body=level),
+        "GET /config/shop_orders-key?defaultToGlobal=true": Reply(body=level),
+        f"POST /subjects/{VALUE}": Reply(404, {"error_code": 40403, "message": "none"}),
+        f"POST /compatibility/subjects/{VALUE}/versions/latest?verbose=true": Reply(
+            body={"is_compatible": False, "messages": ["rule PII: no field may be called qty"]}
+        ),
+    }
+    url = serve(by_path=answers).url
+    found = said("check", "--table-definition", ddl(ORDERS), "--schema-registry", url, code=1)
+    value = found["subjects"][1]
+    assert (value["offline"], value["live"], value["taken"]) == (True, False, False)
+    assert value["registry_says"] == ["rule PII: no field may be called qty"]
+    text = told("check", "--table-definition", ddl(ORDERS), "--schema-registry", url, code=1)
+    assert "the registry judges otherwise than Avro's rules" in text
+    assert "the registry says: rule PII" in text
+
+
+def test_subjects_that_are_none_of_avro_are_listed_with_the_reason(serve: Serve) -> None:
+    answers = {
+        "GET /subjects": Reply(body=["p-value"]),
+        "GET /config": Reply(body={"compatibilityLevel": "FULL"}),
+        "GET /config/p-value?defaultToGlobal=true": Reply(body={"compatibilityLevel": "FULL"}),
+        "GET /subjects/p-value/versions": Reply(body=[1]),
+        "GET /subjects/p-value/versions/1": Reply(
+            body={"subject": "p-value", "version": 1, "id": 1, "schema": "x", "schemaType": "PROTOBUF"}
+        ),
+    }
+    url = serve(by_path=answers).url
+    result = run("registry", "list", "--schema-registry", url)
+    assert result.exit_code == 0
+    assert "warning: p-value: this is a schema of type PROTOBUF" in result.stderr
+    left_out = run("registry", "export", "-", "--schema-registry", url)
+    assert left_out.exit_code == 1
+    assert "p-value is left out" in left_out.stderr

@@ -1,0 +1,183 @@
+"""A registry server over HTTP as Confluent's is: modes, error codes of its own, and ids it is told.
+
+Confluent's registry is not to be had for tests; this one answers by its documented API (Schema Registry
+API reference, 7.x): 40408 for a subject without a level, IMPORT mode only for subjects without schemas,
+42207 for an id that another schema has.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tidesink.errors import IncompatibleSchemaError, RegistryError, SchemaNotFoundError
+from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
+
+Said = tuple[int, Any]
+
+
+@dataclass
+class ConfluentRegistry:
+    """What the server holds. ``modes``: False answers as Apicurio 3.0, which has none."""
+
+    modes: bool = True
+    memory: MemorySchemaRegistry = field(default_factory=MemorySchemaRegistry)
+    admits: Callable[[str | None], bool] = lambda _header: True
+    importing: set[str] = field(default_factory=set)
+    levels: set[str] = field(default_factory=set)
+    log: list[str] = field(default_factory=list)
+    bodies: list[Any] = field(default_factory=list)
+
+    def answer(self, method: str, target: str, body: Any, header: str | None) -> Said:
+        """Status and JSON body of one request."""
+        self.log.append(f"{method} {target}")
+        if not self.admits(header):
+            return 401, {"error_code": 401, "message": "Unauthorized"}
+        parts = [unquote(part) for part in urlsplit(target).path.strip("/").split("/")]
+        query = parse_qs(urlsplit(target).query)
+        if body is not None:
+            self.bodies.append(body)
+        try:
+            return getattr(self, f"_{parts[0]}")(method, parts[1:], query, body)
+        except IncompatibleSchemaError as error:
+            return 409, {"error_code": 409, "message": error.message}
+        except SchemaNotFoundError as error:
+            code = 40403 if "schema_id" in error.context else 40402 if "version" in error.message else 40401
+            return 404, {"error_code": code, "message": error.message}
+        except RegistryError as error:
+            return 422, {"error_code": 42201, "message": error.message}
+
+    def _subjects(self, method: str, parts: list[str], _query: Any, body: Any) -> Said:
+        if not parts:
+            return 200, self.memory.subjects()
+        if len(parts) == 1:
+            self.memory.versions(parts[0])
+            held = self.memory.lookup(parts[0], body["schema"])
+            return (200, _shown(held)) if held else (404, {"error_code": 40403, "message": "not found"})
+        if method == "POST":
+            return self._register(parts[0], body)
+        if len(parts) == 2:
+            return 200, self.memory.versions(parts[0])
+        found = (
+            self.memory.latest(parts[0])
+            if parts[2] == "latest"
+            else self.memory.schema_by_version(parts[0], int(parts[2]))
+        )
+        return 200, _shown(found)
+
+    def _register(self, subject: str, body: Any) -> Said:
+        if subject not in self.importing:
+            return 200, {"id": self.memory.register(subject, body["schema"])}
+        if "id" not in body:
+            return 422, {"error_code": 42205, "message": f"Subject {subject} is in import mode"}
+        try:
+            self.memory.put(RegisteredSchema(body["id"], body["schema"], subject, body["version"]))
+        except RegistryError:
+            return 422, {"error_code": 42207, "message": "Overwrite new schema with id not permitted"}
+        return 200, {"id": body["id"]}
+
+    def _schemas(self, _method: str, parts: list[str], _query: Any, _body: Any) -> Said:
+        schema_id = int(parts[1])
+        if parts[2:] == ["versions"]:
+            places = self.memory.places(schema_id)
+            return 200, [{"subject": subject, "version": version} for subject, version in places]
+        return 200, {"schema": self.memory.schema_by_id(schema_id)}
+
+    def _config(self, method: str, parts: list[str], query: Any, body: Any) -> Said:
+        subject = parts[0] if parts else None
+        if method == "PUT":
+            self.memory.set_compatibility_level(body["compatibility"], subject=subject)
+            self.levels.update(parts)
+            return 200, {"compatibility": body["compatibility"]}
+        if subject is not None and subject not in self.levels and "defaultToGlobal" not in query:
+            return 404, {"error_code": 40408, "message": "no level"}
+        return 200, {"compatibilityLevel": self.memory.compatibility_level(subject)}
+
+    def _mode(self, method: str, parts: list[str], _query: Any, body: Any) -> Said:
+        if not self.modes:
+            return 404, None
+        subject = parts[0]
+        if method == "DELETE":
+            self.importing.discard(subject)
+            return 200, {"mode": "READWRITE"}
+        if subject in self.memory.subjects():
+            return 422, {"error_code": 42205, "message": "Cannot import since found existing subjects"}
+        self.importing.add(subject)
+        return 200, body
+
+    def _compatibility(self, _method: str, parts: list[str], _query: Any, body: Any) -> Said:
+        self.memory.versions(parts[1])
+        result = self.memory.check_compatibility(parts[1], body["schema"])
+        return 200, {"is_compatible": result.compatible, "messages": list(result.messages)}
+
+
+def _shown(item: RegisteredSchema) -> dict[str, Any]:
+    return {
+        "subject": item.subject,
+        "version": item.version,
+        "id": item.id,
+        "schema": item.schema_text,
+    }
+
+
+class Server:
+    """The registry behind a URL of this machine."""
+
+    def __init__(self, registry: ConfluentRegistry) -> None:
+        self.registry = registry
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+Start = Callable[..., Server]
+
+
+def confluent_servers() -> Iterator[Start]:
+    """A function that starts servers, all of which are closed afterwards."""
+    started: list[Server] = []
+
+    def start(**options: Any) -> Server:
+        started.append(Server(ConfluentRegistry(**options)))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def _handler(registry: ConfluentRegistry) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def answer(self) -> None:
+            raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = json.loads(raw) if raw else None
+            said = registry.answer(self.command, self.path, body, self.headers.get("Authorization"))
+            data = b"" if said[1] is None else json.dumps(said[1]).encode()
+            self.send_response(said[0])
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  # the names http.server looks for
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
