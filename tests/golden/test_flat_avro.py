@@ -187,8 +187,9 @@ def test_an_event_encodes_to_the_producers_bytes(record: Record, folder: VectorF
     encoded = codec.encode(event, topic=record.message.topic)
     assert encoded is not None
     for part in ("key", "value"):
-        subject, schema_id = record.raw.get(f"{part}_subject"), record.raw.get(f"{part}_schema_id")
+        schema_id = record.raw.get(f"{part}_schema_id")
         if schema_id is not None:
+            subject = record.raw[f"{part}_subject"]
             assert _ordered(registry.registered[subject]) == _ordered(folder.schemas[schema_id])
     assert (encoded.key, encoded.value) == (record.message.key, record.message.value)
     assert record.raw["message_length"] == len(encoded.key or b"") + len(encoded.value or b"") + 36

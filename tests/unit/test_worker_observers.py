@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidesink.change import TableId
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.accounting import Account
+from tidesink.sinks.batch import BatchOutcome
 from tidesink.sinks.listener import (
     BatchApplied,
     BatchStarted,
@@ -16,8 +19,11 @@ from tidesink.sinks.listener import (
     WorkerEvent,
 )
 from tidesink.sinks.observers import LogListener, MetricsListener, Recorder
+from tidesink.sinks.progress import Progress
 from tidesink.sinks.report import RunReport, TableReport
 from tidesink.sinks.state_store import TableState, TableStatus
+from tidesink.sinks.summary import Doubt, Place
+from tidesink.sinks.tally import Tally
 
 TABLE = TableId("shop", "orders")
 APPLIED = BatchApplied(
@@ -73,3 +79,33 @@ def test_metrics_add_up() -> None:
 def test_exit_codes(states: list[TableState], interrupted: bool, error: str | None, code: int) -> None:
     tables = tuple(TableReport(TABLE, "shop_orders", state) for state in states)
     assert RunReport("shop", tables, interrupted=interrupted, error=error).exit_code == code
+
+
+def test_rows_whose_checksum_does_not_match_are_counted_and_told_once_a_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    doubts = (
+        Doubt(Place("shop_orders", 1), 40, "sum 1 is not 2"),
+        Doubt(Place("shop_orders", 2), 7, "other"),
+    )
+    event = replace(APPLIED, doubted=12, doubts=doubts)
+    metrics = MetricsListener()
+    for listener in (LogListener(), metrics):
+        listener.hear(APPLIED)
+        listener.hear(event)
+    told = [line for line in capsys.readouterr().out.splitlines() if "checksum does not match" in line]
+    assert len(told) == 1
+    assert all(part in told[0] for part in ("12", "shop_orders[1]@40", "sum 1 is not 2", "shop.orders"))
+    assert (
+        metrics.registry.get_sample_value("tidesink_checksum_mismatches_total", {"table": "shop.orders"})
+        == 12
+    )
+
+
+def test_a_table_with_such_rows_says_so_in_its_status() -> None:
+    tally = Tally()
+    outcome = BatchOutcome(Progress(TABLE, "p", 1, 1), account=Account(), doubted=1)
+    for _ in range(2):
+        tally.add(outcome)
+    assert len(tally.warnings) == 1
+    assert "source.checksum: reject" in tally.warnings[0]

@@ -8,6 +8,7 @@ unless values carry the row before (tiflow c7b2588 and ticdc b813e76).
 from __future__ import annotations
 
 import json
+import re
 import struct
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -28,6 +29,8 @@ _DELETE_MARKER: Final = 3
 _UINT64: Final = struct.Struct(">BQ")
 _UINT64_END: Final = 1 << 64
 _TS_END: Final = 1 << 63
+_NUMBER_END: Final = 10**18
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _REMEDY: Final = "set avro-include-before-value=true in the changefeed's sink URI"
 
 
@@ -113,6 +116,10 @@ def _member(found: dict[str, Any], name: str, kind: type) -> Any:
     value = found.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise SchemaMismatchError(f"a DDL event has {name}={shown(value, 40)}, not a {kind.__name__}")
+    if isinstance(value, int) and abs(value) >= _NUMBER_END:
+        raise SchemaMismatchError(f"a DDL event has a {name} of more than 18 digits")
+    if isinstance(value, str) and _SURROGATE.search(value):
+        raise SchemaMismatchError(f"a DDL event has a {name} that is no Unicode text")
     return value
 
 
