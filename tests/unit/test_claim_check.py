@@ -1,0 +1,300 @@
+"""Claim check: which files are opened, and which never."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.unit.canal_messages import message_of, row_bytes, row_message
+from tidesink.change import ChangeEvent
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.claim_check import name_under, open_claim_check
+from tidesink.codecs.compression import Compression, compressed, decompressed
+from tidesink.errors import ConfigError, EncodeError, RowUnavailableError, SchemaMismatchError
+
+TS: Final = 470608475564539905
+# Hexadecimal digits of no pattern: compressed they take half their room.
+LONG: Final = random.Random(3).randbytes(450).hex()
+NAME: Final = f"{uuid.UUID(int=5, version=4)}.json"
+WHOLE: Final = {"id": "1", "a": LONG}
+
+
+def _options(root: object, **more: Any) -> CodecOptions:
+    return CodecOptions(enable_tidb_extension=True, claim_check_storage_uri=str(root), **more)
+
+
+def _pointer(location: str, **members: Any) -> bytes:
+    return row_bytes({}, **{"_tidb": {"commitTs": TS, "claimCheckLocation": location}, **members})
+
+
+def _whole(**members: Any) -> bytes:
+    return row_bytes(WHOLE, **{"_tidb": {"commitTs": TS}, **members})
+
+
+def _enveloped(value: bytes) -> bytes:
+    return json.dumps({"key": None, "value": base64.b64encode(value).decode()}).encode()
+
+
+def _after(root: object, location: str) -> Any:
+    (event,) = CanalJsonCodec(options=_options(root)).decode(message_of(_pointer(location)))
+    assert isinstance(event, ChangeEvent)
+    return event.after
+
+
+@pytest.mark.parametrize("kind", ["none", "snappy", "lz4"])
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize(
+    "form", ["file://{root}/{name}", "file:{root}/{name}", "{root}/{name}", "file:///data/elsewhere/{name}"]
+)
+def test_a_file_of_each_form_is_read(tmp_path: Path, kind: Compression, raw: bool, form: str) -> None:
+    """Also by the file's name alone, where the producer has the storage elsewhere: TiCDC's consumer too."""
+    value = compressed(_whole(), kind)
+    (tmp_path / NAME).write_bytes(value if raw else _enveloped(value))
+    location = form.format(root=tmp_path, name=NAME)
+    assert _after(tmp_path, location) == {"id": 1, "a": LONG}
+    assert _after(f"file://{tmp_path}", location) == {"id": 1, "a": LONG}
+
+
+def test_the_message_that_points_may_be_compressed_too(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(_enveloped(compressed(_whole(), "snappy")))
+    codec = CanalJsonCodec(options=_options(tmp_path))
+    (event,) = codec.decode(message_of(compressed(_pointer(f"file://{tmp_path}/{NAME}"), "snappy")))
+    assert isinstance(event, ChangeEvent)
+    assert event.after == {"id": 1, "a": LONG}
+    assert "_tidb" not in (event.extension or {})
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("file:///etc/passwd", "lies outside"),
+        ("/etc/passwd", "lies outside"),
+        ("file:///claims/../etc/passwd", "no path that TiCDC writes"),
+        ("file:///claims/a/../../secret.json", "no path that TiCDC writes"),
+        (f"file:///claims/./{NAME}", "no path that TiCDC writes"),
+        ("file:///claims/%2e%2e/secret.json", "a name that TiCDC does not give"),
+        ("file:///claims/..\\secret.json", "no path that TiCDC writes"),
+        ("file:///claims/a\0.json", "no path that TiCDC writes"),
+        ("file:///claims/-\n.json", "no path that TiCDC writes"),
+        ("file:///claims", "lies outside"),
+        ("file:///claims/", "lies outside"),
+        ("file:///claimsecret/x.json", "lies outside"),
+        ("..", "no path that TiCDC writes"),
+        ("file:", "no path that TiCDC writes"),
+        (f"s3://bucket/{NAME}", "not in a storage of the kind file"),
+        (f"http://169.254.169.254/{NAME}", "not in a storage of the kind file"),
+        (f"file:///claims/{NAME}?x=1", "no path that TiCDC writes"),
+        (f"file:///claims/{NAME}#x", "no path that TiCDC writes"),
+        ("file://[::1", "is no location"),
+        ("file:///claims/" + "a" * 5000, "is too long"),
+    ],
+)
+def test_nothing_outside_of_the_root_is_opened(location: str, says: str) -> None:
+    with pytest.raises(RowUnavailableError, match=says):
+        name_under("file:///claims", location)
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        (f"s3://other/claims/{NAME}", "another bucket"),
+        (f"gs://bucket/claims/{NAME}", "not in a storage of the kind s3"),
+        (f"file:///bucket/claims/{NAME}", "not in a storage of the kind s3"),
+        (f"/bucket/claims/{NAME}", "not in a storage of the kind s3"),
+        ("s3://bucket/other/secret.json", "lies outside"),
+        (f"s3://user:pass@bucket/claims/{NAME}", "another bucket"),
+    ],
+)
+def test_nothing_of_another_bucket_is_opened(location: str, says: str) -> None:
+    with pytest.raises(RowUnavailableError, match=says):
+        name_under("s3://bucket/claims", location)
+
+
+@pytest.mark.parametrize(
+    ("root", "location", "name"),
+    [
+        ("file:///claims", "file:///claims/one.json", "one.json"),
+        ("file:///claims", "file:/claims/feed/one.json", "feed/one.json"),
+        ("s3://bucket/claims", f"s3:/bucket/claims/{NAME}", NAME),
+        ("s3a://bucket/claims", f"s3://bucket/claims/{NAME}", NAME),
+        ("s3://bucket/claims", f"s3://bucket/{NAME}", NAME),
+        ("s3://bucket", f"s3://bucket/{NAME}", NAME),
+    ],
+)
+def test_what_lies_under_the_root_is_found(root: str, location: str, name: str) -> None:
+    assert name_under(root, location) == name
+
+
+def test_links_and_pipes_are_no_files(tmp_path: Path) -> None:
+    root, outside = tmp_path / "claims", tmp_path / "secret"
+    root.mkdir()
+    outside.mkdir()
+    (outside / NAME).write_bytes(_enveloped(_whole()))
+    (root / NAME).symlink_to(outside / NAME)
+    (root / "feed").symlink_to(outside)
+    for name in (NAME, f"feed/{NAME}"):
+        with pytest.raises(RowUnavailableError, match="symbolic link"):
+            _after(root, f"file://{root}/{name}")
+    os.mkfifo(root / "pipe.json")
+    with pytest.raises(RowUnavailableError, match="no plain file"):
+        _after(root, f"file://{root}/pipe.json")
+    (root / "folder.json").mkdir()
+    with pytest.raises(RowUnavailableError, match=r"no claim-check file|no plain file"):
+        _after(root, f"file://{root}/folder.json")
+
+
+def test_a_root_that_is_a_link_itself_is_the_users_own_choice(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "claims").symlink_to(tmp_path / "real")
+    (tmp_path / "real" / NAME).write_bytes(_enveloped(_whole()))
+    assert _after(tmp_path / "claims", f"file://{tmp_path}/claims/{NAME}")["id"] == 1
+
+
+def test_a_file_that_is_gone_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RowUnavailableError, match=r"there is no claim-check file .* was it removed"):
+        _after(tmp_path, f"file://{tmp_path}/{NAME}")
+
+
+def test_a_file_is_not_taken_in_beyond_the_limit(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"{" * 5000)
+    codec = CanalJsonCodec(options=_options(tmp_path, max_decompressed_bytes=1000))
+    with pytest.raises(RowUnavailableError, match="larger than 1397 bytes: raise max-decompressed-bytes"):
+        codec.decode(message_of(_pointer(f"file://{tmp_path}/{NAME}")))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "no canal-json message"),
+        (b"{", "is no JSON"),
+        (b"text", "no canal-json message"),
+        (b'{"key":null,"value":"%%%"}', "no base64"),
+        (b'{"key":null,"value":5}', "no base64"),
+        (b'{"key":null,"value":null}', "no base64"),
+        (_enveloped(b"[]"), "another message"),
+        (_enveloped(b"12"), "another message"),
+        (_whole(database="other"), "another message"),
+        (_whole(table="other"), "another message"),
+        (_whole(type="DELETE"), "another message"),
+        (_whole(_tidb={"commitTs": TS + 1}), "another message"),
+        (_whole(_tidb=None), "another message"),
+        (_whole(data=[]), "another message"),
+        (_whole(data=[{"id": "2", "a": "x"}]), "another message"),
+        (_pointer(f"file:///claims/{NAME}"), "another message"),
+        (_whole(_tidb={"commitTs": TS, "onlyHandleKey": True}), "another message"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
+    (tmp_path / NAME).write_bytes(data)
+    with pytest.raises(SchemaMismatchError, match=says):
+        _after(tmp_path, f"file://{tmp_path}/{NAME}")
+
+
+def test_other_storage_is_read_through_fsspec() -> None:
+    import fsspec
+
+    root = f"bucket{uuid.uuid4().hex}/claims"
+    fsspec.filesystem("memory").pipe_file(f"{root}/{NAME}", _enveloped(_whole()))
+    assert _after(f"memory://{root}", f"memory:/{root}/{NAME}")["id"] == 1
+    with pytest.raises(RowUnavailableError, match="there is no claim-check file"):
+        _after(f"memory://{root}", f"memory://{root}/gone.json")
+    claims = open_claim_check(f"memory://{root}")
+    location = claims.new_location()
+    claims.store(location, b"value")
+    assert claims.value(location) == b"value"
+
+
+@pytest.mark.parametrize(
+    "uri", ["nowhere://bucket/x", "s3://bucket/claims?access-key=AK&secret-access-key=SECRET"]
+)
+def test_a_storage_that_cannot_be_opened_is_told_without_its_secrets(uri: str) -> None:
+    with pytest.raises(ConfigError, match="fsspec") as caught:
+        open_claim_check(uri)
+    assert "SECRET" not in str(caught.value)
+    assert "SECRET" not in repr(_options(uri))
+
+
+def _changes(options: CodecOptions) -> tuple[CanalJsonCodec, ChangeEvent]:
+    codec = CanalJsonCodec(options=options, clock=lambda: 0)
+    (event,) = CanalJsonCodec().decode(message_of(_whole()))
+    assert isinstance(event, ChangeEvent)
+    return codec, event
+
+
+@pytest.mark.parametrize("kind", ["none", "snappy", "lz4"])
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_row_too_large_is_written_to_a_file_and_read_again(
+    tmp_path: Path, kind: Compression, raw: bool
+) -> None:
+    options = _options(
+        tmp_path / "made" / "for it",
+        large_message_handle_option="claim-check",
+        large_message_handle_compression=kind,
+        claim_check_raw_value=raw,
+        max_message_bytes=500,
+    )
+    codec, event = _changes(options)
+    sent = codec.encode(event, topic="t")
+    assert sent is not None
+    assert sent.value is not None
+    value = decompressed(sent.value) or sent.value
+    members = json.loads(value)
+    (path,) = (tmp_path / "made" / "for it").iterdir()
+    assert members["_tidb"] == {"commitTs": TS, "claimCheckLocation": f"file://{path}"}
+    assert members["data"] == [{"id": "1"}]
+    assert uuid.UUID(path.stem).version == 4
+    data = path.read_bytes()
+    inside = data if raw else base64.b64decode(json.loads(data)["value"])
+    assert json.loads(decompressed(inside) or inside)["data"] == [WHOLE]
+    (again,) = codec.decode(message_of(sent.value))
+    assert isinstance(again, ChangeEvent)
+    assert (again.after, again.extension) == (event.after, event.extension)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            {"large_message_handle_option": "none"},
+            r"too large: 1[0-9]+ bytes, max-message-bytes is 300, large-message-handle-option is none",
+        ),
+        (
+            {"large_message_handle_option": "claim-check", "claim_check_storage_uri": ""},
+            "claim-check-storage-uri",
+        ),
+        (
+            {"large_message_handle_option": "handle-key-only", "max_message_bytes": 200},
+            "so large are the columns of its handle key",
+        ),
+        (
+            {"large_message_handle_option": "handle-key-only", "enable_tidb_extension": False},
+            "handle-key-only needs enable-tidb-extension",
+        ),
+    ],
+)
+def test_what_cannot_be_sent_says_size_and_option(tmp_path: Path, more: dict[str, Any], says: str) -> None:
+    given = {
+        "enable_tidb_extension": True,
+        "claim_check_storage_uri": str(tmp_path),
+        "max_message_bytes": 300,
+    }
+    codec, event = _changes(CodecOptions(**{**given, **more}))
+    with pytest.raises(EncodeError, match=says):
+        codec.encode(event, topic="t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_without_a_handle_key_cannot_be_cut_down() -> None:
+    options = _options("", large_message_handle_option="handle-key-only", max_message_bytes=300)
+    (event,) = CanalJsonCodec().decode(message_of(json.dumps(row_message(WHOLE, pkNames=[])).encode()))
+    assert isinstance(event, ChangeEvent)
+    with pytest.raises(EncodeError, match="needs a handle key"):
+        CanalJsonCodec(options=options).encode(event._replace(commit_ts=TS), topic="t")
