@@ -75,6 +75,13 @@ def _size(value: Any) -> Any:
     return int(found.group(1)) * _BYTES[(found.group(2) or "B").lower()]
 
 
+def _counted(value: Any) -> Any:
+    # A boolean is an int to Python, and YAML reads `yes` as one.
+    if value is True or value is False:
+        raise ValueError("give a whole number")
+    return value
+
+
 def _listed(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
@@ -94,18 +101,22 @@ def _without_secrets(value: str) -> str:
     return _QUERY_VALUE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", value))
 
 
+def _duration_schema(least: str) -> WithJsonSchema:
+    number = {"type": "number", least: 0, "maximum": LONGEST_SECONDS}
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": _DURATION.pattern}]})
+
+
 Duration = Annotated[
     float,
-    Field(allow_inf_nan=False, le=LONGEST_SECONDS),
+    Field(allow_inf_nan=False, ge=0, le=LONGEST_SECONDS),
     BeforeValidator(_duration),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "minimum": 0, "maximum": LONGEST_SECONDS},
-                {"type": "string", "pattern": _DURATION.pattern},
-            ]
-        }
-    ),
+    _duration_schema("minimum"),
+]
+PositiveDuration = Annotated[
+    float,
+    Field(allow_inf_nan=False, gt=0, le=LONGEST_SECONDS),
+    BeforeValidator(_duration),
+    _duration_schema("exclusiveMinimum"),
 ]
 ByteSize = Annotated[
     int,
@@ -121,4 +132,7 @@ ByteSize = Annotated[
 ]
 StatePlace = Annotated[str, AfterValidator(beside_config), PlainSerializer(_without_secrets, return_type=str)]
 LocalPath = Annotated[str, AfterValidator(beside_config)]
-Listed = BeforeValidator(_listed, json_schema_input_type=str | list[str])
+# One text at least, in either form: every setting of this kind needs one.
+Texts = Annotated[str, Field(pattern=r"^.*[^,\s].*$")] | Annotated[list[str], Field(min_length=1)]
+Listed = BeforeValidator(_listed, json_schema_input_type=Texts)
+Count = Annotated[int, BeforeValidator(_counted)]

@@ -47,7 +47,7 @@ def _member(name: str, value: Any) -> Any:
 
 
 def _referable(part: dict[str, Any]) -> dict[str, Any]:
-    if part.get("type") not in _NO_TEXT and "enum" not in part:
+    if part.get("type") not in _NO_TEXT and not part.keys() & {"enum", "pattern"}:
         return part
     outside: dict[str, Any] = {name: part.pop(name) for name in ("description", "default") if name in part}
     return {**outside, "anyOf": [part, _REFERENCE]}

@@ -16,10 +16,12 @@ from tidesink.config.fields import (
     MOST_RECORDS,
     MOST_TABLES,
     ByteSize,
+    Count,
     Duration,
     Listed,
     LocalPath,
     Model,
+    PositiveDuration,
     StatePlace,
 )
 from tidesink.config.source import SourceSettings
@@ -120,20 +122,20 @@ class DeadLetterSettings(Model):
 class BatchSettings(Model):
     """Bounds of one batch of one table, and how many tables are worked on at once."""
 
-    max_records: int = Field(default=500_000, ge=1, le=MOST_RECORDS)
+    max_records: Count = Field(default=500_000, ge=1, le=MOST_RECORDS)
     """Records of one batch of one table."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
     """Bytes of one batch of one table, by the size its records had before."""
-    max_tables: int = Field(default=2, ge=1, le=MOST_TABLES)
+    max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
     """Tables worked on at once."""
-    poll_interval: Duration = Field(default=1.0, gt=0)
+    poll_interval: PositiveDuration = 1.0
     """How often to look for new records when idle."""
 
 
 class RetrySettings(Model):
     """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
 
-    for_: Duration = Field(default=300.0, alias="for", ge=0)
+    for_: Duration = Field(default=300.0, alias="for")
     """How long a failing step is tried again, with growing pauses, before its table is FAILING."""
 
 

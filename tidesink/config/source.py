@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from tidesink.codecs.base import ChecksumMode, CodecOptions, LargeMessageOption
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.opening import RESERVED
-from tidesink.config.fields import MOST_BYTES, ByteSize, Duration, Listed, LocalPath, Model, Texts
+from tidesink.config.fields import MOST_BYTES, ByteSize, Listed, LocalPath, Model, PositiveDuration, Texts
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.config.large_messages import ClaimCheckPlace
 from tidesink.errors import ConfigError
@@ -159,7 +159,7 @@ class RegistrySettings(Model):
     """Who we are to the registry."""
     tls: RegistryTls | None = None
     """Certificates, where the URL is https."""
-    timeout: Duration = Field(default=10.0, gt=0)
+    timeout: PositiveDuration = 10.0
     """How long to wait for an answer."""
 
     def open(self) -> SchemaRegistry:
@@ -236,7 +236,10 @@ class SourceSettings(Model):
     """What to do about a row whose TiCDC checksum does not match: `off` (not asked), `warn` (applied, counted
     and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the changefeed.
     flat-avro only."""
-    kafka: Annotated[KafkaProperties, BeforeValidator(normalised_kafka)] = Field(default_factory=dict)
+    kafka: Annotated[
+        KafkaProperties,
+        BeforeValidator(normalised_kafka, json_schema_input_type=dict[str, SecretStr | int | bool]),
+    ] = Field(default_factory=dict)
     """Kafka client properties; see the list below."""
 
     @cached_property
