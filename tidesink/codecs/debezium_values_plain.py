@@ -46,7 +46,10 @@ def definition_reader(column: Column, *, modes: DebeziumModes) -> ValueReader:
     def read(raw: object) -> Value | Unavailable:
         reader = readers.get(type(raw))
         if reader is None:
-            schema = implied_schema(column, raw, modes)
+            try:
+                schema = implied_schema(column, raw, modes)
+            except SchemaMismatchError as error:
+                raise error.with_context(column=column.name) from None
             reader = readers[type(raw)] = reader_of(schema, column=column, modes=modes)
         return reader(raw)
 
@@ -102,8 +105,8 @@ def _decimal(column_type: ColumnType, raw: object, modes: DebeziumModes) -> Conn
     return _schema("bytes", _DECIMAL, **({} if scale is None else {"scale": str(scale)}))
 
 
-def _text(_type: ColumnType, _raw: object, _modes: DebeziumModes) -> ConnectSchema:
-    return _schema("string")
+def _text(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    return _time(column_type, raw, modes) if column_type.name == "local time" else _schema("string")
 
 
 def _binary(_type: ColumnType, _raw: object, modes: DebeziumModes) -> ConnectSchema:

@@ -81,7 +81,7 @@ def _integer(
     name: str, bits: int, avro: str, sql_type: int, spark: str, width: int, **extra: object
 ) -> TypeRow:
     unsigned = name.endswith(" unsigned")
-    big = name.startswith("bigint")
+    big = bits == 64
     return TypeRow(
         name=name,
         tidb_type=("BIGINT" if big else "INT") + (" UNSIGNED" if unsigned else ""),
@@ -289,12 +289,8 @@ OTHER_TYPES: tuple[TypeRow, ...] = (
     _other("instant", 2014, f"{_WIDE}; {_NANOS}", reader="instant", spark="timestamp", spellings=_INSTANTS),
     _other("local time", 92, "kept as text: 24:00:00 and what is negative fit no time type"),
     _other("zoned time", 2013, "kept as text with its offset", spellings=("timetz",)),
-    _other(
-        "microseconds", -5, tidb_type="BIGINT", avro="long", reader="integer", python="int", spark="bigint"
-    ),
-    _other(
-        "nanoseconds", -5, tidb_type="BIGINT", avro="long", reader="integer", python="int", spark="bigint"
-    ),
+    _integer("microseconds", 64, "long", -5, "bigint", 20),
+    _integer("nanoseconds", 64, "long", -5, "bigint", 20),
     _other("interval", 12, "ISO 8601 text: P1Y2M3DT4H5M6.789S"),
     _other("other text", 12, spellings=_TEXTS),
     _other("other binary", 2004, "", **_BYTES, spellings=("bytea", "raw", "image", "rowversion")),

@@ -1,0 +1,50 @@
+"""Connect schemas and readings for the tests of Debezium's values."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from tidesink.change import Column, ColumnType
+from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
+from tidesink.codecs.debezium_values import DebeziumModes, column_of, value_of
+
+MODES = DebeziumModes()
+TIME = "io.debezium.time."
+DATA = "io.debezium.data."
+CONNECT = "org.apache.kafka.connect.data."
+
+
+def schema(kind: Any, name: str | None = None, **more: Any) -> ConnectSchema:
+    """A schema whose other members are keyword arguments; ``parameters`` may be numbers."""
+    parameters = {key: str(one) for key, one in more.pop("parameters", {}).items()}
+    parts: dict[str, Any] = {"version": 1, "optional": True, "default": None} | more
+    return ConnectSchema(kind, name, parameters=parameters, **parts)
+
+
+def decimal(precision: int | None, scale: int) -> ConnectSchema:
+    """The schema of a DECIMAL."""
+    parameters: dict[str, Any] = {"scale": scale}
+    if precision is not None:
+        parameters["connect.decimal.precision"] = precision
+    return schema("bytes", CONNECT + "Decimal", parameters=parameters)
+
+
+def own_column(one: ConnectSchema) -> Column:
+    """The column a schema tells by itself."""
+    return column_of(ConnectField("c", one, "c"), modes=MODES)
+
+
+def read(one: ConnectSchema, raw: object, modes: DebeziumModes = MODES) -> Any:
+    """A value of the column a schema tells by itself."""
+    return value_of(one, raw, column=own_column(one), modes=modes)
+
+
+def read_as(type_: ColumnType, one: ConnectSchema, raw: object, modes: DebeziumModes = MODES) -> Any:
+    """A value of a column that a table definition states."""
+    return value_of(one, raw, column=Column("c", type_), modes=modes)
+
+
+def b64(data: bytes) -> str:
+    """Bytes as JsonConverter writes them."""
+    return base64.b64encode(data).decode("ascii")
