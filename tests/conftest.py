@@ -7,14 +7,29 @@ from typing import Final
 
 import pytest
 
+from tests.mariadb import mariadb_url
 from tests.servers import brokers, kafka_stack, registry_url, topic_prefix
 from tests.sessions import kept_classes, spark
 from tests.vectors import vectors_dir
 
-__all__ = ["brokers", "kafka_stack", "kept_classes", "registry_url", "spark", "topic_prefix", "vectors_dir"]
+__all__ = [
+    "brokers",
+    "kafka_stack",
+    "kept_classes",
+    "mariadb_url",
+    "registry_url",
+    "spark",
+    "topic_prefix",
+    "vectors_dir",
+]
 
 # A test that asks for one of these fixtures is marked by it, so that the fast set never starts a server.
-_MARKED_BY: Final = {"kafka_stack": "servers", "kept_classes": "spark", "spark": "spark"}
+_MARKED_BY: Final = {
+    "kafka_stack": "servers",
+    "mariadb_url": "servers",
+    "kept_classes": "spark",
+    "spark": "spark",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -167,17 +167,22 @@ def open_upstream(url: str, *, time_zone: str = "UTC", as_of: AsOf = tidb_as_of)
             pool_pre_ping=True,
             pool_size=1,
         )
+    except (NoSuchModuleError, ImportError) as error:
+        raise ConfigError(
+            f"{_OPTION}: there is no driver for {_driver(url)}: install one, such as pymysql, and give "
+            "mysql+pymysql://…",
+            key=_OPTION,
+        ) from error
     except (ArgumentError, ValueError):
         raise ConfigError(
             f"{_OPTION} is no SQLAlchemy URL: give mysql+pymysql://user:password@host:4000", key=_OPTION
         ) from None
-    except (NoSuchModuleError, ImportError) as error:
-        raise ConfigError(
-            f"{_OPTION}: there is no driver for {parsed.drivername}: install one, such as pymysql, and give "
-            "mysql+pymysql://…",
-            key=_OPTION,
-        ) from error
     return Upstream(engine, time_zone=time_zone, as_of=as_of)
+
+
+def _driver(url: str) -> str:
+    """What a URL says of its driver, and nothing of the rest."""
+    return url.partition("://")[0]
 
 
 def _quoted(name: str) -> Any:
