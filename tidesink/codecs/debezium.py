@@ -14,6 +14,7 @@ One Kafka record is one event or none:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Position
@@ -31,6 +32,7 @@ from tidesink.codecs.debezium_json import JsonParser
 from tidesink.codecs.debezium_parsed import Parsed, Parser
 from tidesink.codecs.debezium_refusals import refusal
 from tidesink.codecs.debezium_rows import RowRead, Rows
+from tidesink.codecs.debezium_source import TICDC, connector_of
 from tidesink.codecs.debezium_unwrap import (
     flattened,
     flattened_table,
@@ -39,11 +41,13 @@ from tidesink.codecs.debezium_unwrap import (
     marked_delete,
     source_of_headers,
 )
+from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.errors import ConfigError, DecodeError, RegistryError, SchemaMismatchError, TidesinkError
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 
 _MOST_TOPICS: Final = 65536
+TICDC_MODES: Final = DebeziumModes(decimal_handling_mode="double", binary_handling_mode="base64")
 
 
 class DebeziumCodec:
@@ -68,6 +72,9 @@ class DebeziumCodec:
         declared = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
         self._rows = Rows(self._options.debezium, declared)
+        # TiCDC has these handling modes and no others; its records say that they are its own.
+        ticdc = replace(TICDC_MODES, time_zone=self._options.time_zone)
+        self._ticdc_rows = Rows(ticdc, declared, self._rows.learned)
         self._flattened_topics: set[str] = set()
 
     def decode(self, message: Message) -> tuple[Event, ...]:
@@ -98,7 +105,8 @@ class DebeziumCodec:
         if control is not None:
             return control
         if is_envelope(payload):
-            return envelope_event(message, value, self._parser.read(message, "key"), self._rows)
+            rows = self._ticdc_rows if connector_of(payload["source"]) == TICDC else self._rows
+            return envelope_event(message, value, self._parser.read(message, "key"), rows)
         return self._flattened(message, value, payload)
 
     def _flattened(self, message: Message, value: Parsed, payload: Mapping[str, Any]) -> ChangeEvent:

@@ -32,6 +32,7 @@ Numbers = tuple[int, ...]
 TICDC: Final = "TiCDC"
 POSTGRES: Final = "postgresql"
 MONGODB: Final = "mongodb"
+_UINT64: Final = 2**64 - 1
 
 _FILE_NUMBER: Final = re.compile(r"\.([0-9]{1,18})$", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]{1,38}", re.ASCII)
@@ -95,8 +96,13 @@ def _operation_time(source: Source) -> Numbers | None:
     return None if milliseconds is None else _together(milliseconds // 1000, _whole(source.get("ord")))
 
 
+def _unsigned(value: object) -> int | None:
+    """TiDB's timestamps are unsigned; debezium-avro has them in a long, where the largest are negative."""
+    return value & _UINT64 if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def _commit_ts(source: Source) -> Numbers | None:
-    return _together(_whole(source.get("commit_ts")))
+    return _together(_unsigned(source.get("commit_ts")))
 
 
 def _nowhere(_source: Source) -> Numbers | None:
@@ -155,4 +161,4 @@ def position_of_source(source: Source) -> Numbers | None:
 
 def commit_ts_of_source(source: Source) -> int | None:
     """TiDB's commit timestamp, which TiCDC alone writes."""
-    return _whole(source.get("commit_ts")) if connector_of(source) == TICDC else None
+    return _unsigned(source.get("commit_ts")) if connector_of(source) == TICDC else None
