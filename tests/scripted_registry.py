@@ -77,7 +77,8 @@ class ScriptedRegistry:
 
             def answer(self) -> None:
                 raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                body = json.loads(raw) if raw else None
+                form = self.headers.get("Content-Type", "").endswith("x-www-form-urlencoded")
+                body = raw.decode() if form else json.loads(raw) if raw else None
                 registry.seen.append(Seen(self.command, self.path, dict(self.headers), body))
                 reply = registry.reply(self.command, self.path)
                 if registry.closing.wait(reply.delay):

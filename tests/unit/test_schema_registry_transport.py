@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import ssl
-import subprocess
 import time
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
@@ -12,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import self_signed, served_over_tls
 from tests.scripted_registry import (
     ONCE,
     Client,
     Reply,
-    ScriptedRegistry,
     Serve,
     free_port,
     registry_clients,
@@ -164,38 +161,11 @@ def test_netrc_is_not_read(
 
 @pytest.fixture
 def pem(tmp_path: Path) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate of this test, and is not here")
-    path = tmp_path / "both.pem"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    key = [
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-keyout",
-        str(path) + ".key",
-    ]
-    command = ["openssl", "req", "-x509", "-days", "2", *names, *key, "-out", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    path.write_text(path.read_text("ascii") + Path(str(path) + ".key").read_text("ascii"), encoding="ascii")
-    return path
-
-
-def over_tls(server: ScriptedRegistry, pem: Path, *, client_certificate: bool = False) -> str:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem)
-    if client_certificate:
-        context.load_verify_locations(pem)
-        context.verify_mode = ssl.CERT_REQUIRED
-    server.server.socket = context.wrap_socket(server.server.socket, server_side=True)
-    server.scheme = "https"
-    return server.url
+    return self_signed(tmp_path)
 
 
 def test_a_certificate_nobody_vouches_for_is_final(serve: Serve, client: Client, pem: Path) -> None:
-    url = over_tls(serve(Reply(body=[])), pem)
+    url = served_over_tls(serve(Reply(body=[])), pem)
     with pytest.raises(RegistryError, match="is not trusted: give its authority as `ca`") as caught:
         client(url).subjects()
     assert type(caught.value) is RegistryError
@@ -203,7 +173,7 @@ def test_a_certificate_nobody_vouches_for_is_final(serve: Serve, client: Client,
 
 
 def test_a_client_certificate_is_shown(serve: Serve, client: Client, pem: Path) -> None:
-    url = over_tls(serve(Reply(body=["s"])), pem, client_certificate=True)
+    url = served_over_tls(serve(Reply(body=["s"])), pem, client_certificate=True)
     assert client(url, tls=TlsOptions(ca=pem, client_cert=pem)).subjects() == ["s"]
     with pytest.raises(RegistryUnavailableError):
         client(url, retry=ONCE, tls=TlsOptions(ca=pem)).subjects()
