@@ -42,7 +42,7 @@ from tidesink.codecs.debezium_unwrap import (
     source_of_headers,
 )
 from tidesink.codecs.debezium_values_modes import DebeziumModes
-from tidesink.errors import ConfigError, DecodeError, RegistryError, SchemaMismatchError, TidesinkError
+from tidesink.errors import ConfigError, DecodeError, EncodeError, RegistryError, SchemaMismatchError, TidesinkError
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 
@@ -89,6 +89,17 @@ class DebeziumCodec:
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
         return () if event is None else (event,)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """Refused: what a connector writes depends on more than its events.
+
+        Raises:
+            EncodeError: always; names the codecs that write.
+        """
+        raise EncodeError(
+            f"{self.name} is read only: encode to canal-json or flat-avro, or let a connector write it",
+            topic=topic,
+        )
 
     def _event(self, message: Message) -> Event | None:
         value = self._parser.read(message, "value")

@@ -8,8 +8,10 @@ against a row that has a schema, and where a value does not fit it, it is not us
 
 from __future__ import annotations
 
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from tidesink.change import Column, TableId, TableSchema, Value
@@ -154,7 +156,15 @@ class Rows:
             known = self._readers[id(column)] = (column, definition_reader(column, modes=self.modes))
         return column, known[1](raw)
 
+    @cached_property
+    def _encoded_placeholders(self) -> frozenset[str]:
+        """The placeholder as bytes columns have it in JSON, whose type nothing tells there."""
+        data = self.modes.unavailable_value_placeholder.encode()
+        return frozenset((b64encode(data).decode(), urlsafe_b64encode(data).decode(), data.hex()))
+
     def _guessed(self, name: str, raw: object, learned: Column | None) -> _Typed:
+        if isinstance(raw, str) and raw in self._encoded_placeholders:
+            return learned or infer_column(name, raw), UNAVAILABLE
         if learned is not None:
             try:
                 return self._declared(learned, raw)
