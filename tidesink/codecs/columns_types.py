@@ -278,14 +278,16 @@ def _local(pattern: str, ddl: str) -> TextReading:
     def read(wire: Column, _type: ColumnType, target: ShapeColumn, shape: TableShape) -> Reading:
         if target.spark == "string":
             return Reading(F.when(wire.rlike(pattern), wire))
-        micros = wire.rlike(pattern) & ~wire.rlike(_NANOSECONDS)
-        there = micros & wire.rlike(_SPARK_YEARS) & ~wire.endswith(" BC")
-        value = F.when(there, try_cast(wire, ddl))
+        shaped = wire.rlike(pattern)
+        # A day of Spark's and Python's calendar; any other follows the policy for zero dates.
+        day = F.coalesce(try_cast(F.substring(wire, 1, 10), "date").isNotNull(), F.lit(False))
+        calendar = shaped & wire.rlike(_SPARK_YEARS) & ~wire.endswith(" BC") & day
+        value = F.when(calendar & ~wire.rlike(_NANOSECONDS), try_cast(wire, ddl))
         if ddl == "timestamp":
             # An offset may carry a day of the last year beyond it.
             value = F.when(value.between(F.lit(_FIRST).cast(ddl), F.lit(_LAST).cast(ddl)), value)
         nulled = shape.zero_date == "null" and not target.key
-        return Reading(value, zero=micros & ~there if nulled else None)
+        return Reading(value, zero=shaped & ~calendar if nulled else None)
 
     return read
 
