@@ -350,3 +350,23 @@ def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spar
         ("delete", None),
     ]
     assert named[3].key == {"id": 2, "tenant": 1}
+
+
+def test_a_schema_learnt_after_a_newer_one_still_says_what_older_rows_have(spark: SparkSession) -> None:
+    topic = Topic()
+    topic.send(
+        change(after={"id": 1}, schema=parse_create_table("create table shop.orders (id int primary key)"))
+    )
+    topic.send(change(after={"id": 2, "n": 1}, schema=table("n int default 5")))
+    topic.send(change(after={"id": 3, "n": 2}, schema=table("n int default 9")))
+    texts = topic.texts("value")
+    first, _, third = sorted(texts)
+    newest = topic.plan(value_schemas={first: texts[first], third: texts[third]})
+    assert newest.shape.by_name["n"].default == "9"
+    plan = topic.plan(base=newest.shape)
+    assert plan.shape.by_name["n"].default == "5"
+    assert [row.after for row in topic.rows(spark, plan)] == [
+        {"id": 1, "n": 5},
+        {"id": 2, "n": 1},
+        {"id": 3, "n": 2},
+    ]

@@ -282,3 +282,28 @@ def test_a_schema_given_ready_made_can_be_altered() -> None:
     found = definitions.get(T)
     assert found is not None
     assert [c.name for c in found.handle_columns] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("added", "modified", "backfill"),
+    [
+        ("bit(9) default b'101'", "int", "5"),
+        ("bit(9) default b'101'", "bigint default 7", "5"),
+        ("int default 5", "bit(9)", "\0\x05"),
+        ("varbinary(9) default x'c3a9'", "varchar(9)", "é"),
+        ("varchar(9) default 'é'", "varbinary(9)", "Ã©"),
+        ("enum('a','b') default 'b'", "int", "2"),
+        ("enum('a','b') default 'b'", "varchar(9)", "b"),
+        ("bit(4)", "int", None),
+    ],
+)
+def test_the_default_of_rows_from_before_goes_with_the_columns_type(
+    added: str, modified: str, backfill: str | None
+) -> None:
+    definitions = TableDefinitions()
+    definitions.apply("create table t (id int primary key)", "s")
+    definitions.apply(f"alter table t add c {added}", "s")
+    definitions.apply(f"alter table t modify c {modified}", "s")
+    found = definitions.get(TableId("s", "t"))
+    assert found is not None
+    assert found.by_name["c"].backfill == backfill

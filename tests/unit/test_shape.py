@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.change import TableSchema
+from tidesink.change import TableId, TableSchema
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.sinks.shape import TableShape, merge_shape, quoted, shape_of, wider_ddl
-from tidesink.typemap.ddl import parse_create_table
+from tidesink.typemap.ddl import TableDefinitions, parse_create_table
+from tidesink.typemap.shape import with_defaults
 
 
 def table(columns: str) -> TableSchema:
@@ -113,3 +114,38 @@ def test_another_key_is_refused() -> None:
 
 def test_names_are_quoted() -> None:
     assert quoted("a`b") == "`a``b`"
+
+
+def test_a_default_learnt_later_is_the_first_one() -> None:
+    five, nine = (shape(f"a int primary key, c int default {number}") for number in (5, 9))
+    corrected = with_defaults(merge_shape(nine, shape("a int primary key, d int")), five)
+    assert (corrected.by_name["c"].default, corrected.by_name["d"].default) == ("5", None)
+
+
+def test_a_default_goes_with_its_columns_type() -> None:
+    merged = merge_shape(
+        shape("a int primary key, b bit(9) default b'100000101', e enum('x','y') default 'y'"),
+        shape("a int primary key, b bigint, e enum('x','y')"),
+    )
+    assert (merged.by_name["b"].type.name, merged.by_name["b"].default) == ("bigint", "261")
+    assert merged.by_name["e"].default == "y"
+
+
+def test_a_column_is_wide_enough_for_its_rows_from_before() -> None:
+    definitions = TableDefinitions()
+    create = "create table shop.t (a int primary key, d decimal(10,4), i bigint, v varchar(9))"
+    definitions.apply(create, since=1)
+    definitions.apply("alter table shop.t modify d decimal(6,2), modify i int, modify v int", since=2)
+    schema = definitions.get(TableId("shop", "t"))
+    assert schema is not None
+    found = shape_of(schema)
+    assert found.ddl == "`a` int, `d` decimal(10,4), `i` bigint, `v` int"
+    assert (found.by_name["d"].type.precision, found.by_name["d"].type.scale) == (10, 4)
+    assert merge_shape(found, shape_of(schema)) == found
+
+
+def test_an_enum_that_became_text_has_no_members() -> None:
+    merged = merge_shape(
+        shape("a int primary key, e enum('x','y')"), shape("a int primary key, e varchar(9)")
+    )
+    assert (merged.by_name["e"].type.name, merged.by_name["e"].type.members) == ("varchar", None)

@@ -36,7 +36,7 @@ from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, null, output_columns
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.shape import TableShape, merge_shape, shape_of
+from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -183,11 +183,11 @@ def _shape(
         shape_of(schema.table_schema(table, folded), keys=named, zero_date=zero_date, time_zone=time_zone)
         for _, schema in sorted(known.items())
     ]
-    if base is not None:
-        shapes.insert(0, base)
     if not shapes:
         raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
-    return reduce(merge_shape, shapes)
+    whole = reduce(merge_shape, shapes)
+    # A schema older than all that made the base may be known by now: a column's first default is its.
+    return whole if base is None else merge_shape(with_defaults(base, whole), whole)
 
 
 def _read(plan: FlatAvroColumns) -> list[Column]:

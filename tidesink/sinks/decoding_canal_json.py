@@ -26,6 +26,7 @@ from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.shape import shape_of, with_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -224,13 +225,19 @@ class CanalJsonDecoding:
         self._planned = schema
         self._plan = canal_json_columns(
             schema,
-            base=_with_defaults(self._plan.shape, schema) if self._plan else None,
+            base=self._base(schema),
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
             judges=self._judges,
             options=self._options,
         )
+
+    def _base(self, schema: TableSchema) -> TableShape | None:
+        """The shape so far; a column met in rows before its DDL had no default yet."""
+        if self._plan is None:
+            return None
+        return with_defaults(self._plan.shape, shape_of(schema, keys=self._settings.keys))
 
 
 def _declared(sql: str | None, table: TableId) -> TableSchema | None:
@@ -255,13 +262,6 @@ def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
         if known.name.casefold() == column.name.casefold() and known.type == column.type:
             return replace(column, earlier=known.earlier)
     return column
-
-
-def _with_defaults(shape: TableShape, schema: TableSchema) -> TableShape:
-    """The shape with the defaults of a newer schema: a column met in rows before its DDL had none yet."""
-    told = {column.name.casefold(): column.backfill for column in schema.columns}
-    columns = tuple(replace(c, default=told.get(c.name.casefold(), c.default)) for c in shape.columns)
-    return replace(shape, columns=columns)
 
 
 def _refuse_not_judged(names: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from tidesink.typemap.ddl_create import (
     with_own_keys,
 )
 from tidesink.typemap.sql_column import ColumnDefinition, read_column, with_origin_default
-from tidesink.typemap.sql_default import default_text
+from tidesink.typemap.sql_default import default_as, default_text
 from tidesink.typemap.sql_reader import SqlReader
 
 
@@ -127,13 +127,21 @@ def _change(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
 def _redefine(definition: TableDefinition, old: str, found: ColumnDefinition) -> TableDefinition:
     at = definition.place_of(old)
     before = definition.columns[at]
-    column = before.redefined_by(found.column)
+    column = _with_defaults_as(before, found.column).redefined_by(found.column)
     rest = replace(definition, columns=definition.columns[:at] + definition.columns[at + 1 :])
     place = at if found.place is None else _place(rest, found)
     columns = list(rest.columns)
     columns.insert(at if place is None else place, column)
     changed = replace(definition, columns=tuple(columns))
     return with_own_keys(_renamed_in_keys(changed, before.name, column.name), found)
+
+
+def _with_defaults_as(column: Column, new: Column) -> Column:
+    return replace(
+        column,
+        default=default_as(column.default, column.type, new.type),
+        origin_default=default_as(column.origin_default, column.type, new.type),
+    )
 
 
 def _rename(definition: TableDefinition, sql: SqlReader) -> TableDefinition:

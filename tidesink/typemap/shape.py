@@ -15,6 +15,7 @@ from functools import cached_property
 from tidesink.change import Column, ColumnType, EarlierType, TableId, TableSchema
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.typemap.render import SparkType, ZeroDate, spark_type
+from tidesink.typemap.sql_default import default_as
 from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
 
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
@@ -173,6 +174,17 @@ def _check_keys(old: TableShape, new: TableShape) -> None:
         )
 
 
+def with_defaults(shape: TableShape, told: TableShape) -> TableShape:
+    """The shape with the defaults that ``told`` has for its columns, which knows more of their past."""
+    columns = []
+    for column in shape.columns:
+        found = told.by_name.get(column.name.lower())
+        if found is not None:
+            column = replace(column, default=default_as(found.default, found.type, column.type))  # noqa: PLW2901
+        columns.append(column)
+    return replace(shape, columns=tuple(columns))
+
+
 def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> ShapeColumn:
     if new is None:
         return old
@@ -195,7 +207,7 @@ def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> Sha
         name=old.name,
         type=_wider_type(kept.type, ddl, members),
         spark=ddl,
-        default=old.default,
+        default=default_as(old.default, old.type, kept.type),
         key=old.key,
         earlier=new.earlier,
     )

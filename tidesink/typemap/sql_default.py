@@ -144,3 +144,29 @@ def zero_text(column_type: ColumnType) -> str | None:
     if row.reader in ("datetime", "timestamp", "time") and column_type.fsp:
         return f"{zero}.{'0' * column_type.fsp}"
     return zero if column_type.name != "year" else "0000"
+
+
+# Readers of numbers, whose defaults are digits.
+_NUMBERS = frozenset({"integer", "unsigned64", "float32", "float64", "decimal"})
+
+
+def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
+    """A default's text of one type as the text of another: where bytes are held, and where numbers.
+
+    A column that was added as BIT and is INT now keeps the default it was added with.
+    """
+    old, new = row_of(was).reader, row_of(now).reader
+    if text is None or old == new:
+        return text
+    if old == "bit" and new in _NUMBERS:
+        return str(int.from_bytes(text.encode("latin-1", "replace"), "big"))
+    if old in _NUMBERS and new == "bit" and text.isascii() and text.isdigit():
+        number, width = int(text), ((now.length or 1) + 7) // 8
+        return number.to_bytes(max(width, (number.bit_length() + 7) // 8), "big").decode("latin-1")
+    if old == "binary" and new == "text":
+        return text.encode("latin-1", "replace").decode("utf-8", "replace")
+    if old == "text" and new == "binary":
+        return text.encode().decode("latin-1")
+    if old == "enum" and new in _NUMBERS and was.members is not None and text in was.members:
+        return str(1 + was.members.index(text))
+    return text
