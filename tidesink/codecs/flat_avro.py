@@ -17,6 +17,7 @@ from tidesink.change import (
     DdlEvent,
     Event,
     Message,
+    MessageEvent,
     Op,
     SchemaIds,
     TableId,
@@ -32,12 +33,14 @@ from tidesink.codecs.flat_avro_control import (
 )
 from tidesink.codecs.flat_avro_decode import BIT_WIDTH, FULL, DecodePlan, RecordReader
 from tidesink.codecs.flat_avro_encode import RecordWriter, key_row
+from tidesink.codecs.flat_avro_glue import GlueFrames, is_glue_framed
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.codecs.flat_avro_schema import BuiltRecord, includes_before, key_record, value_record
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
 from tidesink.errors import ChecksumError, DecodeError, EncodeError, RegistryError, TidesinkError
 from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.schema_registry.glue import SchemaSource
 from tidesink.schema_registry.naming import SubjectPart, subject
 
 # Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
@@ -52,8 +55,9 @@ class FlatAvroCodec:
     """Decodes and encodes flat-avro; one instance may be shared by threads.
 
     ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
-    the record's own names, which are sanitised. With ``checksum="warn"`` in the options, rows that are not
-    what their checksum says are logged by the logger of this module's name.
+    the record's own names, which are sanitised. ``glue`` gives the schemas of messages that AWS Glue frames
+    in Confluent's place. With ``checksum="warn"`` in the options, rows that are not what
+    their checksum says are logged by the logger of this module's name.
     """
 
     name: Final = "flat-avro"
@@ -64,11 +68,13 @@ class FlatAvroCodec:
         registry: SchemaRegistry,
         options: CodecOptions | None = None,
         table_of_topic: TableOfTopic | None = None,
+        glue: SchemaSource | None = None,
     ) -> None:
         self._registry = registry
         self._options = options or CodecOptions()
         self._table_of_topic = table_of_topic
         self._records: dict[int, WriterRecord] = {}
+        self._glue = GlueFrames(glue, self._records)
         self._plans: dict[Any, DecodePlan] = {}
         self._writers: dict[_Place, tuple[TableSchema, RecordWriter | None]] = {}
         self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
@@ -84,6 +90,8 @@ class FlatAvroCodec:
         plan = self._plans.get((message.topic, key and key[:HEADER_SIZE], value and value[:HEADER_SIZE]))
         try:
             if plan is None:
+                if is_glue_framed(message):
+                    return self._decode_glue(message)
                 control = decode_control(message)
                 if isinstance(control, DeleteMarker):
                     return (self._marked_delete(message, control),)
@@ -156,6 +164,12 @@ class FlatAvroCodec:
                 raise error.with_context(schema_id=schema_id) from error
         return record
 
+    def _decode_glue(self, message: Message) -> tuple[Event, ...]:
+        # Ids that no registry gave are nothing to show.
+        (event,) = self.decode(self._glue.translated(message))
+        shown = event._replace(schema_id=SchemaIds(None, None)) if isinstance(event, ChangeEvent) else event
+        return (shown,)
+
     def _marked_delete(self, message: Message, marker: DeleteMarker) -> ChangeEvent:
         bare = replace(message, value=None)
         head = bare.key and bare.key[:HEADER_SIZE]
@@ -200,6 +214,8 @@ class FlatAvroCodec:
         return None if schema_id is None else RecordReader(part, self._record(schema_id))
 
     def _encode_control(self, event: Event) -> EncodedRecord | None:
+        if isinstance(event, MessageEvent):
+            raise EncodeError("flat-avro has no message for Debezium's transactions and messages")
         if not self._sends_control:
             return None
         if isinstance(event, DdlEvent):
