@@ -24,6 +24,7 @@ _ONLY_FLAT_AVRO = (
     "avro-bigint-unsigned-handling-mode",
     "avro-enable-watermark",
     "avro-include-before-value",
+    "checksum",
 )
 _ONLY_CANAL_JSON = (
     "content-compatible",
@@ -56,8 +57,8 @@ def _without_effect(config: Config) -> Iterator[Problem]:
     for name in _given(source, foreign):
         yield Problem(f"source.{name}", f"has no effect with protocol {source.protocol}", "remove it")
     if not source.enable_tidb_extension:
-        for name in _given(source, ("avro-enable-watermark", "output-row-key")):
-            if getattr(source, name.replace("-", "_")):
+        for name in _given(source, ("avro-enable-watermark", "output-row-key", "checksum")):
+            if getattr(source, name.replace("-", "_")) not in (False, "off"):
                 yield Problem(
                     f"source.{name}",
                     "has no effect without the TiDB extension: TiCDC ignores it",
