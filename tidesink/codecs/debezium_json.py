@@ -77,13 +77,16 @@ class JsonParser:
             ) from error
 
     def _parsed(self, text: str, place: tuple[str, str]) -> Parsed:
-        if text.startswith(_SCHEMA_FIRST):
-            found = self._schema_first(text, place)
-        elif text.startswith(_PAYLOAD_FIRST):
-            found = self._payload_first(text)
-        else:
-            found = None
-        return found or _unwrapped(_DECODER.decode(text))
+        return self._usual(text, place) or _unwrapped(_DECODER.decode(text))
+
+    def _usual(self, text: str, place: tuple[str, str]) -> Parsed | None:
+        """One of the two producers' own forms, without any white space; None for every other."""
+        try:
+            if text.startswith(_SCHEMA_FIRST):
+                return self._schema_first(text, place)
+            return self._payload_first(text) if text.startswith(_PAYLOAD_FIRST) else None
+        except json.JSONDecodeError:
+            return None
 
     def _schema_first(self, text: str, place: tuple[str, str]) -> Parsed | None:
         known = self._heads.get(place)

@@ -1,0 +1,142 @@
+"""Rows flattened by ExtractNewRecordState: told by their fields, headers or schema, and their tombstones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidesink.change import ChangeEvent, Message, Op, TableId
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.errors import SchemaMismatchError
+
+
+def _message(value: Any, key: Any, *, topic: str = "app.shop.orders", **headers: str) -> Message:
+    raw = [None if one is None else json.dumps(one).encode() for one in (key, value)]
+    return Message(topic, 0, 1, *raw, headers=tuple((n, v.encode()) for n, v in headers.items()))
+
+
+def _one(codec: Codec, message: Message) -> ChangeEvent:
+    (event,) = codec.decode(message)
+    assert isinstance(event, ChangeEvent)
+    return event
+
+
+def test_added_fields_are_no_columns() -> None:
+    row = {"id": 1, "a": "x", "__op": "u", "__table": "orders", "__source_ts_ms": 5, "__deleted": "false"}
+    event = _one(open_codec("debezium-json"), _message(row, {"id": 1}))
+    assert (event.op, event.table) == (Op.UPDATE, TableId("shop", "orders"))
+    assert (event.key, event.before, event.after) == ({"id": 1}, None, {"id": 1, "a": "x"})
+    assert event.schema is not None
+    assert [column.name for column in event.schema.columns] == ["id", "a"]
+    assert event.extension == {name: value for name, value in row.items() if name.startswith("__")}
+
+
+def test_a_column_of_that_look_stays_one() -> None:
+    event = _one(open_codec("debezium-json"), _message({"id": 1, "__mine": 2, "__op": "c"}, {"id": 1}))
+    assert event.after == {"id": 1, "__mine": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "headers", "op"),
+    [
+        ({"id": 1, "__op": "c"}, {}, Op.INSERT),
+        ({"id": 1, "__op": "r"}, {}, Op.UPSERT),
+        ({"id": 1, "__deleted": "false"}, {}, Op.UPSERT),
+        ({"id": 1}, {"__op": "u"}, Op.UPDATE),
+        ({"id": 1, "__deleted": "true"}, {}, Op.DELETE),
+        ({"id": 1, "__deleted": True, "__op": "d"}, {}, Op.DELETE),
+    ],
+)
+def test_what_happened(row: dict[str, Any], headers: dict[str, str], op: Op) -> None:
+    event = _one(open_codec("debezium-json"), _message(row, {"id": 1}, **headers))
+    assert event.op is op
+    assert (event.after is None) is (op is Op.DELETE)
+    assert (event.before is None) is (op is not Op.DELETE)
+
+
+def test_positions_where_they_were_added() -> None:
+    codec = open_codec("debezium-json")
+    row = {"id": 1, "__op": "u", "__lsn": 77}
+    assert _one(codec, _message(row, {"id": 1})).position.source == (77,)
+    row = {"id": 1, "__op": "u", "__source_file": "b.000002", "__source_pos": 4, "__source_row": 1}
+    assert _one(codec, _message(row, {"id": 1})).position.source == (2, 4, 1)
+    row = {"id": 1, "__op": "r", "__lsn": 77}
+    assert _one(codec, _message(row, {"id": 1})).position.source is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "added", "headers", "table"),
+    [
+        ("app.shop.orders", {}, {}, TableId("shop", "orders")),
+        ("app.shop.a.b", {}, {}, TableId("shop", "a.b")),
+        ("app.shop.a.b", {"__table": "a.b"}, {}, TableId("shop", "a.b")),
+        (
+            "renamed",
+            {"__table": "orders", "__db": "shop", "__connector": "mysql"},
+            {},
+            TableId("shop", "orders"),
+        ),
+        ("renamed", {"__table": "orders"}, {}, TableId("", "orders")),
+        ("renamed", {}, {}, TableId("", "renamed")),
+        (
+            "app.db1.dbo.t",
+            {},
+            {"__debezium.context.connectorName": '"sqlserver"'},
+            TableId("dbo", "t"),
+        ),
+    ],
+)
+def test_tables(topic: str, added: dict[str, str], headers: dict[str, str], table: TableId) -> None:
+    message = _message({"id": 1, "__op": "c", **added}, {"id": 1}, topic=topic, **headers)
+    assert _one(open_codec("debezium-json"), message).table == table
+
+
+def test_a_schema_of_a_row_tells_it() -> None:
+    schema = {
+        "type": "struct",
+        "name": "app.shop.orders.Value",
+        "optional": False,
+        "fields": [{"type": "int64", "optional": False, "field": "id"}],
+    }
+    message = _message({"schema": schema, "payload": {"id": 2**60}}, {"id": 2**60}, topic="renamed")
+    event = _one(open_codec("debezium-json"), message)
+    assert (event.op, event.table, event.after) == (Op.UPSERT, TableId("shop", "orders"), {"id": 2**60})
+
+
+def test_a_tombstone_alone_is_a_delete() -> None:
+    lone = _message(None, {"id": 1})
+    assert open_codec("debezium-json").decode(lone) == ()
+    declared = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
+    event = _one(declared, lone)
+    assert (event.op, event.table) == (Op.DELETE, TableId("shop", "orders"))
+    assert (event.key, event.before, event.after) == ({"id": 1}, {"id": 1}, None)
+
+
+def test_a_tombstone_is_told_by_its_header_or_by_rows_before() -> None:
+    assert _one(open_codec("debezium-json"), _message(None, {"id": 1}, __op="d")).op is Op.DELETE
+    codec = open_codec("debezium-json")
+    codec.decode(_message({"id": 1, "__op": "c"}, {"id": 1}))
+    assert _one(codec, _message(None, {"id": 1})).op is Op.DELETE
+    assert codec.decode(_message(None, {"id": 1}, topic="app.shop.others")) == ()
+
+
+def test_a_tombstone_without_a_key_deletes_nothing_and_says_so() -> None:
+    codec = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
+    with pytest.raises(SchemaMismatchError, match=r"message\.key\.columns"):
+        codec.decode(_message(None, None))
+
+
+def test_untold_rows_need_the_option() -> None:
+    row = _message({"id": 1, "a": 2}, {"id": 1})
+    with pytest.raises(SchemaMismatchError, match="debezium-unwrapped"):
+        open_codec("debezium-json").decode(row)
+    declared = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
+    assert _one(declared, row).after == {"id": 1, "a": 2}
+
+
+def test_an_unknown_op_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="__op"):
+        open_codec("debezium-json").decode(_message({"id": 1, "__op": "z"}, {"id": 1}))
