@@ -58,7 +58,7 @@ def _without_effect(config: Config) -> Iterator[Problem]:
         yield Problem(f"source.{name}", f"has no effect with protocol {source.protocol}", "remove it")
     if not source.enable_tidb_extension:
         for name in _given(source, ("avro-enable-watermark", "output-row-key", "checksum")):
-            if getattr(source, name.replace("-", "_")) not in (False, "off"):
+            if name not in foreign and getattr(source, name.replace("-", "_")) not in (False, "off"):
                 yield Problem(
                     f"source.{name}",
                     "has no effect without the TiDB extension: TiCDC ignores it",
