@@ -10,6 +10,7 @@ import pytest
 from tests.mariadb import mariadb_url
 from tests.servers import brokers, kafka_stack, registry_url, topic_prefix
 from tests.sessions import kept_classes, spark
+from tests.tidb_front import tidb_url
 from tests.vectors import vectors_dir
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "mariadb_url",
     "registry_url",
     "spark",
+    "tidb_url",
     "topic_prefix",
     "vectors_dir",
 ]

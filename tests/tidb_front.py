@@ -1,0 +1,76 @@
+"""A server that reads as of a commit_ts as TiDB does: MariaDB's history, behind a front.
+
+MariaDB's system-versioned tables can be read as they were at a moment, by a variable of their own. The front
+hands over every packet as it is, but for TiDB's ``SET @@tidb_snapshot``, which it puts into MariaDB's
+words: what is under test is asked nothing else than in production.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
+from typing import Final
+
+import pytest
+import sqlalchemy as sa
+
+_SNAPSHOT: Final = re.compile(rb"\x03SET @@tidb_snapshot = ([0-9]+)\Z")
+_LOGICAL: Final = (1 << 18) - 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def tidb_url(mariadb_url: str) -> Iterator[str]:
+    """The SQLAlchemy URL of a server that knows ``tidb_snapshot``, in place of ``mariadb_url``."""
+    behind = sa.engine.make_url(mariadb_url)
+    with _front(behind.host or "127.0.0.1", behind.port or 3306) as port:
+        yield behind.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
+
+
+def commit_ts(moment: datetime) -> int:
+    """The TSO of a moment."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1) << 18
+
+
+def moment_of(tso: int) -> str:
+    """A TSO as MariaDB's history counts: the counter below the milliseconds as microseconds."""
+    found = _EPOCH + timedelta(milliseconds=tso >> 18, microseconds=min(tso & _LOGICAL, 999))
+    return f"{found:%Y-%m-%d %H:%M:%S.%f}"
+
+
+@contextmanager
+def _front(host: str, port: int) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_accept, args=(listener, host, port), daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+
+
+def _accept(listener: socket.socket, host: str, port: int) -> None:
+    with suppress(OSError):
+        while True:
+            client, _ = listener.accept()
+            server = socket.create_connection((host, port))
+            for work in (_requests, _answers):
+                threading.Thread(target=work, args=(client, server), daemon=True).start()
+
+
+def _requests(client: socket.socket, server: socket.socket) -> None:
+    with suppress(OSError), client, server, client.makefile("rb") as packets:
+        while head := packets.read(4):
+            body = packets.read(int.from_bytes(head[:3], "little"))
+            found = _SNAPSHOT.fullmatch(body)
+            if found is not None:
+                body = f"\x03SET @@system_versioning_asof = '{moment_of(int(found[1]))}'".encode()
+            server.sendall(len(body).to_bytes(3, "little") + head[3:] + body)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _answers(client: socket.socket, server: socket.socket) -> None:
+    with suppress(OSError):
+        while data := server.recv(65536):
+            client.sendall(data)
