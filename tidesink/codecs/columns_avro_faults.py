@@ -20,6 +20,10 @@ from tidesink.errors import FramingError, SchemaMismatchError, SchemaNotFoundErr
 
 _MAGIC: Final = b"\x00"
 _GLUE_SIZE: Final = 18
+_GLUE: Final = (
+    "has an AWS Glue schema registry header, and workers read Confluent's alone: give the changefeed a "
+    "schema-registry URL; tidesink decode and open_codec(glue=...) read such messages"
+)
 # A watermark and a delete marker: a kind and a uint64.
 _STAMPED_SIZE: Final = 9
 _DDL_TEXTS: Final = ("query", "schema", "table")
@@ -54,9 +58,7 @@ def stamp(value: Column) -> Column:
 def control_faults(key: Column, value: Column) -> list[tuple[Column, Column]]:
     """What a record is that holds no row: a DDL, a watermark, or nothing that names one."""
     first = F.substring(value, 1, 1)
-    glue = (F.length(value) >= _GLUE_SIZE) & F.substring(value, 2, 1).isin(
-        lit_binary(b"\0"), lit_binary(b"\5")
-    )
+    glue = _has_glue_size(value)
     unnamed = (
         "a delete names no row: New-architecture TiCDC writes this for a table without primary key, so "
         f"the delete is lost: {_BEFORE_VALUE}"
@@ -97,14 +99,21 @@ def control_ts() -> Column:
     )
 
 
+def _has_glue_size(data: Column) -> Column:
+    """Whether bytes that start with 03 can be under AWS Glue's header."""
+    return (F.length(data) >= _GLUE_SIZE) & F.substring(data, 2, 1).isin(lit_binary(b"\0"), lit_binary(b"\5"))
+
+
 def framing_faults(part: str, data: Column) -> list[tuple[Column, Column]]:
     """A part without a Confluent header."""
     framed = (F.length(data) >= 5) & (F.substring(data, 1, 1) == lit_binary(_MAGIC))
-    shown = F.concat(
+    other = F.concat(
         F.lit(f"the {part} starts with "),
         F.when(F.length(data) == 0, F.lit("nothing")).otherwise(F.hex(F.substring(data, 1, 8))),
         F.lit(", not with a Confluent header of 5 bytes (00 and the schema id): is the protocol flat-avro?"),
     )
+    glue = (F.substring(data, 1, 1) == lit_binary(b"\3")) & _has_glue_size(data)
+    shown = F.when(glue, F.lit(f"the {part} {_GLUE}")).otherwise(other)
     return [(data.isNotNull() & ~framed, fault(BAD, FramingError, shown))]
 
 
