@@ -14,7 +14,7 @@ from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tidesink.change import ChangeEvent, Column, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import EncodedRecord
+from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.schema_registry import open_registry
 
@@ -38,10 +38,11 @@ class TableWriter:
         protocol: str = "flat-avro",
         partitions: int = 1,
         topic: str | None = None,
+        options: CodecOptions | None = None,
     ) -> None:
         self.schema = schema
         self.topic = topic or f"{servers['prefix']}{schema.table.schema}_{schema.table.name}"
-        self._codec = open_codec(protocol, registry=open_registry(servers["registry_url"]))
+        self._codec = open_codec(protocol, options=options, registry=open_registry(servers["registry_url"]))
         self._producer = Producer({"bootstrap.servers": servers["brokers"], "message.max.bytes": 15_000_000})
         if topic is None:
             create_topics(servers["brokers"], {self.topic: partitions})
@@ -58,9 +59,9 @@ class TableWriter:
         assert record is not None
         return record
 
-    def upsert(self, row: Row, *, partition: int = 0) -> EncodedRecord:
+    def upsert(self, row: Row, *, partition: int = 0, commit_ts: int = 1) -> EncodedRecord:
         """Send one row."""
-        record = self.encoded(Op.INSERT, row)
+        record = self.encoded(Op.INSERT, row, commit_ts=commit_ts)
         self.send(record.key, record.value, partition=partition)
         return record
 

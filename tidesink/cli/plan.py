@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -11,8 +11,15 @@ from tidesink.cli import exits
 from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, console, show_table, write_json
 from tidesink.cli.status import read_statuses
-from tidesink.cli.table_plans import TablePlan, table_plans, unserved_tables
+from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved_tables
 from tidesink.config import Config
+
+_TOLD: Final[dict[TypesFrom, str]] = {
+    "definition": "of the definition in the config",
+    "ddl": "of the topic's own DDL",
+    "avro": "inferred from the Avro schemas alone, whose words are wide: text is CHAR or VARCHAR too",
+    "rows": "as the words in the rows tell, without digits, lengths or members",
+}
 
 
 def plan(
@@ -58,6 +65,8 @@ def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | Non
             typer.echo(f"  to {entry.path}")
         if entry.policies:
             typer.echo("  " + ", ".join(f"{name}: {value}" for name, value in entry.policies.items()))
+        if entry.types_from is not None:
+            typer.echo(f"  source types: {_TOLD[entry.types_from]}")
         if entry.columns:
             rows = [
                 ("*" if column.key else "", column.name, column.source_type, column.target_type, column.note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tidesink.change import ChangeEvent, TableId, TableSchema
 from tidesink.cli.kafka import Start, read_topic, topic_names
@@ -27,6 +27,11 @@ _NO_KEY = (
 _UNSERVED = "tables names {table}, but {found}: is it spelt as in the changefeed, and has it any rows yet?"
 
 
+# Who tells a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, or the
+# type words of rows.
+TypesFrom = Literal["definition", "ddl", "avro", "rows"]
+
+
 class ColumnPlan(NamedTuple):
     """One column: its type at the source and at the target; ``note`` says what is not the same there."""
 
@@ -39,7 +44,10 @@ class ColumnPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class TablePlan:
-    """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look."""
+    """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look.
+
+    ``types_from`` says who told the source's types.
+    """
 
     table: TableId | None
     topic: str
@@ -49,6 +57,7 @@ class TablePlan:
     policies: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     problem: str | None = None
+    types_from: TypesFrom | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
@@ -111,7 +120,7 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
             shape = merge_shape(shape, newer)
     except (ConfigError, DecodeError) as error:
         return _unplanned(config, topic, table, error.message)
-    return _planned(config, topic, shape)
+    return _planned(config, topic, shape, types_from="avro")
 
 
 def _key_names(registry: SchemaRegistry, topic: str) -> tuple[str, ...]:
@@ -134,10 +143,7 @@ class _Seen(NamedTuple):
 
 
 def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterator[TablePlan]:
-    definitions = TableDefinitions()
-    for entry in config.tables:
-        if entry.definition and entry.table:
-            definitions.apply(entry.definition.sql, entry.table.schema)
+    definitions = _stated(config)
     for topic in topics:
         codec = CanalJsonCodec(options=config.source.codec_options(), definitions=definitions)
         seen: dict[TableId, _Seen] = {}
@@ -160,16 +166,28 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
 
 
+def _stated(config: Config) -> TableDefinitions:
+    """The tables that the config defines."""
+    definitions = TableDefinitions()
+    for entry in config.tables:
+        if entry.definition and entry.table:
+            definitions.declare(entry.definition.sql, entry.table.schema)
+    return definitions
+
+
 def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:
     settings = config.table_config(table)
-    defined = definitions.get(table)
+    # As for the worker: a definition in the config stays as it is, whatever DDL the topic has.
+    stated = _stated(config).get(table)
+    defined = stated or definitions.get(table)
     schema = defined or found.schema
     keys = settings.keys or tuple(column.name for column in found.schema.primary_key)
     try:
         shape = _shape(dataclasses.replace(schema, table=table), settings, keys)
     except TidesinkError as error:
         return _unplanned(config, found.topic, table, error.message)
-    plan = _planned(config, found.topic, shape)
+    types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
+    plan = _planned(config, found.topic, shape, types_from=types_from)
     if defined is None:
         told = "types come from the short words in mysqlType: a definition of the table gives full ones"
         return dataclasses.replace(plan, warnings=(told, *plan.warnings))
@@ -185,7 +203,7 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
     )
 
 
-def _planned(config: Config, topic: str, shape: TableShape) -> TablePlan:
+def _planned(config: Config, topic: str, shape: TableShape, *, types_from: TypesFrom) -> TablePlan:
     return TablePlan(
         table=shape.table,
         topic=topic,
@@ -195,6 +213,7 @@ def _planned(config: Config, topic: str, shape: TableShape) -> TablePlan:
         policies=_policies(config.table_config(shape.table)),
         warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
         problem=None if shape.keys else _NO_KEY.format(table=shape.table),
+        types_from=types_from,
     )
 
 

@@ -28,7 +28,10 @@ def validate(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     connect: Annotated[
-        bool, typer.Option("--connect", help="Also ask the broker, the registry and the state store.")
+        bool,
+        typer.Option(
+            "--connect", help="Also ask the broker, the registry, the state store and the target's path."
+        ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -72,9 +75,11 @@ def _answers(config: Config) -> Iterator[Answer]:
         ("kafka", _kafka),
         ("registry", _registry),
         ("state store", _state_store),
+        ("target", _target),
     )
+    unasked = {"registry": config.source.schema_registry is None, "target": config.target.path is None}
     for part, check in checks:
-        if part == "registry" and config.source.schema_registry is None:
+        if unasked.get(part):
             continue
         try:
             yield Answer(part, True, check(config))
@@ -113,3 +118,9 @@ def _state_store(config: Config) -> str:
         return f"{len(store.statuses(config.pipeline))} tables known"
     finally:
         store.close()
+
+
+def _target(config: Config) -> str:
+    from tidesink.cli.target_path import try_path
+
+    return try_path(str(config.target.path))

@@ -1,0 +1,37 @@
+"""Whether the lake's path can be used, tried without leaving anything there."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from tidesink.errors import ConfigError
+
+_REMEDY: Final = "give target.path a directory that the worker's user may write to, or make it one"
+
+
+def try_path(path: str) -> str:
+    """What became of listing and writing under a lake's path.
+
+    A file without a name is written where the path is, or in the nearest directory above it that is
+    there: it is gone when it is closed. Other file systems are Spark's to open, with the worker's jars.
+
+    Raises:
+        ConfigError: it cannot be listed or written to, with the system's reason.
+    """
+    scheme = urlsplit(path).scheme if "://" in path or path.startswith("file:") else ""
+    if scheme not in ("", "file"):
+        return f"{path} is not tried here: the worker opens {scheme} through Spark when it starts"
+    root = Path(unquote(urlsplit(path).path) if scheme else path)
+    try:
+        there = next(place for place in (root, *root.parents) if place.exists())
+        tables = sum(1 for place in there.iterdir() if place.is_dir())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"tidesink")
+    except OSError as error:
+        raise ConfigError(f"target.path {root} cannot be used ({error.strerror}): {_REMEDY}") from error
+    if there != root:
+        return f"{root} is made by the first batch: {there} can be written to"
+    return f"{root} can be written to, and holds {tables} directories"
