@@ -19,6 +19,7 @@ from tidesink.change import ChangeEvent, Message, Op
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.reduce import reduce
@@ -37,6 +38,7 @@ OPTIONS = st.fixed_dictionaries(
         "avro_include_before_value": st.booleans(),
         "avro_decimal_handling_mode": st.sampled_from(["precise", "string"]),
         "avro_bigint_unsigned_handling_mode": st.sampled_from(["long", "string"]),
+        "avro_enable_watermark": st.booleans(),  # the new architecture then writes delete markers
     }
 )
 # One example is a Spark job of some twenty messages, so a few of them cover what hundreds would.
@@ -110,6 +112,63 @@ def test_each_record_is_read_alike(
     for message in messages:
         expected = _by_python(codec, message, plan)
         assert _by_spark(by_offset[message.offset]) == expected, (message, by_offset[message.offset].reason)
+
+
+@pytest.mark.spark
+@FEW
+@given(data=st.data(), producer=st.sampled_from(["classic", "new"]), zone=st.sampled_from(ZONES))
+def test_each_checksum_is_judged_alike(
+    compiled: SparkSession, data: st.DataObject, producer: Any, zone: str
+) -> None:
+    options = CodecOptions(
+        producer=producer,
+        enable_tidb_extension=True,
+        row_checksum=True,
+        avro_include_before_value=data.draw(st.booleans()),
+        avro_decimal_handling_mode=data.draw(st.sampled_from(["precise", "string"])),
+        avro_bigint_unsigned_handling_mode=data.draw(st.sampled_from(["long", "string"])),
+        time_zone=data.draw(st.sampled_from(["UTC", zone])),
+    )
+    events = [_summed(data, event) for event in data.draw(changes(data.draw(tables())))]
+    registry = MemorySchemaRegistry()
+    messages = data.draw(harmed(encoded(FlatAvroCodec(registry=registry, options=options), events)))
+    reading = FlatAvroCodec(registry=registry)
+    for mode in ("warn", "reject"):
+        plan = plan_for(registry, events[0], zero_date="text", time_zone=zone, checksum=mode)
+        rows = {row.offset: row for row in collect(plan.decode(raw_frame(compiled, messages)), plan)}
+        for message, row in ((message, rows[message.offset]) for message in messages):
+            read = _by_python(reading, message, plan)
+            doubt = None if isinstance(read, str) else _doubt(reading, message, zone)
+            assert _by_spark(row) == (read if doubt is None or mode == "warn" else "bad"), (
+                message,
+                row.reason,
+            )
+            if doubt is not None or row.kind in ("upsert", "delete"):
+                assert (row.reason, message) == (doubt, message)
+
+
+def _summed(data: st.DataObject, event: ChangeEvent) -> ChangeEvent:
+    """The event; at times with a checksum that is none or a wrong one, or called corrupted."""
+    given = data.draw(
+        st.sampled_from(
+            [
+                None,
+                None,
+                {"_tidb_row_level_checksum": "0"},
+                {"_tidb_row_level_checksum": ""},
+                {"_tidb_row_level_checksum": "4294967295"},
+                {"_tidb_row_level_checksum": "ü"},
+                {"_tidb_corrupted": True},
+            ]
+        )
+    )
+    return event._replace(extension=given)
+
+
+def _doubt(codec: FlatAvroCodec, message: Message, zone: str) -> str | None:
+    (event,) = codec.decode(message)
+    assert isinstance(event, ChangeEvent)
+    return checksum_fault(event, time_zone=zone)
 
 
 def _by_python(codec: FlatAvroCodec, message: Message, plan: FlatAvroColumns) -> Any:

@@ -34,6 +34,7 @@ from tidesink.codecs.columns_avro_record import Images, record_columns
 from tidesink.codecs.columns_avro_schema import WriterSchema, read_schema
 from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, null, output_columns
+from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
@@ -55,6 +56,12 @@ class FlatAvroColumns:
     def changes_keys(self) -> bool:
         """True where an update may come with its old key, so that it stands for two rows."""
         return any(record.schema.before for record in self.values.records)
+
+    @property
+    def lacks_checksums(self) -> bool:
+        """True where checksums are asked for and no value's schema has one."""
+        known = [record.schema.extension for record in self.values.records]
+        return self.checksum != "off" and bool(known) and not any(CHECKSUM in one for one in known)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw Kafka frame."""

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 # Where the registry has no subject for the topic, so many records are looked at for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
+_NO_SUMS: Final = (
+    "source.checksum is set, and no schema of this table has a checksum: no row is checked. Set "
+    'integrity-check-level = "correctness" in the changefeed (with enable-tidb-extension=true and both '
+    "handling modes string), and tidb_enable_row_level_checksum in TiDB"
+)
 
 
 class FlatAvroDecoding:
@@ -49,9 +54,12 @@ class FlatAvroDecoding:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason."""
-        columns = self._plan.shape.columns if self._plan else ()
-        return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
+        """Columns whose type at the target is not the nearest one, with the reason; checksums not there."""
+        if self._plan is None:
+            return ()
+        columns = self._plan.shape.columns
+        told = tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
+        return (*told, _NO_SUMS) if self._plan.lacks_checksums else told
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's subjects; where there are none, the ids in its first records."""
