@@ -23,7 +23,7 @@ Said = tuple[int, Any]
 
 @dataclass
 class ConfluentRegistry:
-    """What the server holds. ``modes``: False answers as Apicurio 3.0, which has none."""
+    """What the server holds. ``modes``: False answers as Apicurio 3.0, which takes them and does nothing."""
 
     modes: bool = True
     memory: MemorySchemaRegistry = field(default_factory=MemorySchemaRegistry)
@@ -100,7 +100,7 @@ class ConfluentRegistry:
 
     def _mode(self, method: str, parts: list[str], _query: Any, body: Any) -> Said:
         if not self.modes:
-            return 404, None
+            return 204, None
         subject = parts[0]
         if method == "DELETE":
             self.importing.discard(subject)

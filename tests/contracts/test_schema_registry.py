@@ -1,4 +1,4 @@
-"""One contract, every registry: the one in memory and a real Apicurio."""
+"""One contract, every registry: the one in memory, one that answers as Confluent's, and a real Apicurio."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.confluent_registry import confluent_servers
 from tidesink.errors import IncompatibleSchemaError, RegistryError, SchemaNotFoundError
 from tidesink.schema_registry import (
     CompatibilityLevel,
@@ -19,12 +20,20 @@ from tidesink.schema_registry import (
     SchemaRegistryClient,
     SchemaWriter,
 )
+from tidesink.schema_registry.catalog import export_lines, read_catalog
+from tidesink.schema_registry.importing import import_steps, run_import
+from tidesink.schema_registry.verdict import verdict
+
+start = pytest.fixture(confluent_servers, name="start")
 
 REGISTRIES: dict[str, Callable[[pytest.FixtureRequest], SchemaRegistry]] = {
     "memory": lambda _: MemorySchemaRegistry(),
     # Nothing remembered: the contract is the server's.
     "apicurio": lambda request: SchemaRegistryClient(
         request.getfixturevalue("registry_url"), latest_ttl_seconds=0
+    ),
+    "confluent": lambda request: SchemaRegistryClient(
+        request.getfixturevalue("start")().url, latest_ttl_seconds=0
     ),
 }
 MARKS = {"apicurio": [pytest.mark.servers]}
@@ -86,6 +95,52 @@ def test_one_text_has_one_id_under_every_subject(registry: SchemaRegistry, subje
     assert registry.register(subject, record(A, OPTIONAL, doc=subject)) != first
     assert registry.register(subject, text) == first, "an earlier version keeps its id"
     assert registry.versions(subject) == [1, 2]
+
+
+def test_the_places_of_a_schema_are_found_by_its_id(registry: SchemaRegistry, subject: str) -> None:
+    text, other = record(A, doc=subject), subject.replace("contract", "other")
+    schema_id = registry.register(subject, text)
+    registry.register(other, record(A, OPTIONAL, doc=subject))
+    registry.register(other, text)
+    assert registry.places(schema_id) == [(subject, 1), (other, 2)]
+    with pytest.raises(SchemaNotFoundError, match="no such schema id"):
+        registry.places(2_000_000_001)
+
+
+def test_subjects_are_copied_with_their_history_and_level(registry: SchemaRegistry, subject: str) -> None:
+    """Whatever the registry can keep of ids, order and level come over, and a second time nothing is done."""
+    source = MemorySchemaRegistry()
+    texts = [record(A, doc=subject), record(("z", "int"), doc=subject), record(A, OPTIONAL, doc=subject)]
+    for number, text in enumerate(texts, start=1):
+        source.put(RegisteredSchema(number * 100_000, text, subject, number))
+    source.set_compatibility_level("FULL_TRANSITIVE", subject=subject)
+    entries = list(read_catalog(source, [subject]))
+    done = list(run_import(registry, entries, import_steps(registry, entries)))
+    assert [step.what for step in done] == ["register", "register", "register", "set level"]
+    assert [registry.schema_by_version(subject, n).schema_text for n in (1, 2, 3)] == texts
+    assert registry.compatibility_level(subject) == "FULL_TRANSITIVE"
+    again = import_steps(registry, entries)
+    assert [step.what for step in again] == ["kept"] * 3
+    assert [step.id for step in again] == [step.id for step in done[:3]]
+    copied = list(read_catalog(registry, [subject]))
+    assert [item.schema_text for item in copied[0].versions] == texts
+    assert list(export_lines(copied)) == list(export_lines(read_catalog(registry, [subject])))
+
+
+def test_a_verdict_is_the_same_offline_and_live(registry: SchemaRegistry, subject: str) -> None:
+    text = record(A, ("qty", "int"), doc=subject)
+    assert verdict(registry, subject, text, live=True).status == "new subject"
+    registry.register(subject, text)
+    registry.set_compatibility_level("BACKWARD", subject=subject)
+    assert verdict(registry, subject, text, live=True).status == "registered"
+    refused = verdict(registry, subject, record(A, ("qty", "string"), doc=subject), live=True)
+    assert (refused.status, refused.own, refused.live) == ("incompatible", False, False)
+    assert [(row.path, row.problem) for row in refused.fields if row.problem] == [
+        ("qty", "changed from int to string")
+    ]
+    assert verdict(registry, subject, record(A, doc=subject), live=True).levels == (
+        "NONE", "BACKWARD", "BACKWARD_TRANSITIVE"
+    )  # fmt: skip
 
 
 def test_what_is_not_there_is_not_found(registry: SchemaRegistry, subject: str) -> None:

@@ -177,7 +177,8 @@ class SchemaRegistryClient:
     def begin_import(self, subject: str) -> bool:
         """Put a subject without versions in IMPORT mode; False where the registry has or allows no modes."""
         answer = self._transport.send("PUT", f"/mode/{_escaped(subject)}", {"mode": "IMPORT"})
-        return answer.status // 100 == 2
+        # Apicurio 3.0 answers 204 and does nothing.
+        return isinstance(answer.body, dict) and answer.body.get("mode") == "IMPORT"
 
     def import_version(self, schema: RegisteredSchema) -> int:
         """Register a schema under its own id and version; the id that it got (Apicurio's is its own)."""
