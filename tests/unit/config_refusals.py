@@ -43,6 +43,57 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "'maxwell'",
         "'flat-avro'",
     ),
+    (
+        "large messages without the extension",
+        changed(CANAL_JSON, source__large_message_handle_option="handle-key-only"),
+        "source.large-message-handle-option",
+        "handle-key-only needs the TiDB extension",
+        "enable-tidb-extension: true",
+    ),
+    (
+        "claim check without a storage",
+        changed(
+            CANAL_JSON, source__large_message_handle_option="claim-check", source__enable_tidb_extension=True
+        ),
+        "source.claim-check-storage-uri",
+        "required with large-message-handle-option claim-check",
+        "or a directory that holds the same files",
+    ),
+    (
+        "large-message option",
+        changed(CANAL_JSON, source__large_message_handle_option="drop"),
+        "source.large-message-handle-option",
+        "'drop' is not allowed",
+        "'claim-check'",
+    ),
+    (
+        "compression",
+        changed(CANAL_JSON, source__large_message_handle_compression="gzip"),
+        "source.large-message-handle-compression",
+        "'gzip' is not allowed",
+        "'lz4'",
+    ),
+    (
+        "upstream url",
+        changed(CANAL_JSON, source__upstream_url="tidb:4000"),
+        "source.upstream-url",
+        "is no SQLAlchemy URL",
+        "mysql+pymysql://",
+    ),
+    (
+        "upstream database",
+        changed(CANAL_JSON, source__upstream_url="nothing://u:SECRET@tidb:4000"),
+        "source.upstream-url",
+        "SQLAlchemy knows no database nothing",
+        "mysql+pymysql://",
+    ),
+    (
+        "large messages of flat-avro",
+        changed(FLAT_AVRO, source__large_message_handle_compression="lz4"),
+        "source.large-message-handle-compression",
+        "has no effect with protocol flat-avro",
+        "remove it",
+    ),
     ("missing", changed(FLAT_AVRO, pipeline=None), "pipeline", "required", "add it"),
     ("time zone", changed(FLAT_AVRO, source__time_zone="Mars"), "source.time-zone", "'Mars'", "IANA"),
     (

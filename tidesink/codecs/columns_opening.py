@@ -17,6 +17,7 @@ from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:
+    from tidesink.codecs.base import CodecOptions
     from tidesink.codecs.columns_base import DecodeColumns
     from tidesink.schema_registry.base import SchemaReader
 
@@ -32,6 +33,7 @@ class ColumnsParts:
     keys: tuple[str, ...] | None
     zero_date: ZeroDate
     time_zone: str
+    options: CodecOptions | None = None
 
 
 def _flat_avro(parts: ColumnsParts) -> DecodeColumns:
@@ -66,7 +68,11 @@ def _canal_json(parts: ColumnsParts) -> DecodeColumns:
     from tidesink.codecs.columns_canal_json import canal_json_columns
 
     return canal_json_columns(
-        _defined(parts), keys=parts.keys, zero_date=parts.zero_date, time_zone=parts.time_zone
+        _defined(parts),
+        keys=parts.keys,
+        zero_date=parts.zero_date,
+        time_zone=parts.time_zone,
+        options=parts.options,
     )
 
 

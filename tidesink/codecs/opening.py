@@ -136,11 +136,13 @@ def columns(  # noqa: PLR0913  (what a plan is made of, each by its name)
     keys: Sequence[str] | None = None,
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
+    options: CodecOptions | None = None,
 ) -> DecodeColumns:
     """A plan that decodes a Spark frame of Kafka records: ``columns(...).decode(frame)``.
 
     ``table`` is ``schema.name``. flat-avro takes ``registry`` and ``topic``, whose subjects hold the
-    schemas as they are now; canal-json takes ``definition``, the table's ``CREATE TABLE``. The frame is
+    schemas as they are now; canal-json takes ``definition``, the table's ``CREATE TABLE``, and
+    ``options``, which say how messages are compressed and where large ones lie. The frame is
     what ``spark.read.format("kafka")`` gives; ``tidesink.codecs.columns_base`` says what comes out: one
     row an event, with ``_kind`` (upsert, delete, ddl, watermark, bad, unplanned), ``key`` and ``after``.
 
@@ -158,4 +160,5 @@ def columns(  # noqa: PLR0913  (what a plan is made of, each by its name)
     if not isinstance(named, TableId):
         raise ConfigError(f"table must be schema.name, not {table!r}", key="table")
     chosen = tuple(keys) if keys is not None else None
-    return COLUMNS[name](ColumnsParts(named, topic, registry, definition, chosen, zero_date, time_zone))
+    parts = ColumnsParts(named, topic, registry, definition, chosen, zero_date, time_zone, options)
+    return COLUMNS[name](parts)

@@ -1,0 +1,94 @@
+"""Large messages from the command line: read, written, and completed, with secrets kept."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.cli.samples import CANAL, capture, lines, run
+from tidesink.codecs.compression import compressed, compression_of, decompressed
+
+TS: Final = 470608475564539905
+ROW: Final = {"id": "7", "e": base64.b64encode(bytes(range(256)) * 3).decode()}
+MESSAGE: Final = {
+    **CANAL, "mysqlType": {"id": "int", "e": "text"}, "sqlType": {"id": 4, "e": 2005}, "es": TS >> 18,
+    "data": [ROW], "_tidb": {"commitTs": TS},
+}  # fmt: skip
+OPTIONS: Final = ("--protocol", "canal-json")
+
+
+def _decoded(value: bytes, *options: str, code: int = 0) -> dict[str, Any]:
+    found = run("decode", *OPTIONS, *options, "--input", "-", "-o", "json", stdin=capture(None, value))
+    assert found.exit_code == code, found.output
+    (line,) = lines(found)
+    assert isinstance(line, dict)
+    return line
+
+
+def _encoded(line: dict[str, Any], *options: str) -> bytes:
+    found = run("encode", *OPTIONS, *options, stdin=json.dumps(line))
+    assert found.exit_code == 0, found.output
+    return base64.b64decode(lines(found)[0]["value_b64"])
+
+
+@pytest.mark.parametrize("kind", ["lz4", "snappy"])
+def test_compressed_records_decode_without_being_told_and_are_written_when_told(kind: Any) -> None:
+    line = _decoded(compressed(json.dumps(MESSAGE).encode(), kind))
+    assert line["after"] == {"id": 7, "e": ROW["e"]}
+    value = _encoded(line, "--large-message-handle-compression", kind)
+    assert compression_of(value) == kind
+    assert json.loads(decompressed(value) or b"") == {
+        **MESSAGE,
+        "ts": json.loads(decompressed(value) or b"")["ts"],
+    }
+
+
+def test_a_claim_check_round_trip(tmp_path: Path) -> None:
+    line = _decoded(json.dumps(MESSAGE).encode())
+    options = (
+        "--large-message-handle-option", "claim-check", "--claim-check-storage-uri", f"file://{tmp_path}",
+        "--max-message-bytes", "600",
+    )  # fmt: skip
+    value = _encoded(line, *options)
+    assert json.loads(value)["data"] == [{"id": "7"}]
+    assert _decoded(value, *options)["after"] == line["after"]
+    lost = _decoded(value, code=1)
+    assert (lost["error"], lost["type"]) == ("RowUnavailableError", "error")
+    assert "give claim-check-storage-uri" in lost["reason"]
+
+
+def test_a_row_cut_down_says_what_to_give_and_a_delete_needs_nothing() -> None:
+    line = _decoded(json.dumps(MESSAGE).encode())
+    options = ("--large-message-handle-option", "handle-key-only", "--max-message-bytes", "600")
+    lost = _decoded(_encoded(line, *options), code=1)
+    assert (lost["error"], lost["remedy"]) == ("RowUnavailableError", "reject")
+    assert "give upstream-url" in lost["reason"]
+    deleted = _encoded({**line, "type": "delete", "before": line["after"], "after": None}, *options)
+    assert json.loads(deleted)["_tidb"] == {"commitTs": TS, "onlyHandleKey": True}
+    again = _decoded(deleted)
+    assert (again["type"], again["before"]) == ("delete", {"id": 7})
+    assert json.loads(_encoded(again))["_tidb"] == {"commitTs": TS, "onlyHandleKey": True}
+
+
+def test_secrets_come_from_the_environment_or_a_file_and_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = {**MESSAGE, "data": [{"id": "7"}], "_tidb": {"commitTs": TS, "onlyHandleKey": True}}
+    secret = tmp_path / "password"
+    secret.write_text("SECRET\n")
+    stdin = capture(None, json.dumps(cut).encode())
+    given = ("decode", *OPTIONS, "--input", "-", "-o", "json")
+    found = run(*given, "--upstream-url", f"nothing://u:${{file:{secret}}}@h", stdin=stdin)
+    assert found.exit_code == 2
+    assert "no driver for nothing" in found.stderr
+    monkeypatch.setenv("TIDESINK_UPSTREAM_URL", "nobody://u:SECRET@h")
+    other = run(*given, stdin=stdin)
+    assert "no driver for nobody" in other.stderr
+    assert "SECRET" not in found.output + other.output
+    missing = run(*given, "--upstream-url", "nothing://u:${env:NOT_THERE}@h", stdin=stdin)
+    assert missing.exit_code == 2
+    assert "the environment has no NOT_THERE" in missing.stderr
