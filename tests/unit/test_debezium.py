@@ -36,8 +36,9 @@ POSTGRES = {"connector": "postgresql", "db": "app", "schema": "public", "table":
 
 
 def _message(value: Any, key: Any = None, *, topic: str = "app.shop.orders", **headers: str) -> Message:
-    raw = [None if one is None else json.dumps(one).encode() for one in (key, value)]
-    return Message(topic, 0, 7, *raw, headers=tuple((n, v.encode()) for n, v in headers.items()))
+    raw_key, raw_value = (None if one is None else json.dumps(one).encode() for one in (key, value))
+    encoded = tuple((name, text.encode()) for name, text in headers.items())
+    return Message(topic, 0, 7, raw_key, raw_value, headers=encoded)
 
 
 def _decode(message: Message, **modes: Any) -> Event:
@@ -184,7 +185,7 @@ def test_a_message_of_ticdc_is_a_watermark() -> None:
 
 
 def test_schema_changes() -> None:
-    value = {
+    value: dict[str, Any] = {
         "source": MYSQL,
         "ts_ms": 1,
         "databaseName": "shop",
@@ -201,7 +202,13 @@ def test_schema_changes() -> None:
 def test_a_schema_change_without_a_statement() -> None:
     """SQL Server tells the columns alone."""
     source = {"connector": "sqlserver", "db": "app", "schema": "dbo", "table": "t"}
-    value = {"source": source, "databaseName": "app", "schemaName": "dbo", "ddl": None, "tableChanges": []}
+    value: dict[str, Any] = {
+        "source": source,
+        "databaseName": "app",
+        "schemaName": "dbo",
+        "ddl": None,
+        "tableChanges": [],
+    }
     event = _decode(_message(value))
     assert isinstance(event, DdlEvent)
     assert (event.table, event.query, event.kind) == (TableId("dbo", "t"), "", "QUERY")

@@ -14,8 +14,9 @@ from tidesink.errors import SchemaMismatchError
 
 
 def _message(value: Any, key: Any, *, topic: str = "app.shop.orders", **headers: str) -> Message:
-    raw = [None if one is None else json.dumps(one).encode() for one in (key, value)]
-    return Message(topic, 0, 1, *raw, headers=tuple((n, v.encode()) for n, v in headers.items()))
+    raw_key, raw_value = (None if one is None else json.dumps(one).encode() for one in (key, value))
+    encoded = tuple((name, text.encode()) for name, text in headers.items())
+    return Message(topic, 0, 1, raw_key, raw_value, headers=encoded)
 
 
 def _one(codec: Codec, message: Message) -> ChangeEvent:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Position
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_avro import AvroParser
 from tidesink.codecs.debezium_control import control_event
 from tidesink.codecs.debezium_envelope import (
@@ -42,7 +42,14 @@ from tidesink.codecs.debezium_unwrap import (
     source_of_headers,
 )
 from tidesink.codecs.debezium_values_modes import DebeziumModes
-from tidesink.errors import ConfigError, DecodeError, EncodeError, RegistryError, SchemaMismatchError, TidesinkError
+from tidesink.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    RegistryError,
+    SchemaMismatchError,
+    TidesinkError,
+)
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 

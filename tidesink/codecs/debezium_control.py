@@ -21,7 +21,7 @@ Payload = Mapping[str, Any]
 
 MESSAGE_OP: Final = "m"
 _TRANSACTION: Final = frozenset({"status", "id", "event_count", "data_collections", "ts_ms"})
-_BOUNDARIES: Final = frozenset({"BEGIN", "END"})
+_BOUNDARIES: Final = ("BEGIN", "END")
 _HEARTBEAT: Final = frozenset({"ts_ms"})
 _NOTIFICATION: Final = frozenset({"id", "aggregate_type", "type"})
 _DDL: Final = frozenset({"ddl", "source"})

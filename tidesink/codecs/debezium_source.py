@@ -37,7 +37,7 @@ _UINT64: Final = 2**64 - 1
 _FILE_NUMBER: Final = re.compile(r"\.([0-9]{1,18})$", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]{1,38}", re.ASCII)
 _HEX_LSN: Final = re.compile(r"[0-9a-fA-F]{1,32}(?::[0-9a-fA-F]{1,32}){0,7}", re.ASCII)
-_STREAMED: Final = frozenset({"false", "", None, False})
+_STREAMED: Final = ("false", "", None, False)
 
 
 def is_snapshot(source: Source) -> bool:

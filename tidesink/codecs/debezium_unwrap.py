@@ -119,7 +119,7 @@ def _op(code: object, deleted: object) -> Op:
         return Op.DELETE
     if code is None:
         return Op.UPSERT
-    if code not in _OPS:
+    if not isinstance(code, str) or code not in _OPS:
         raise SchemaMismatchError(f"{_OP} is {shown(code, 40)}: none of {', '.join(map(str, _OPS))}")
     return _OPS[code]
 
