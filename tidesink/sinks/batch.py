@@ -32,7 +32,7 @@ from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
-from tidesink.sinks.source import KafkaRead, translated_read_errors
+from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
 from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place
 from tidesink.sinks.summary_spark import summarise
 from tidesink.sinks.surroundings import Surroundings
@@ -115,6 +115,7 @@ class Batch:
         settings: TableConfig,
         session: SparkSession,
         plan: BatchPlan,
+        reader: RecordReader,
     ) -> None:
         self._around = around
         self._hold = hold
@@ -122,6 +123,7 @@ class Batch:
         self._settings = settings
         self._session = session
         self._plan = plan
+        self._reader = reader
         self._seconds: dict[str, float] = {}
 
     def run(self) -> BatchOutcome:
@@ -165,7 +167,7 @@ class Batch:
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
         with self._step("read"):
-            raw = self._around.source.read(self._session, plan.ranges, apart=self._decoding.apart())
+            raw = self._reader.read(self._session, plan.ranges, apart=self._decoding.apart())
         with self._step("decoded"):
             columns = self._decoding.columns()
             decoded = columns.decode(raw.frame)
@@ -268,7 +270,7 @@ class Batch:
         return found if self._hold.fresh else kept
 
     def _rejected(self, reduction: Reduction) -> DataFrame:
-        raw = self._around.source.frame(self._session, reduction.plan.ranges)
+        raw = self._reader.frame(self._session, reduction.plan.ranges)
         return rejected_records(reduction.frame, raw)
 
     def _commit(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:

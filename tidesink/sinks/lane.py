@@ -17,6 +17,7 @@ from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TidesinkError
 from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.decoding import Decoding, open_decoding
+from tidesink.sinks.kept_read_spark import TableRecords
 from tidesink.sinks.listener import BatchApplied, BatchStarted, TableChanged
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
@@ -24,20 +25,19 @@ from tidesink.sinks.ranges import (
     AddedPartitions,
     OffsetRange,
     RecordSize,
-    budget_of,
     check_continuity,
     late_start,
-    plan_ranges,
     topic_gone,
     topic_progress,
 )
 from tidesink.sinks.report import TableReport
 from tidesink.sinks.retry import Cooldown, may_pass
-from tidesink.sinks.source import open_reading_session
+from tidesink.sinks.source import RecordReader, open_reading_session
 from tidesink.sinks.state_store import TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.tally import Tally
+from tidesink.sinks.topic_reads import Limits
 
 _log = structlog.get_logger("tidesink.worker")
 # Spark spreads the shuffle of a batch over so many records a task.
@@ -68,6 +68,9 @@ class Lane:
         self._tally = Tally()
         self._error: str | None = None
         self._lag = 0
+        self._reads = around.topics.reads(topic)
+        if table.schema != UNKNOWN_SCHEMA:
+            self._reads.expect(table)
 
     def look(self, found: TopicOffsets | None) -> None:
         """Take note of how much is not known to be applied: of a table not opened yet, all of its topic."""
@@ -102,11 +105,18 @@ class Lane:
             if not self._around.stop:
                 _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
                 self._fail(exc, passes=False)
+        finally:
+            self._settle()
 
     def fail(self, error: TidesinkError) -> None:
         """Become FAILING for a reason outside the lane, unless it has one of its own."""
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
+            self._settle()
+
+    def leave(self) -> None:
+        """Nothing more is to be read in this run: nobody waits for the table."""
+        self._settle(away=True)
 
     @property
     def cools_down(self) -> bool:
@@ -167,14 +177,14 @@ class Lane:
             check_continuity(progress, found)
         if found is None:
             raise topic_gone(self.topic)
-        plan = self._plan(found)
+        plan, reader = self._plan(found)
         if plan.records == 0:
             self.rest()
             return
         self._change("RUNNING", None)
         around.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
         tries = count()
-        self._take(retry.call(lambda: self._batch(plan, again=next(tries) > 0).run()))
+        self._take(retry.call(lambda: self._batch(plan, reader, again=next(tries) > 0).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape, open the table, take its epoch, and ask what is applied."""
@@ -196,7 +206,8 @@ class Lane:
         fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=self._settings.sequence_by)
         return Hold(table, claim.epoch, progress if progress is not None else fresh)
 
-    def _plan(self, found: TopicOffsets) -> BatchPlan:
+    def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
+        """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
         batch = self._around.config.batch
         known = self._next_offsets()
         readable = self._added.readable(known, found.partitions)
@@ -206,15 +217,24 @@ class Lane:
         ]
         if not known:
             self._tally.warnings += late_start(self.topic, found)
-        budget = budget_of(batch.max_records, batch.max_bytes, self._size)
-        return BatchPlan(plan_ranges(available, max_records=budget), found)
+        limits = Limits(batch.max_records, batch.max_bytes, self._size)
+        planned = self._reads.plan(self.table, available, found, limits=limits)
+        source = self._around.source
+        reader = source if planned.kept is None else TableRecords(planned.kept, source, self.table)
+        return BatchPlan(planned.ranges, planned.found), reader
+
+    def _settle(self, *, away: bool = False) -> None:
+        """Say where the table stands now, so that what is kept for it alone is let go."""
+        stopped = away or self.state in ("PAUSED", "FAILING")
+        if self.table.schema != UNKNOWN_SCHEMA:
+            self._reads.settle(self.table, self._next_offsets() or None, away=stopped)
 
     def _next_offsets(self) -> dict[int, int]:
         """Where to read next, by partition; empty where nothing was ever applied."""
         progress = self._hold.progress.topics.get(self.topic) if self._hold else None
         return {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
 
-    def _batch(self, plan: BatchPlan, *, again: bool) -> Batch:
+    def _batch(self, plan: BatchPlan, reader: RecordReader, *, again: bool) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         cores = self._session.sparkContext.defaultParallelism
         tasks = max(1, min(2 * cores, plan.records // _RECORDS_A_SHUFFLE_TASK))
@@ -226,6 +246,7 @@ class Lane:
             settings=self._settings,
             session=self._session,
             plan=plan,
+            reader=reader,
         )
 
     def _take(self, outcome: BatchOutcome) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -163,6 +163,27 @@ def plan_ranges(available: Sequence[OffsetRange], *, max_records: int) -> tuple[
         shares[part.topic, part.partition] = taken
         budget -= taken
     return tuple(part._replace(end=part.start + shares[part.topic, part.partition]) for part in available)
+
+
+def furthest(places: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """The greatest next offset of each partition among several tables'."""
+    found: dict[int, int] = {}
+    for place in places:
+        for number, offset in place.items():
+            found[number] = max(offset, found.get(number, 0))
+    return found
+
+
+def up_to(available: Sequence[OffsetRange], meeting: Mapping[int, int]) -> tuple[OffsetRange, ...]:
+    """``available`` no further than ``meeting``; as it is where that has nothing to read.
+
+    A table that is behind others ends its batch where they are, and goes on with them.
+    """
+    cut = tuple(
+        part._replace(end=min(part.end, max(part.start, meeting.get(part.partition, part.start))))
+        for part in available
+    )
+    return cut if any(part.records for part in cut) else tuple(available)
 
 
 def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tuple[OffsetRange, ...]]:

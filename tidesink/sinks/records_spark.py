@@ -47,6 +47,17 @@ def is_row() -> Column:
     return F.coalesce((_member("isDdl") == "false") & (_member("type") != "TIDB_WATERMARK"), F.lit(False))
 
 
+def full_name(table: TableId) -> str:
+    """A table as ``named_table`` names it."""
+    return _BETWEEN.join(table)
+
+
+def named_table() -> Column:
+    """The full name of the table a record says it is of; null for what names none, or cannot be read."""
+    database, named = _member("database"), _member("table")
+    return F.when(named != "", F.concat(F.coalesce(database, F.lit("")), F.lit(_BETWEEN), named))
+
+
 def foreign_to(*tables: TableId) -> Column:
     """Whether a record says it is of none of these tables; false for what names no table, or cannot be read.
 
@@ -55,9 +66,7 @@ def foreign_to(*tables: TableId) -> Column:
     """
     schema, name = (json.dumps(part, ensure_ascii=False) for part in tables[0])
     start = f'{{"id":0,"database":{schema},"table":{name},'.encode()
-    database, named = _member("database"), _member("table")
-    full_name = F.concat(F.coalesce(database, F.lit("")), F.lit(_BETWEEN), named)
-    other = (named != "") & ~full_name.isin(*(_BETWEEN.join(table) for table in tables))
+    other = ~named_table().isin(*(full_name(table) for table in tables))
     mine = F.startswith(F.col("value"), F.lit(bytearray(start)))
     return F.when(mine, F.lit(False)).otherwise(F.coalesce(other, F.lit(False)))
 

@@ -1,12 +1,15 @@
-"""What canal-json topics tell of themselves, one memory a topic, shared by the lanes of its tables."""
+"""What the lanes of one topic share: what its messages tell of tables, and the reads of several of them."""
 
 from __future__ import annotations
 
 import threading
 
+from tidesink.sinks.kept_read_spark import KeptRead
+from tidesink.sinks.ranges import OffsetRange, RecordSize
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
 from tidesink.sinks.topic_ddl import TopicDdl
+from tidesink.sinks.topic_reads import TopicReads
 from tidesink.sinks.topic_tables import TopicTables
 
 
@@ -18,6 +21,7 @@ class Topics:
         self._lock = threading.Lock()
         self._ddl: dict[str, TopicDdl] = {}
         self._tables: dict[str, TopicTables] = {}
+        self._reads: dict[str, TopicReads[KeptRead]] = {}
 
     def ddl(self, topic: str) -> TopicDdl:
         """The definitions a topic's DDL makes."""
@@ -36,3 +40,20 @@ class Topics:
                     topic, pipeline=self._pipeline, source=self._source, store=self._store
                 )
             return self._tables[topic]
+
+    def reads(self, topic: str) -> TopicReads[KeptRead]:
+        """What the tables of a topic read together."""
+        tables = self.tables(topic)
+
+        def keep(ranges: tuple[OffsetRange, ...], size: RecordSize) -> KeptRead:
+            return KeptRead(self._source, tables, ranges, size)
+
+        with self._lock:
+            return self._reads.setdefault(topic, TopicReads(keep))
+
+    def release(self) -> None:
+        """Let go of every record kept for several tables."""
+        with self._lock:
+            reads = list(self._reads.values())
+        for one in reads:
+            one.release()

@@ -94,6 +94,7 @@ class Worker:
             _log.debug("stopped while waiting")
         finally:
             self._finish()
+            self._around.topics.release()
             self._heartbeat.end()
         for lane in self._lanes:
             lane.rest()
@@ -168,6 +169,7 @@ class Worker:
         if not self._ends:
             lane.wake()
         if self._batches is not None and lane.batches >= self._batches:
+            lane.leave()
             return False
         return lane.has_work(found.get(lane.topic))
 

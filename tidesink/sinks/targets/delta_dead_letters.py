@@ -13,9 +13,10 @@ from tidesink.change import TableId
 from tidesink.errors import TidesinkError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.rejects import DEAD_LETTER_COLUMNS, DEAD_LETTERS_NAME
+from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
 from tidesink.sinks.targets.delta_log import DeltaLog
-from tidesink.sinks.targets.delta_session import in_session, open_session
+from tidesink.sinks.targets.delta_session import open_session
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _APPLICATION: Final = "spark.databricks.delta.write.txnAppId"
 _VERSION: Final = "spark.databricks.delta.write.txnVersion"
@@ -68,18 +68,6 @@ def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
         yield
     finally:
         session.conf.set(_PARTITIONS, usual)
-
-
-def in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
-    """The same rows as a frame of ``session``; what is persisted stays so, the cache is shared."""
-    from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
-
-    if frame.sparkSession is session:
-        return frame
-    jvm: Any = session._jvm
-    plan = frame._jdf.logicalPlan()
-    rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
-    return ClassicFrame(rows, session)
 
 
 def _quieten(session: SparkSession) -> None:

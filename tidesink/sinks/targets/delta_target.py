@@ -16,6 +16,7 @@ from tidesink.change import TableId
 from tidesink.errors import ConfigError, SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
 from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.progress import Progress
+from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import delta_schema
 from tidesink.sinks.targets.base import (
@@ -32,7 +33,7 @@ from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, tra
 from tidesink.sinks.targets.delta_ledger import APPLICATION, Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
 from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
-from tidesink.sinks.targets.delta_session import in_session, open_session, partitions_for, transaction
+from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
 from tidesink.sinks.targets.identifier import path_segment, quote_identifier
 
 if TYPE_CHECKING:
