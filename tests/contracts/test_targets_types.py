@@ -9,7 +9,7 @@ from typing import Any
 from tests.contracts.targets_bed import ID, Bed, progress, shape
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.typemap.render import spark_type
-from tidesink.typemap.table import TYPES, TypeRow
+from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow
 
 LAST = datetime(9999, 12, 31, 23, 59, 59, 999999)
 
@@ -25,6 +25,10 @@ EXTREMES: dict[str, tuple[Any, Any]] = {
     "datetime": (datetime(1000, 1, 1), LAST),
     "timestamp": (datetime(1970, 1, 1, 0, 0, 1), datetime(2038, 1, 19, 3, 14, 7, 999999)),
     "time": ("-838:59:59.999999", "838:59:59.999999"),
+    "boolean": (False, True),
+    "local_date": (date(1, 1, 1), date(9999, 12, 31)),
+    "local_datetime": (datetime(1, 1, 1), LAST),
+    "instant": (datetime(1000, 1, 1), LAST),
 }
 DECIMALS = {
     (38, 0): (Decimal("9" * 38), Decimal("-" + "9" * 38)),
@@ -38,7 +42,7 @@ BITS = {1: (0, 1), 63: (0, 2**63 - 1), 64: (Decimal(0), Decimal(2**64 - 1))}
 def cases() -> list[tuple[Column, tuple[Any, Any]]]:
     """A column and its two extremes for each type, and for each shape of decimal and bit."""
     found: list[tuple[Column, tuple[Any, Any]]] = []
-    for type_row in TYPES:
+    for type_row in (*TYPES, *OTHER_TYPES):
         for column_type, values in forms(type_row):
             found.append((Column(f"c{len(found)} {type_row.name}", column_type), values))
     return found

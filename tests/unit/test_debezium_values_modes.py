@@ -63,6 +63,7 @@ def test_a_propagated_decimal_and_binary_are_read_from_text() -> None:
 @pytest.mark.parametrize(
     ("mode", "text"),
     [("base64", "+/8="), ("base64-url-safe", "-_8="), ("base64-url-safe", "-_8"), ("hex", "fbff")],
+    ids=["standard", "url-safe", "unpadded", "hex"],
 )
 def test_binary_handling_modes(mode: Any, text: str) -> None:
     modes = DebeziumModes(binary_handling_mode=mode)
@@ -94,6 +95,13 @@ def test_decimal_handling_modes() -> None:
     )
     wide = Decimal("123456789012345678901234567890.12")
     assert _defined("decimal(38,2)", wide, decimal_format="numeric") == wide
+    free = Column("c", ColumnType("decimal"))
+    assert value_of_definition(free, wide, modes=DebeziumModes(decimal_format="numeric")) == wide
+    assert value_of_definition(free, "1.50", modes=DebeziumModes(decimal_handling_mode="string")) == Decimal(
+        "1.50"
+    )
+    with pytest.raises(ValueOutOfRangeError, match="or define the column as DOUBLE"):
+        value_of_definition(free, wide, modes=DebeziumModes(decimal_handling_mode="double"))
     with pytest.raises(ValueOutOfRangeError):
         read_as(TEN_TWO, schema("string"), "NAN")
 

@@ -19,8 +19,9 @@ from tidesink.codecs.connect_schema import (
     ConnectField,
     ConnectSchema,
 )
+from tidesink.codecs.debezium_values_decimals import whole_parameter
 from tidesink.codecs.debezium_values_modes import DebeziumModes
-from tidesink.codecs.debezium_values_wire import whole_parameter, wire_reader
+from tidesink.codecs.debezium_values_wire import wire_reader
 from tidesink.errors import DecodeError
 from tidesink.typemap.render import split_allowed
 from tidesink.typemap.semantic import PLAIN_TYPES, semantic_type

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 from tidesink.change import ColumnType, Value
 from tidesink.codecs.debezium_values_modes import BinaryHandling, DebeziumModes
+from tidesink.codecs.debezium_values_scalars import WORDS
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.typemap.parse import fit_decimal, integer_bounds, text_reader, wire_unsigned
 from tidesink.typemap.shown import shown
@@ -27,7 +27,6 @@ Fit = Callable[[Value], Value]
 
 # BigDecimal.toString writes an exponent where a scale is negative or wide.
 _NUMBER: Final = re.compile(r"-?[0-9]{1,131072}(?:\.[0-9]{1,16383})?(?:[eE][+-]?[0-9]{1,5})?", re.ASCII)
-_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # A double names every decimal of 15 digits, whole ones and those of the scale, and not every one of 16.
 _SURE_DIGITS: Final = 15
 _URL_SAFE: Final = str.maketrans("-_", "+/")
@@ -125,8 +124,8 @@ def _sure(value: float, column_type: ColumnType) -> Decimal:
 
 def _float(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
     def fit(value: Value) -> Value:
-        if isinstance(value, str) and value in _WORDS:
-            return _WORDS[value]
+        if isinstance(value, str) and value in WORDS:
+            return WORDS[value]
         if isinstance(value, bool) or not isinstance(value, float | int | Decimal):
             raise _mismatch(value, column_type)
         return float(value)

@@ -6,24 +6,27 @@ gives that reads numbers with a fraction as Decimal. Bytes are base64 in JSON.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import math
-import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
 from functools import partial
 from typing import Final
 
 from tidesink.change import Value
 from tidesink.codecs import debezium_values_time as times
 from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.codecs.debezium_values_decimals import bits, unscaled, variable_scale
+from tidesink.codecs.debezium_values_scalars import (
+    INTEGER_BITS,
+    boolean,
+    bytes_reader,
+    checked_text,
+    floating,
+    integer,
+    mismatch,
+)
 from tidesink.codecs.debezium_values_structure import ewkb, json_text
-from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.typemap.semantic import Form, semantic_type
-from tidesink.typemap.shown import shown
 
 WireReader = Callable[[object], Value]
 # A value inside an array, a map or a struct may be one itself.
@@ -34,12 +37,6 @@ _US: Final = 1_000_000
 _NS: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_FLOAT32: Final = struct.Struct("<f")
-_INTEGER_BITS: Final = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
-_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-# PostgreSQL's numeric has at most 131072 digits before the point and 16383 after it.
-_MOST_SCALE: Final = 20_000
-_MOST_BYTES: Final = 65_536
 
 
 def wire_reader(schema: ConnectSchema) -> WireReader:
@@ -52,74 +49,6 @@ def wire_reader(schema: ConnectSchema) -> WireReader:
     if semantic is None or semantic.form == "plain":
         return _PLAIN[schema.type](schema)
     return _FORMS[semantic.form](schema)
-
-
-def _mismatch(raw: object, schema: ConnectSchema) -> SchemaMismatchError:
-    return SchemaMismatchError(f"{type(raw).__name__} {shown(raw)} is no {schema.name or schema.type}")
-
-
-def _integer(schema: ConnectSchema) -> Callable[[object], int]:
-    limit = 1 << (_INTEGER_BITS[schema.type] - 1)
-
-    def read(raw: object) -> int:
-        if type(raw) is not int:
-            raise _mismatch(raw, schema)
-        if not -limit <= raw < limit:
-            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.name or schema.type}")
-        return raw
-
-    return read
-
-
-def _float(schema: ConnectSchema) -> Callable[[object], float]:
-    single = schema.type == "float32"
-
-    def read(raw: object) -> float:
-        if isinstance(raw, str) and raw in _WORDS:
-            return _WORDS[raw]
-        if isinstance(raw, bool) or not isinstance(raw, float | int | Decimal):
-            raise _mismatch(raw, schema)
-        try:
-            value = float(raw)
-            return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0]) if single else value
-        except OverflowError as error:
-            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.type}") from error
-
-    return read
-
-
-def _boolean(schema: ConnectSchema) -> Callable[[object], bool]:
-    def read(raw: object) -> bool:
-        if not isinstance(raw, bool):
-            raise _mismatch(raw, schema)
-        return raw
-
-    return read
-
-
-def _text(schema: ConnectSchema) -> Callable[[object], str]:
-    def read(raw: object) -> str:
-        if not isinstance(raw, str):
-            raise _mismatch(raw, schema)
-        return raw
-
-    return read
-
-
-def bytes_reader(schema: ConnectSchema) -> Callable[[object], bytes]:
-    """A reader of bytes: Avro's, or JSON's base64."""
-
-    def read(raw: object) -> bytes:
-        if isinstance(raw, bytes):
-            return raw
-        if not isinstance(raw, str):
-            raise _mismatch(raw, schema)
-        try:
-            return base64.b64decode(raw, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise ValueOutOfRangeError(f"{shown(raw)} is no base64 of {schema.name or 'bytes'}") from error
-
-    return read
 
 
 def _structure(schema: ConnectSchema) -> WireReader:
@@ -151,7 +80,7 @@ def _array(schema: ConnectSchema) -> Nested:
 
     def items(raw: object) -> object:
         if not isinstance(raw, list):
-            raise _mismatch(raw, schema)
+            raise mismatch(raw, schema)
         return [read(one) for one in raw]
 
     return items
@@ -174,7 +103,7 @@ def _entries(raw: object, schema: ConnectSchema) -> list[tuple[object, object]]:
     if isinstance(raw, Mapping):
         return list(raw.items())
     if not isinstance(raw, list):
-        raise _mismatch(raw, schema)
+        raise mismatch(raw, schema)
     found: list[tuple[object, object]] = []
     for one in raw:
         if isinstance(one, Mapping) and set(one) == {"key", "value"}:
@@ -182,7 +111,7 @@ def _entries(raw: object, schema: ConnectSchema) -> list[tuple[object, object]]:
         elif isinstance(one, list) and len(one) == 2:
             found.append((one[0], one[1]))
         else:
-            raise _mismatch(raw, schema)
+            raise mismatch(raw, schema)
     return found
 
 
@@ -191,7 +120,7 @@ def _struct(schema: ConnectSchema) -> Nested:
 
     def members(raw: object) -> object:
         if not isinstance(raw, Mapping):
-            raise _mismatch(raw, schema)
+            raise mismatch(raw, schema)
         return {name: read(raw.get(wire)) for name, wire, read in readers}
 
     return members
@@ -205,7 +134,7 @@ _NESTED: Final[dict[str, Callable[[ConnectSchema], Nested]]] = {
 
 
 def _counted(schema: ConnectSchema, text: Callable[[int], str]) -> WireReader:
-    read = _integer(schema)
+    read = integer(schema)
     return lambda raw: text(read(raw if type(raw) is int else _units(raw, schema)))
 
 
@@ -217,7 +146,7 @@ def _units(raw: object, schema: ConnectSchema) -> object:
         return (raw - _EPOCH.date()).days
     if isinstance(raw, time):
         return (datetime.combine(_EPOCH, raw, timezone.utc) - _EPOCH) // _MICROSECOND // _MS
-    raise _mismatch(raw, schema)
+    raise mismatch(raw, schema)
 
 
 def _days(schema: ConnectSchema) -> WireReader:
@@ -233,97 +162,13 @@ def _timestamp(per_second: int, schema: ConnectSchema) -> WireReader:
 
 
 def _iso(kind: str, schema: ConnectSchema, *, zoned: bool = False, timed: bool = True) -> WireReader:
-    read, text = times.iso_reader(kind, zoned=zoned, timed=timed), _text(schema)
-    return lambda raw: read(text(raw))
+    read, checked = times.iso_reader(kind, zoned=zoned, timed=timed), checked_text(schema)
+    return lambda raw: read(checked(raw))
 
 
 def _iso_time(schema: ConnectSchema) -> WireReader:
-    text = _text(schema)
-    return lambda raw: times.iso_time_text(text(raw))
-
-
-def _unscaled(schema: ConnectSchema) -> WireReader:
-    scale = whole_parameter(schema, "scale") or 0
-    read = bytes_reader(schema)
-
-    def decimal(raw: object) -> Decimal:
-        # JsonConverter's decimal.format NUMERIC: a number, which a parser may shorten to an integer.
-        if isinstance(raw, Decimal | int) and not isinstance(raw, bool):
-            return at_scale(Decimal(raw), scale, schema)
-        return scaled(read(raw), scale, schema)
-
-    return decimal
-
-
-def at_scale(value: Decimal, scale: int, schema: ConnectSchema) -> Decimal:
-    """The value with as many digits after the point as its schema says.
-
-    Raises:
-        ValueOutOfRangeError: it has more that are not zero, or is no number.
-    """
-    sign, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int) or abs(exponent) > _MOST_SCALE:
-        raise ValueOutOfRangeError(f"{shown(value)} is no {schema.name or 'decimal'}")
-    missing = scale + exponent
-    if missing < 0:
-        if any(digits[missing:]):
-            raise ValueOutOfRangeError(f"{shown(value)} has more than {scale} digits after the point")
-        return Decimal((sign, digits[:missing] or (0,), -scale))
-    return Decimal((sign, digits + (0,) * missing, -scale))
-
-
-def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
-    """The decimal of an unscaled number's bytes (big-endian two's complement), with all its digits.
-
-    Raises:
-        ValueOutOfRangeError: more digits or a wider scale than a database has.
-    """
-    if len(data) > _MOST_BYTES or abs(scale) > _MOST_SCALE:
-        raise ValueOutOfRangeError(f"{len(data)} bytes at scale {scale} are no {schema.name or 'decimal'}")
-    sign, digits, _ = Decimal(int.from_bytes(data, "big", signed=True)).as_tuple()
-    return Decimal((sign, digits, -scale))
-
-
-def whole_parameter(schema: ConnectSchema, name: str) -> int | None:
-    """A parameter that is a whole number, or None where the schema has none.
-
-    Raises:
-        SchemaMismatchError: it is something else.
-    """
-    text = schema.parameters.get(name)
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError as error:
-        raise SchemaMismatchError(f"{name} of {schema.name or schema.type} is {shown(text)}") from error
-
-
-def _variable_scale(schema: ConnectSchema) -> WireReader:
-    read = bytes_reader(schema)
-
-    def decimal(raw: object) -> Decimal:
-        if not isinstance(raw, Mapping) or not isinstance(raw.get("scale"), int):
-            raise _mismatch(raw, schema)
-        return scaled(read(raw.get("value")), raw["scale"], schema)
-
-    return decimal
-
-
-def _bits(schema: ConnectSchema) -> WireReader:
-    length = whole_parameter(schema, "length") or 64
-    read = bytes_reader(schema)
-    if length > 64:
-        return read
-
-    def number(raw: object) -> int:
-        # Debezium writes the lowest byte first, and as many as the value needs (PostgreSQL) or has (MySQL).
-        value = int.from_bytes(read(raw), "little")
-        if value >> length:
-            raise ValueOutOfRangeError(f"{shown(raw)} has more than {length} bits")
-        return value
-
-    return number
+    checked = checked_text(schema)
+    return lambda raw: times.iso_time_text(checked(raw))
 
 
 def _geometry(schema: ConnectSchema) -> WireReader:
@@ -331,18 +176,18 @@ def _geometry(schema: ConnectSchema) -> WireReader:
 
     def geometry(raw: object) -> bytes:
         if not isinstance(raw, Mapping):
-            raise _mismatch(raw, schema)
+            raise mismatch(raw, schema)
         return ewkb(raw, read)
 
     return geometry
 
 
 _PLAIN: Final[dict[str, Callable[[ConnectSchema], WireReader]]] = {
-    **dict.fromkeys(_INTEGER_BITS, _integer),
-    "float32": _float,
-    "float64": _float,
-    "boolean": _boolean,
-    "string": _text,
+    **dict.fromkeys(INTEGER_BITS, integer),
+    "float32": floating,
+    "float64": floating,
+    "boolean": boolean,
+    "string": checked_text,
     "bytes": bytes_reader,
     "array": _structure,
     "map": _structure,
@@ -361,9 +206,9 @@ _FORMS: Final[dict[Form, Callable[[ConnectSchema], WireReader]]] = {
     "iso_time": _iso_time,
     "iso_timestamp": partial(_iso, "date and time"),
     "zoned_timestamp": partial(_iso, "date and time with an offset", zoned=True),
-    "unscaled": _unscaled,
-    "variable_scale": _variable_scale,
-    "bits": _bits,
+    "unscaled": unscaled,
+    "variable_scale": variable_scale,
+    "bits": bits,
     "geometry": _geometry,
     "structure": _structure,
 }
