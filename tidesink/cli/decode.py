@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import orjson
 import typer
 from rich.markup import render
 
+import tidesink.codecs
 from tidesink.change import Message
 from tidesink.cli import exits, sources
 from tidesink.cli.codec_options import Given, with_codec_options
@@ -73,6 +75,7 @@ def decode(
     )
     checked = _strict(found) if strict else None
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
+    logging.getLogger(tidesink.codecs.__name__).addHandler(_TOLD)
     failed = 0
     write = _writer(output, at_once=start == "latest" or sys.stdout.isatty())
     observed = Observed(found)
@@ -94,6 +97,17 @@ def _strict(found: sources.Setting) -> CanalJsonSchema:
             "remove it"
         )
     return CanalJsonSchema(found.options)
+
+
+class _Told(logging.Handler):
+    """What a codec warns of while it decodes, such as a wrong checksum, on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell one warning."""
+        warn(record.getMessage())
+
+
+_TOLD = _Told()
 
 
 def decoded_lines(
