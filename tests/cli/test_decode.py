@@ -57,7 +57,7 @@ BAD_AVRO = [
     ("empty key", b"", VALUE, "FramingError", "key"),
     ("unknown schema id", KEY, b"\x00\x00\x00\xff\xff" + VALUE[5:], "SchemaNotFoundError", "65535"),
     ("no key, no value", None, None, "UnnamedRowError", "avro-include-before-value"),
-    ("delete marker", KEY, b"\x03" + bytes(8), "UnsupportedMessageError", "delete"),
+    ("delete marker", KEY, b"\x03" + bytes(7), "SchemaMismatchError", "delete marker"),
 ]
 
 
