@@ -19,7 +19,7 @@ def configs(vectors: Path, codec: str) -> list[dict[str, Any]]:
     return [json.loads(text) for text in sorted({json.dumps(config) for config in [*records, *feeds]})]
 
 
-@pytest.mark.parametrize("codec", ["avro", "canal-json"])
+@pytest.mark.parametrize("codec", ["avro", "canal-json", "debezium", "debezium-avro"])
 def test_the_producers_options_are_accepted(vectors: Path, schemas: str, codec: str) -> None:
     found = configs(vectors, codec)
     assert len(found) > 1

@@ -44,6 +44,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "'flat-avro'",
     ),
     (
+        "debezium",
+        changed(FLAT_AVRO, source__protocol="Debezium-JSON"),
+        "source.protocol",
+        "is not allowed",
+        "not by workers yet",
+    ),
+    (
         "large messages without the extension",
         changed(CANAL_JSON, source__large_message_handle_option="handle-key-only"),
         "source.large-message-handle-option",

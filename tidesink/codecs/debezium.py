@@ -106,6 +106,7 @@ class DebeziumCodec:
         raise EncodeError(
             f"{self.name} is read only: encode to canal-json or flat-avro, or let a connector write it",
             topic=topic,
+            table=str(event.table) if isinstance(event, ChangeEvent) else None,
         )
 
     def _event(self, message: Message) -> Event | None:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions, LargeMessageOption
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.opening import RESERVED
+from tidesink.codecs.opening import DEBEZIUM_ALIASES, RESERVED
 from tidesink.config.fields import MOST_BYTES, ByteSize, Listed, LocalPath, Model, PositiveDuration, Texts
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.config.large_messages import ClaimCheckPlace
@@ -37,6 +37,11 @@ def _protocol(value: Any) -> Any:
         return value
     if value.lower() in RESERVED:
         raise ValueError(f"{value.lower()} {RESERVED[value.lower()]}")
+    if value.lower() in DEBEZIUM_ALIASES:
+        raise ValueError(
+            f"{value.lower()} is read by tidesink decode and by open_codec, and not by workers yet: "
+            "let the changefeed write avro or canal-json, or read the topic with the codec"
+        )
     return PROTOCOL_ALIASES.get(value.lower(), value)
 
 

@@ -1,0 +1,111 @@
+"""``tidesink decode`` of Debezium's records."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.samples import run
+from tests.vectors import SUBSET
+
+FOLDER = SUBSET / "debezium"
+
+
+def _decoded(*args: str) -> list[dict[str, Any]]:
+    result = run("decode", *args, "-o", "json")
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def _schemas(folder: Path) -> str:
+    answers = json.loads((FOLDER / "avro_schemas.json").read_text(encoding="utf-8"))
+    lines = [json.dumps({"id": int(one), "schema": answer["schema"]}) for one, answer in answers.items()]
+    path = folder / "schemas.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def test_json_with_the_connectors_modes() -> None:
+    lines = _decoded(
+        *("--protocol", "debezium-json", "--input", str(FOLDER / "mdb_precise.jsonl")),
+        *("--decimal-handling-mode", "precise", "--binary-handling-mode", "base64-url-safe"),
+        *("--bigint-unsigned-handling-mode", "precise"),
+    )
+    orders = [line for line in lines if line.get("table", {}).get("name") == "orders"]
+    snapshot = next(line for line in orders if line["type"] == "upsert")
+    assert snapshot["after"]["amount"] == "1.0000"
+    assert snapshot["extension"]["source"]["file"] == "maria-bin.000001"
+    assert {line["type"] for line in lines} == {"ddl", "message", "upsert", "insert", "update", "delete"}
+    unsigned = [line["key"]["id"] for line in lines if line.get("key") and line["table"]["name"] == "t_num"]
+    assert 2**63 in unsigned
+
+
+def test_avro_with_its_schemas(tmp_path: Path) -> None:
+    lines = _decoded(
+        *("--protocol", "debezium-avro", "--input", str(FOLDER / "mdb_avro.jsonl")),
+        *("--schemas", _schemas(tmp_path)),
+    )
+    assert len(lines) == 244
+    row = next(line for line in lines if line["type"] == "insert" and line["table"]["name"] == "orders")
+    assert row["schema_id"]["key"] is not None
+    assert row["before"] is None
+    assert row["commit_ts"] is None
+    assert [line["type"] for line in lines].count("truncate") == 2
+
+
+def test_avro_without_schemas_says_what_is_missing() -> None:
+    result = run("decode", "--protocol", "debezium-avro", "--input", str(FOLDER / "mdb_avro.jsonl"))
+    assert result.exit_code == 2
+    assert "debezium-avro needs its schemas" in result.stderr
+
+
+def test_a_mode_debezium_does_not_have() -> None:
+    options = ("--decimal-handling-mode", "exact", "--input", "-")
+    result = run("decode", "--protocol", "debezium", *options, stdin="")
+    assert result.exit_code == 2
+    assert "precise or string or double" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b'{"id":0,"isDdl":false,"mysqlType":{},"data":[],"type":"INSERT"}', "canal-json"),
+        (b"\0\0\0\0\x01\xff", "debezium-avro"),
+    ],
+)
+def test_another_protocols_records_are_error_lines(value: bytes, words: str) -> None:
+    record = {"topic": "t", "partition": 0, "offset": 0, "key_b64": None}
+    line = json.dumps({**record, "value_b64": base64.b64encode(value).decode()})
+    result = run("decode", "--protocol", "debezium", "--input", "-", "-o", "json", stdin=line)
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["type"] == "error"
+    assert words in found["reason"]
+
+
+def test_people_see_messages_too() -> None:
+    result = run("decode", "--protocol", "debezium-json", "--input", str(FOLDER / "mdb_precise.jsonl"))
+    assert result.exit_code == 0
+    assert "  transaction\n" in result.stdout
+    assert "status = BEGIN" in result.stdout
+
+
+def test_floats_that_json_has_no_number_for_are_text() -> None:
+    source = {"connector": "postgresql", "schema": "s", "table": "t", "lsn": 1}
+    schema = {
+        "type": "struct",
+        "optional": True,
+        "fields": [{"type": "double", "optional": True, "field": "d"}],
+    }
+    envelope = {"type": "struct", "optional": False, "fields": [{**schema, "field": "after"}]}
+    envelope["fields"].append({**schema, "field": "before"})  # type: ignore[attr-defined]
+    payload = {"before": None, "after": {"d": "-Infinity"}, "op": "c", "source": source}
+    value = json.dumps({"schema": envelope, "payload": payload}).encode()
+    record = {"topic": "t", "partition": 0, "offset": 0, "key_b64": None}
+    line = json.dumps({**record, "value_b64": base64.b64encode(value).decode()})
+    result = run("decode", "--protocol", "debezium", "--input", "-", "-o", "json", stdin=line)
+    assert json.loads(result.stdout)["after"] == {"d": "-Infinity"}
