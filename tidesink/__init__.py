@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tidesink.codecs import open_codec
     from tidesink.codecs.base import CodecOptions
     from tidesink.config import load_config
+    from tidesink.consumer import consume
     from tidesink.errors import TidesinkError
     from tidesink.schema_registry import open_registry
     from tidesink.typemap.ddl import TableDefinitions
@@ -30,6 +31,7 @@ __all__ = [
     "TidesinkError",
     "WatermarkEvent",
     "__version__",
+    "consume",
     "load_config",
     "open_codec",
     "open_registry",
@@ -40,6 +42,7 @@ _HOMES = {
     "CodecOptions": "tidesink.codecs.base",
     "TableDefinitions": "tidesink.typemap.ddl",
     "TidesinkError": "tidesink.errors",
+    "consume": "tidesink.consumer",
     "load_config": "tidesink.config",
     "open_codec": "tidesink.codecs",
     "open_registry": "tidesink.schema_registry",

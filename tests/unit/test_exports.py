@@ -22,6 +22,7 @@ NAMES = [
     "TidesinkError",
     "WatermarkEvent",
     "__version__",
+    "consume",
     "load_config",
     "open_codec",
     "open_registry",

@@ -20,6 +20,7 @@ FLOORS: Final = (
     ("schema_registry",),
     ("codecs",),
     ("config",),
+    ("consumer",),
     ("sinks",),
     ("control",),
     ("dev",),

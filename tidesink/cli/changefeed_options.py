@@ -10,7 +10,6 @@ import typer
 
 from tidesink.config.changefeed import Changefeed, read_changefeed, read_toml_file
 from tidesink.errors import ConfigError
-from tidesink.typemap.ddl import TableDefinitions
 
 
 class Producer(str, Enum):
@@ -48,22 +47,3 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
         raise ConfigError("a changefeed needs --sink-uri: its brokers, topic and protocol stand in it")
     settings = read_toml_file(file) if file is not None else None
     return read_changefeed(sink_uri, settings, producer=producer.value)
-
-
-def definitions_of(file: Path | None) -> TableDefinitions:
-    """The tables of a file of SQL; none without a file.
-
-    Raises:
-        ConfigError: it cannot be read, or holds no CREATE TABLE.
-    """
-    definitions = TableDefinitions()
-    if file is None:
-        return definitions
-    try:
-        sql = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--table-definition {file} cannot be read: {reason}") from error
-    if not definitions.declare(sql):
-        raise ConfigError(f"--table-definition {file} holds no CREATE TABLE")
-    return definitions

@@ -15,12 +15,12 @@ from tidesink.cli.changefeed_options import (
     ProducerOption,
     SinkUri,
     changefeed_of,
-    definitions_of,
 )
 from tidesink.cli.local_stack import running_stack
 from tidesink.cli.options import DEFAULT_CONFIG
 from tidesink.cli.output import Output, OutputFormat, note, write_json
 from tidesink.cli.pipeline_text import PipelineText, checked, codec_lines, kafka_lines, scalar, tables_lines
+from tidesink.cli.sources import definitions_of
 from tidesink.config.changefeed.pipeline import pipeline_draft
 from tidesink.dev.stack import DIRECTORY, StackAddresses
 from tidesink.errors import ConfigError
@@ -87,7 +87,7 @@ def init(
         if protocol is not None or schema_registry is not None:
             raise ConfigError("--protocol and --schema-registry stand in the sink URI: remove them here")
         feed = changefeed_of(sink_uri, changefeed, producer)
-        draft = pipeline_draft(feed, definitions_of(table_definition))
+        draft = pipeline_draft(feed, definitions_of(table_definition, None))
         draft.source["brokers"] = brokers or draft.source["brokers"]
         text = PipelineText(
             brokers=scalar(draft.source["brokers"]),

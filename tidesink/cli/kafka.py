@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from tidesink.change import Message
 from tidesink.cli.output import warn
+from tidesink.consumer.group import message_of
 from tidesink.errors import ConfigError, SourceUnavailableError
 
 _SECONDS = 6.0
@@ -109,8 +110,10 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
     ends: dict[int, int] = {}
     assigned = []
     gone: dict[int, int] = {}
+    lasts: dict[int, int] = {}
     for number in sorted(found.partitions):
         low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
+        lasts[number] = high
         if start.kind == "offset" and start.value < low:
             gone[number] = low
         begin = _begin(consumer, TopicPartition(topic, number), start, (low, high))
@@ -120,6 +123,8 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
     consumer.assign(assigned)
     if gone:
         warn(gone_before(start, gone))
+    if not ends:
+        warn(nothing_from(start, lasts))
     return ends
 
 
@@ -127,6 +132,15 @@ def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
     """The warning that partitions keep less than was asked for; ``firsts``: the first offset of each."""
     kept = ", ".join(f"partition {number} from {first}" for number, first in sorted(firsts.items()))
     return f"--from {start.value}: records before were removed by the broker, which keeps {kept}"
+
+
+def nothing_from(start: Start, ends: Mapping[int, int]) -> str:
+    """The warning that a topic holds nothing from there on; ``ends``: the offset each partition ends at."""
+    at = ", ".join(f"partition {number} at {end}" for number, end in sorted(ends.items()))
+    if start.kind == "earliest":
+        return f"the topic holds no record ({at})"
+    shown = f"@{start.value}" if start.kind == "time" else start.value
+    return f"--from {shown}: nothing between it and the topic's end ({at}); begin earlier, or leave it out"
 
 
 def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[int, int]) -> int:
@@ -143,7 +157,7 @@ def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[i
 def _following(consumer: Consumer) -> Iterator[Message]:
     while True:
         for record in consumer.consume(_AT_ONCE, timeout=_POLL_SECONDS):
-            yield _message(_sound(record))
+            yield message_of(_sound(record))
 
 
 class _Merge:
@@ -170,7 +184,7 @@ class _Merge:
     def _fetch(self) -> None:
         records = self._consumer.consume(_AT_ONCE, timeout=_POLL_SECONDS)
         for record in records:
-            self._take(_message(_sound(record)))
+            self._take(message_of(_sound(record)))
         if not records:
             self._drop_ended()
 
@@ -204,16 +218,3 @@ def _sound(record: Any) -> Any:
     if record.error() is not None:
         raise KafkaException(record.error())
     return record
-
-
-def _message(record: Any) -> Message:
-    kind, milliseconds = record.timestamp()
-    return Message(
-        topic=record.topic(),
-        partition=record.partition(),
-        offset=record.offset(),
-        key=record.key(),
-        value=record.value(),
-        timestamp=milliseconds if kind else None,
-        headers=tuple(record.headers() or ()),
-    )

@@ -15,9 +15,9 @@ from tidesink.cli.changefeed_options import (
     ProducerOption,
     SinkUri,
     changefeed_of,
-    definitions_of,
 )
 from tidesink.cli.output import Output, OutputFormat, show_table, warn, write_json
+from tidesink.cli.sources import definitions_of
 from tidesink.codecs.dispatch import Dispatcher
 from tidesink.config.changefeed import Changefeed
 from tidesink.config.changefeed.pipeline import key_of, lost_order
@@ -43,7 +43,7 @@ def topics(
     one row's changes could be in several partitions, which loses their order.
     """
     feed = changefeed_of(sink_uri, changefeed, producer)
-    definitions = definitions_of(table_definition)
+    definitions = definitions_of(table_definition, None)
     names = [*map(_table_id, table or ()), *definitions]
     if not names:
         raise ConfigError("which tables? Give --table schema.table, or --table-definition FILE")
