@@ -442,3 +442,15 @@ def test_a_label_is_encoded_as_the_number_of_its_time() -> None:
         assert record is not None
         assert record.value is not None
         assert orjson.loads(record.value)["data"] == [{"id": "1", "a": number}]
+
+
+def test_the_columns_of_an_event_keep_their_first_default() -> None:
+    codec = CanalJsonCodec()
+    codec.decode(_ddl_at("CREATE TABLE t (id INT PRIMARY KEY)", BEFORE))
+    codec.decode(_ddl_at("ALTER TABLE t ADD a INT DEFAULT 5", BEFORE + 1))
+    codec.decode(_ddl_at("ALTER TABLE t ALTER a SET DEFAULT 9", AFTER))
+    (event,) = codec.decode(_sent(mysqlType={"id": "int", "a": "int"}, data=[{"id": "1", "a": "1"}]))
+    assert isinstance(event, ChangeEvent)
+    assert event.schema is not None
+    column = event.schema.by_name["a"]
+    assert (column.default, column.backfill) == ("9", "5")
