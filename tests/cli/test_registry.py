@@ -171,6 +171,26 @@ def test_check_between_two_definitions_needs_no_registry(ddl: Any) -> None:
     assert said("check", "--table-definition", dropped, "--previous", old)["ok"] is True
 
 
+def test_an_alter_is_judged_over_the_table_of_before(ddl: Any, tmp_path: Path) -> None:
+    """TiDB gives a column that is added NOT NULL a default, which the end state does not show."""
+    old = ddl(ORDERS, "old.sql")
+    alter = ddl("ALTER TABLE shop.orders ADD COLUMN extra INT NOT NULL", "alter.sql")
+    fields = said("check", "--table-definition", alter, "--previous", old)["subjects"][1]["fields"]
+    assert [row["new"] for row in fields if row["change"] == "added"] == ["int (INT) default 0"]
+    whole = ddl(ORDERS[:-1] + ", extra INT NOT NULL)", "whole.sql")
+    assert said("check", "--table-definition", whole, "--previous", old, code=1)["ok"] is False
+    config = tmp_path / "t.yaml"
+    source = "{brokers: 'h:1', protocol: avro, topics: 'p_{schema}_{table}', schema-registry: 'memory://m'}"
+    config.write_text(
+        f"pipeline: p\nsource: {source}\ntarget: {{path: lake}}\n"
+        f"tables: [{{name: shop.orders, definition: '{ORDERS}'}}]\n"
+    )
+    found = said("check", "--table-definition", alter, "--config", str(config))
+    assert [item["subject"] for item in found["subjects"]] == ["p_shop_orders-key", "p_shop_orders-value"]
+    words = told("check", "--table-definition", alter, "--previous", ddl("CREATE TABLE b.c (a INT)"), code=2)
+    assert "creates no table, and changes none that is known" in words
+
+
 def test_producer_options_are_judged_as_well(ddl: Any) -> None:
     file = ddl(ORDERS)
     modes = ("--avro-decimal-handling-mode", "string", "--enable-tidb-extension")

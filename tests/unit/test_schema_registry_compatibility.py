@@ -62,6 +62,13 @@ CASES = [
         record(A, before(field("a", "boolean"))),
         ["field '_ticdc_before.a' changed from int to boolean"],
     ),
+    (
+        "BACKWARD",
+        record(A, field("b", "int")),
+        record(field("a", "int", aliases=["b"])),
+        ["field 'a' means 'a' and 'b' of the old schema at once, by its aliases"],
+    ),
+    ("BACKWARD", record(A), record(field("z", "long", aliases=["a", "gone"])), []),
     ("NONE", record(A), '"string"', []),
     ("BACKWARD", '"int"', '"string"', ["the record changed from int to string"]),
 ]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import yaml
 
 from tidesink.config import parse_config
-from tidesink.config.changefeed.pipeline import KAFKA_VARIABLE, REGISTRY_VARIABLE
+from tidesink.config.changefeed.pipeline import CLAIM_CHECK_VARIABLE, KAFKA_VARIABLE, REGISTRY_VARIABLE
 from tidesink.errors import ConfigError
 
 # Words, paths and URLs; or addresses such as 127.0.0.1:9092. Anything else is quoted.
@@ -111,7 +111,7 @@ def checked(text: str) -> str:
     Raises:
         ConfigError: something in the changefeed is not for a pipeline; lists all of it.
     """
-    unset = dict.fromkeys((KAFKA_VARIABLE, REGISTRY_VARIABLE), "-")
+    unset = dict.fromkeys((KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE), "-")
     _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
     left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
     if left:

@@ -9,16 +9,19 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from tidesink.change import TableSchema
 from tidesink.cli import exits, sources
 from tidesink.cli import registry_options as options
 from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_codec_options
 from tidesink.cli.output import Output, OutputFormat, warn, write_json
 from tidesink.cli.registry_tables import (
     Candidates,
+    config_tables,
     defined_tables,
     of_config,
     of_tables,
     of_topic,
+    sql_file,
     topic_namer,
 )
 from tidesink.cli.registry_verdicts import show_verdicts
@@ -30,7 +33,8 @@ from tidesink.schema_registry.models import CompatibilityLevel, require_level
 from tidesink.schema_registry.verdict import Verdict, verdict
 
 Definition = Annotated[
-    Path | None, typer.Option("--table-definition", help="SQL DDL: the tables whose schemas are built.")
+    Path | None,
+    typer.Option("--table-definition", help="SQL DDL: CREATE TABLEs; or ALTERs, over what is known."),
 ]
 Database = Annotated[
     str | None, typer.Option("--database", help="The database of tables that the DDL names without one.")
@@ -52,6 +56,15 @@ class Request(NamedTuple):
     start: str = "earliest"
     brokers: str | None = None
     protocol: str | None = None
+    previous: Path | None = None
+
+    def tables(self, config: Config | None) -> list[TableSchema]:
+        """The tables of the definition, over those of before; raises ConfigError where there are none."""
+        before = config_tables(config)
+        if self.previous is not None:
+            before.append(sql_file("--previous", self.previous, self.database))
+        assert self.definition is not None  # noqa: S101  # asked for only where one is given
+        return defined_tables(sql_file("--table-definition", self.definition, self.database), before)
 
 
 @with_codec_options
@@ -89,7 +102,9 @@ def check(
     """
     wanted = None if level is None else require_level(level.upper())
     place = options.Place(schema_registry, registry_file, config, schemas)
-    request = Request(given, table_definition, database, topic_rule, topic, start, brokers, protocol)
+    request = Request(
+        given, table_definition, database, topic_rule, topic, start, brokers, protocol, previous
+    )
     with _judging(place, previous) as found:
         made = candidates(request, found)
         registry = _before(request, previous, found.config, wanted) if previous else found.registry
@@ -128,7 +143,9 @@ def _before(
 ) -> SchemaRegistry:
     """A registry that holds what TiCDC registered for the tables of before."""
     made = of_tables(
-        defined_tables(file, request.database), _options(request, config), topic_namer(request.rule, config)
+        defined_tables(sql_file("--previous", file, request.database)),
+        _options(request, config),
+        topic_namer(request.rule, config),
     )
     registry = MemorySchemaRegistry(url=file.name)
     for item in made.found:
@@ -153,7 +170,7 @@ def candidates(request: Request, found: options.Opened) -> Candidates:
         return of_topic(setting, request.topic, request.start, request.brokers, topic_of)
     made = _options(request, found.config)
     if request.definition is not None:
-        return of_tables(defined_tables(request.definition, request.database), made, topic_of)
+        return of_tables(request.tables(found.config), made, topic_of)
     if found.config is not None:
         return of_config(found.config, made, topic_of)
     raise ConfigError("which tables? Give --table-definition FILE, --topic NAME or --config FILE")

@@ -41,28 +41,61 @@ class Candidates:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def defined_tables(file: Path, database: str | None) -> list[TableSchema]:
-    """The tables of a file of SQL DDL, in its order; ``database``: of those named without one.
+class Sql(NamedTuple):
+    """Statements, the database of names without one, and where they stand."""
+
+    text: str
+    database: str
+    place: str
+
+
+def sql_file(option: str, file: Path, database: str | None) -> Sql:
+    """The statements of a file.
 
     Raises:
-        ConfigError: the file cannot be read, holds no CREATE TABLE, or a table's database is not told.
+        ConfigError: it cannot be read.
     """
-    definitions = TableDefinitions()
     try:
-        sql = file.read_text(encoding="utf-8")
+        return Sql(file.read_text(encoding="utf-8"), database or "", str(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--table-definition {file} cannot be read: {reason}") from error
-    definitions.declare(sql, database or "")
-    if not len(definitions):
-        raise ConfigError(f"{file} holds no CREATE TABLE")
-    bare = [table.name for table in definitions if not table.schema]
+        raise ConfigError(f"{option} {file} cannot be read: {reason}") from error
+
+
+def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
+    """The tables that statements create, and those of ``before`` that they change.
+
+    Raises:
+        ConfigError: there are none, SQL cannot be read, or a table's database is not told.
+    """
+    alone, over = TableDefinitions(), TableDefinitions()
+    created = alone.declare(sql.text, sql.database)
+    for one in before:
+        over.declare(one.text, one.database)
+    changed = [table for table in over.declare(sql.text, sql.database) if table not in created]
+    tables = [*map(alone.get, created), *map(over.get, changed)]
+    found = [schema for schema in tables if schema is not None]
+    if not found:
+        raise ConfigError(
+            f"{sql.place} creates no table, and changes none that is known: give its CREATE TABLE, or for an "
+            "ALTER the table of before with --previous or --config"
+        )
+    bare = [schema.table.name for schema in found if not schema.table.schema]
     if bare:
         raise ConfigError(
-            f"{file} does not say the database of {', '.join(bare)}, which is part of the schema's name: "
-            "give --database NAME"
+            f"{sql.place} does not say the database of {', '.join(bare)}, which is part of the schema's "
+            "name: give --database NAME"
         )
-    return [schema for schema in map(definitions.get, definitions) if schema is not None]
+    return found
+
+
+def config_tables(config: Config | None) -> list[Sql]:
+    """The definitions that a config has."""
+    return [
+        Sql(entry.definition.sql, entry.table.schema, f"the definition of {entry.table}")
+        for entry in (config.tables if config else ())
+        if entry.table is not None and entry.definition is not None
+    ]
 
 
 def topic_namer(rule: str | None, config: Config | None) -> TopicOf:
@@ -108,19 +141,18 @@ def _parts(key: str, value: str) -> tuple[tuple[SubjectPart, str], ...]:
 
 def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
     """Schemas of the tables whose definition the config has; the others are skipped, with a reason."""
-    definitions = TableDefinitions()
-    skipped: dict[str, str] = {}
-    for entry in config.tables:
-        if entry.table is not None and entry.definition is not None:
-            definitions.declare(entry.definition.sql, entry.table.schema)
-        elif entry.table is not None:
-            skipped[str(entry.table)] = "the config has no definition of it: add one, or give --topic"
-    if not len(definitions):
+    given = config_tables(config)
+    if not given:
         raise ConfigError(
             "the config defines no table: add tables: [{name, definition}], or give --topic NAME"
         )
-    made = of_tables(filter(None, map(definitions.get, definitions)), options, topic_of)
-    return Candidates(made.found, {**skipped, **made.skipped}, made.failed)
+    made = of_tables([schema for sql in given for schema in defined_tables(sql)], options, topic_of)
+    for entry in config.tables:
+        if entry.table is not None and entry.definition is None:
+            made.skipped[str(entry.table)] = (
+                "the config has no definition of it: add one, or give --topic NAME"
+            )
+    return made
 
 
 def of_topic(setting: Setting, topic: str, start: str, brokers: str | None, topic_of: TopicOf) -> Candidates:
