@@ -133,12 +133,21 @@ def test_a_topic_decodes_validates_and_plans(stack: Stack, tmp_path: Path, proto
         "spent": "string",
         "note": "string",
     }
+    told = {"flat-avro": ("avro", "inferred from the Avro"), "canal-json": ("ddl", "of the topic's own DDL")}
+    assert plan["types_from"] == told[protocol][0]
     notes = {column["name"]: column["note"] for column in plan["columns"]}
     assert "more than 38 digits" in notes["price"]
     assert "no calendar has: null" in notes["made"]
     text = run("plan", config).stdout
     assert "shop.order_items" in text
     assert "warning: column price" in text
+    assert f"source types: {told[protocol][1]}" in text
+
+    beyond = run("decode", "-c", config, "--topic", stack.topic, "--from", "500", "-o", "json")
+    assert (beyond.exit_code, beyond.stdout) == (0, "")
+    # flat-avro has no DDL events.
+    assert "--from 500: nothing between it and the topic's end" in beyond.stderr
+    assert f"(partition 0 at {4 if protocol == 'canal-json' else 2}, partition 1 at 4)" in beyond.stderr
 
 
 def test_a_table_without_a_key_is_a_problem_in_the_plan(stack: Stack, tmp_path: Path) -> None:
@@ -153,8 +162,13 @@ def test_a_table_without_a_key_is_a_problem_in_the_plan(stack: Stack, tmp_path: 
     assert "keys: [...]" in plan["problem"]
     assert "mysqlType" in plan["warnings"][0]
     assert "no precision" in plan["columns"][0]["note"]
+    assert plan["types_from"] == "rows"
     named = config_file(tmp_path, stack, "canal-json", tables=[{"name": "shop.bare", "keys": ["a"]}])
     assert run("plan", named).exit_code == 0
+    sql = "CREATE TABLE bare (a DECIMAL(9,2) PRIMARY KEY)"
+    stated = config_file(tmp_path, stack, "canal-json", tables=[{"name": "shop.bare", "definition": sql}])
+    (plan,) = json.loads(run("plan", stated, "-o", "json").stdout)["tables"]
+    assert (plan["types_from"], plan["columns"][0]["target_type"]) == ("definition", "decimal(9,2)")
 
 
 def test_a_topic_that_is_not_there(stack: Stack) -> None:

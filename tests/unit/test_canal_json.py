@@ -305,7 +305,7 @@ def _value(word: str, text: str, *, definition: str | None = None, topic: str | 
         ("int", "enum('d','e')", None, 2),
         ("set", "set('d','e')", None, "e"),
         ("set", None, None, 2),
-        ("geometry", None, None, "2"),
+        ("hypercube", None, None, "2"),
         ("", None, None, "2"),
         ("", "int", None, 2),
     ],
