@@ -20,7 +20,7 @@ target: {path: lake}
 
 @pytest.mark.parametrize("name", ["rich-avro", "RICH-AVRO"])
 def test_opening_a_codec(name: str) -> None:
-    with pytest.raises(ConfigError, match="is reserved in TiCDC's design.*use flat-avro .* or canal-json"):
+    with pytest.raises(ConfigError, match=r"is reserved in TiCDC's design.*use flat-avro .* or canal-json"):
         open_codec(name)
 
 
