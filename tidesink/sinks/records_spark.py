@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it
 
 from tidesink.change import TableId
 from tidesink.codecs.columns_base import BAD, DDL
+from tidesink.codecs.compression import Compression, compression_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,6 +41,12 @@ def named_tables(raw: DataFrame) -> list[TableId]:
     named = raw.where(is_ddl == "false").select(database.alias("schema"), name.alias("name"))
     rows = named.where("name <> ''").distinct().collect()
     return sorted(TableId(row["schema"] or "", row["name"]) for row in rows)
+
+
+def compression_in(raw: DataFrame) -> Compression:
+    """How one of the values is compressed that do not begin as JSON does; ``none`` where there is none."""
+    odd = raw.where(~F.startswith("value", F.lit(bytearray(b"{")))).select("value").limit(1).collect()
+    return compression_of(bytes(odd[0]["value"])) if odd else "none"
 
 
 def is_row() -> Column:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
+from tidesink.errors import ConfigError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
-from tidesink.sinks.records_spark import named_tables
+from tidesink.sinks.records_spark import compression_in, named_tables
 from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
 
@@ -73,6 +74,7 @@ class TopicTables:
         Raises:
             SourceError: Kafka refuses, or does not answer.
             StateStoreError: the store does not answer.
+            ConfigError: nothing names a table, since the records are compressed and nobody said so.
         """
         if self._looked_at != found.topic_id:
             self._looked_at, self._looked = found.topic_id, {}
@@ -97,4 +99,11 @@ class TopicTables:
         raw = self._source.frame(session, ranges)
         with translated_read_errors(self._topic):
             tables = named_tables(raw)
+            kind = "none" if tables or self.known() else compression_in(raw)
+        if kind != "none":
+            raise ConfigError(
+                f"no record names a table, and the records are compressed ({kind}): set "
+                f"source.large-message-handle-compression: {kind}, as the changefeed has it",
+                topic=self._topic,
+            )
         self.add(tables)
