@@ -74,6 +74,39 @@ def test_a_filter_with_one_table_owns_the_topic_of_the_uri(tmp_path: Path) -> No
     assert [(entry.name, entry.topic) for entry in config.tables] == [("shop.orders", "rest")]
 
 
+LARGE = "[sink.kafka-config.large-message-handle]\nlarge-message-handle-compression='lz4'\n"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [("file:///var/claims", "file:///var/claims"), (f"s3://b/p?access-key={SECRET}", "${env:")],
+)
+def test_large_messages_are_found_where_the_changefeed_puts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, shown: str
+) -> None:
+    toml = f"{LARGE}large-message-handle-option='claim-check'\nclaim-check-storage-uri='{uri}'\n"
+    file = written(tmp_path, f"{CANAL}&enable-tidb-extension=true", toml)
+    text = file.read_text(encoding="utf-8")
+    assert SECRET not in text
+    assert f"claim-check-storage-uri: {shown}" in text
+    monkeypatch.setenv("CLAIM_CHECK_STORAGE_URI", uri)
+    options = load_config(file).source.codec_options()
+    assert (options.large_message_handle_option, options.large_message_handle_compression) == (
+        "claim-check",
+        "lz4",
+    )
+    assert options.claim_check_storage_uri == uri
+
+
+def test_rows_with_checksums_are_checked(tmp_path: Path) -> None:
+    uri = (
+        f"{AVRO}&enable-tidb-extension=true&avro-decimal-handling-mode=string"
+        "&avro-bigint-unsigned-handling-mode=string"
+    )
+    toml = f"{PER_TABLE}[integrity]\nintegrity-check-level='correctness'\n"
+    assert load_config(written(tmp_path, uri, toml)).source.checksum == "warn"
+
+
 @pytest.mark.parametrize("where", ["uri", "file"])
 def test_secrets_become_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     sasl = {

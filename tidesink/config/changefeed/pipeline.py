@@ -18,6 +18,7 @@ from tidesink.typemap.ddl import TableDefinitions
 
 KAFKA_VARIABLE: Final = "KAFKA_PASSWORD"
 REGISTRY_VARIABLE: Final = "SCHEMA_REGISTRY_PASSWORD"
+CLAIM_CHECK_VARIABLE: Final = "CLAIM_CHECK_STORAGE_URI"
 _SAFE_RULE: Final = "use partition = 'index-value' or 'table' in the changefeed's dispatcher"
 # Always written, since a reader of the config wants to see them; the others where they are not the default.
 _ALWAYS: Final = {
@@ -64,11 +65,11 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
         "topics": topics[0] if len(topics) == 1 else topics,
         **_registry(feed, protocol, draft.notes),
         **_codec(feed, protocol),
+        **dict(_large_messages(feed, protocol, draft.notes)),
     }
     kafka = dict(_kafka(feed.given, bool(feed.options["enable-tls"]), draft.notes))
     if kafka:
         draft.source["kafka"] = kafka
-    draft.notes += _large_messages(feed)
     return draft
 
 
@@ -184,6 +185,8 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
 def _codec(feed: Changefeed, protocol: str) -> dict[str, Any]:
     options, known = feed.options, SourceSettings.model_fields
     found: dict[str, Any] = {name: options[name] for name in _ALWAYS[protocol]}
+    if protocol == "flat-avro" and options["row-checksum"]:
+        found["checksum"] = "warn"
     for name in _WHERE_SET[protocol]:
         if options.get(name) and name.replace("-", "_") in known:
             found[name] = options[name]
@@ -209,7 +212,24 @@ def _kafka(given: Given, tls: bool, notes: list[str]) -> Iterator[tuple[str, str
             yield place, said(name)
 
 
-def _large_messages(feed: Changefeed) -> Iterator[str]:
-    option = feed.options["large-message-handle-option"]
+def _large_messages(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
+    """Where the reader finds what a canal-json message leaves out; other protocols have no such messages."""
+    option, compression = (feed.options[f"large-message-handle-{part}"] for part in ("option", "compression"))
+    if protocol != "canal-json":
+        return
     if option in ("claim-check", "handle-key-only"):
-        yield f"large-message-handle-option is {option}: see docs/configuration.md for what the reader needs"
+        yield "large-message-handle-option", option
+    if compression != "none":
+        yield "large-message-handle-compression", compression
+    if option == "claim-check":
+        uri = str(feed.options["claim-check-storage-uri"])
+        if "?" in uri or "@" in uri:  # an access key may stand in it
+            notes.append(f"set {CLAIM_CHECK_VARIABLE} to the changefeed's claim-check-storage-uri")
+            uri = f"${{env:{CLAIM_CHECK_VARIABLE}}}"
+        yield "claim-check-storage-uri", uri
+        if feed.options["claim-check-raw-value"]:
+            yield "claim-check-raw-value", True
+    if option == "handle-key-only":
+        notes.append(
+            "large rows carry their key alone: give upstream-url, TiDB's, and they are completed from it"
+        )
