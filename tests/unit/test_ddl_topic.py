@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -105,7 +106,7 @@ class _ScriptedDdl(TopicDdl):
     topic: tuple[str, ...] = ()
 
     def _read(self, _session: Any, start: int, end: int) -> list[DdlStatement]:
-        return [DdlStatement("s", sql) for sql in self.topic[start:end]]
+        return [DdlStatement("s", sql, at) for at, sql in enumerate(self.topic)][start:end]
 
 
 @pytest.fixture
@@ -152,3 +153,47 @@ def test_a_document_without_warnings_is_read(store: SqlStateStore) -> None:
     assert (again.tables(), again.warnings(T)) == ((T,), ())
     assert again.scan(NO_SESSION, _ends(2))
     assert len(again.warnings(T)) == 1
+
+
+MEMBERS = (
+    "create table t (id int primary key, e enum('a','b'), d int)",
+    "alter table t modify e enum('b','a')",
+    "alter table t drop column d",
+)
+
+
+def _labels(ddl: TopicDdl) -> list[tuple[str, ...] | None]:
+    found = ddl.get(T)
+    assert found is not None
+    return [found.by_name["e"].type_at(at).members for at in (0, 1)]
+
+
+def test_what_columns_were_before_outlives_a_restart_and_warns_of_nothing(store: SqlStateStore) -> None:
+    first, again = _ddl(store, *MEMBERS), _ddl(store, *MEMBERS)
+    first.scan(NO_SESSION, _ends(3))
+    again.recall(_ends(3))
+    for ddl in (first, again):
+        assert _labels(ddl) == [("a", "b"), ("b", "a")]
+        assert [column.name for column in ddl.former(T)] == ["d"]
+        assert ddl.warnings(T) == ()
+
+
+@pytest.mark.parametrize(
+    ("earliest", "labels"),
+    [(0, [("a", "b"), ("b", "a")]), (1, [("b", "a"), ("b", "a")])],
+)
+def test_definitions_without_their_times_are_read_again_while_the_topic_has_them(
+    store: SqlStateStore, earliest: int, labels: list[tuple[str, ...]]
+) -> None:
+    """A state store written before times were kept."""
+    _ddl(store, *MEMBERS).scan(NO_SESSION, _ends(3))
+    kept: Any = store.load_document("topic-ddl", "p/cdc")
+    definitions = json.loads(kept["definitions"])
+    del kept["timed"], definitions["history"]
+    for column in definitions["tables"][0]["columns"]:
+        del column["earlier"]
+    kept["definitions"] = json.dumps(definitions)
+    store.save_document("topic-ddl", "p/cdc", kept)
+    again = _ddl(store, *MEMBERS)
+    again.scan(NO_SESSION, TopicOffsets("cdc", "one", {0: PartitionOffsets(earliest, 3)}))
+    assert _labels(again) == labels
