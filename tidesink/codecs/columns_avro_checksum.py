@@ -20,7 +20,7 @@ from tidesink.codecs.columns_avro_record import RecordColumns
 from tidesink.codecs.columns_avro_schema import WriterColumn
 from tidesink.codecs.columns_faults import null
 from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, CORRUPTED_REASON, NO_CHECKSUM, summed
-from tidesink.codecs.row_checksum_bytes import TEXT_SCALE, Summed, checksum_reason
+from tidesink.codecs.row_checksum_bytes import TEXT_SCALE, Summed, checksum_reason, part_readers
 
 # So that executors need no tidesink: the module travels with the function that uses it.
 cloudpickle.register_pickle_by_value(row_checksum_bytes)  # type: ignore[no-untyped-call]
@@ -71,14 +71,15 @@ def _summed(writer: WriterColumn) -> Summed:
 
 
 def _reasons(values: Column, kinds: list[tuple[Summed, ...]], time_zone: str) -> Column:
-    def reason(row: Any) -> str | None:
+    def reason(row: Any, readers: list[Any]) -> str | None:
         if row is None:
             return None
         which, said, *columns = row
-        return checksum_reason(said.decode("utf-8", "replace"), kinds[int(which)], columns, time_zone)
+        return checksum_reason(said.decode("utf-8", "replace"), readers[int(which)], columns)
 
     def reasons(batch: Any) -> Any:
-        return pd.Series([reason(row) for row in batch], dtype=object)
+        readers = [part_readers(columns, time_zone) for columns in kinds]
+        return pd.Series([reason(row, readers) for row in batch], dtype=object)
 
     import pandas as pd
 

@@ -267,7 +267,9 @@ class FlatAvroCodec:
         schema_id = self._registry.register(subject(topic, part), text)
         full_width = self._options.producer == "new"
         writer = RecordWriter.of(schema_id, record, columns=built.columns, full_width_bit=full_width)
-        return replace(writer, summed=built.summed, time_zone=self._options.time_zone)
+        return (
+            replace(writer, sums=RowSums(built.summed, self._options.time_zone)) if built.summed else writer
+        )
 
     def _id_writer(self, schema_id: int, wide: bool) -> RecordWriter:
         writer = self._id_writers.get((schema_id, wide))

@@ -14,7 +14,7 @@ from tidesink.change import ChangeEvent, Column, Op, Row, physical_ms
 from tidesink.codecs.flat_avro_record import EXTENSION, AvroColumn, WriterRecord
 from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP, PHYSICAL_TIME
 from tidesink.codecs.flat_avro_values import ToWire, to_wire
-from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, CURRENT_VERSION, VERSION, checksum_of
+from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, CURRENT_VERSION, VERSION, RowSums
 from tidesink.codecs.wire import header
 from tidesink.errors import EncodeError
 from tidesink.typemap.shown import shown
@@ -98,8 +98,7 @@ class RecordWriter:
     record: WriterRecord
     rows: RowWriter
     before: RowWriter | None = None
-    summed: tuple[Column, ...] = ()  # what a row's checksum is over, where it is not given
-    time_zone: str = "UTC"
+    sums: RowSums | None = None  # computes a row's checksum, where it is not given
     head: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -143,10 +142,10 @@ class RecordWriter:
     def _with_checksum(self, event: ChangeEvent) -> ChangeEvent:
         """The event with its row's checksum, where the producer would have one and the event has none."""
         extension = event.extension or {}
-        if not self.summed or CHECKSUM in extension:
+        if self.sums is None or CHECKSUM in extension:
             return event
-        found = checksum_of(self.summed, _row_of(event), time_zone=self.time_zone)
-        return event._replace(extension={VERSION: CURRENT_VERSION, **extension, CHECKSUM: str(found)})
+        found = str(self.sums.sum(_row_of(event)))
+        return event._replace(extension={VERSION: CURRENT_VERSION, **extension, CHECKSUM: found})
 
     def _before(self, event: ChangeEvent) -> object:
         if event.before is None or self.before is None:

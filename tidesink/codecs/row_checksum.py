@@ -14,7 +14,7 @@ from typing import Final
 
 from tidesink.change import ChangeEvent, Column, ColumnType, Row
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.row_checksum_bytes import Summed, checksum_reason, row_sums
+from tidesink.codecs.row_checksum_bytes import Summed, checksum_reason, part_readers, row_sums
 from tidesink.errors import EncodeError
 from tidesink.typemap.table import Reader, row_of
 
@@ -57,10 +57,7 @@ def checksum_of(columns: Sequence[Column], row: Row, *, time_zone: str = "UTC") 
     Raises:
         EncodeError: a value is none of its column's type.
     """
-    try:
-        return row_sums(map(_summed_column, columns), [row[column.name] for column in columns], time_zone)[0]
-    except (KeyError, ValueError, ArithmeticError, TypeError) as error:
-        raise EncodeError(f"the row's checksum cannot be computed: {error!s:.120}") from error
+    return RowSums(columns, time_zone).sum(row)
 
 
 def _summed_column(column: Column) -> Summed:
@@ -75,12 +72,22 @@ def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Colu
 
 
 class RowSums:
-    """Judges the rows of one writer schema; ``columns`` stand in the order of its fields."""
+    """Sums the rows of one table, or judges those of one writer schema, over ``columns`` in this order."""
 
     def __init__(self, columns: Sequence[Column], time_zone: str) -> None:
         self._names = tuple(column.name for column in columns)
-        self._summed = tuple(map(_summed_column, columns))
-        self._time_zone = time_zone
+        self._readers = part_readers(map(_summed_column, columns), time_zone)
+
+    def sum(self, row: Row) -> int:
+        """The sum of a row; of an hour that comes twice, the first is meant.
+
+        Raises:
+            EncodeError: a value is none of its column's type.
+        """
+        try:
+            return row_sums(self._readers, [row[name] for name in self._names])[0]
+        except (KeyError, ValueError, ArithmeticError, TypeError) as error:
+            raise EncodeError(f"the row's checksum cannot be computed: {error!s:.120}") from error
 
     def fault(self, row: Row, extension: Mapping[str, object]) -> str | None:
         """Why the row is not what its checksum says; None where it is, or has none.
@@ -92,8 +99,7 @@ class RowSums:
         said = extension.get(CHECKSUM, "")
         if said in NO_CHECKSUM:
             return None
-        values = [row[name] for name in self._names]
-        return checksum_reason(str(said), self._summed, values, self._time_zone)
+        return checksum_reason(str(said), self._readers, [row[name] for name in self._names])
 
 
 def checksum_fault(event: ChangeEvent, *, time_zone: str = "UTC") -> str | None:

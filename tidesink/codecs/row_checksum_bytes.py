@@ -13,18 +13,21 @@ Nothing of tidesink is imported, so that Spark's executors can be given this mod
 
 from __future__ import annotations
 
-import math
 import re
 import struct
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
+from functools import partial
+from math import isfinite
 from typing import Any, Final
+from zlib import crc32
 from zoneinfo import ZoneInfo
 
 # Kind of column, members of an ENUM or SET, digits behind the point of a DECIMAL in bytes.
 Summed = tuple[str, tuple[str, ...], int]
+# A value to the bytes it adds; several where the wire does not say which.
+PartReader = Callable[[Any], "bytes | tuple[bytes, ...]"]
 
 # A DECIMAL in bytes that are its text, and not its unscaled digits.
 TEXT_SCALE: Final = -1
@@ -32,7 +35,7 @@ TEXT_SCALE: Final = -1
 MOST_SUMS: Final = 4096
 _MASK: Final = (1 << 64) - 1
 _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{1,6})?")
-_SECOND: Final = "%Y-%m-%d %H:%M:%S"
+_DOUBLE: Final = struct.Struct("<d")
 
 
 MISMATCH: Final = (
@@ -46,10 +49,15 @@ class UntoldError(ValueError):
     """A row whose sum cannot be computed from what the wire says; the text says why."""
 
 
-def checksum_reason(said: str, columns: Iterable[Summed], values: Iterable[Any], zone: str) -> str | None:
+def part_readers(columns: Iterable[Summed], zone: str) -> tuple[PartReader, ...]:
+    """What each column adds to the sum; ``zone`` is where TIMESTAMP texts are."""
+    return tuple(_reader(kind, members, scale, zone) for kind, members, scale in columns)
+
+
+def checksum_reason(said: str, readers: Sequence[PartReader], values: Iterable[Any]) -> str | None:
     """Why ``said`` is none of the sums the values can have; None where it is one."""
     try:
-        sums = row_sums(columns, values, zone)
+        sums = row_sums(readers, values)
     except (ValueError, ArithmeticError, TypeError) as error:
         return f"the row's checksum cannot be computed: {error!s:.120}"
     if said in map(str, sums):
@@ -57,35 +65,36 @@ def checksum_reason(said: str, columns: Iterable[Summed], values: Iterable[Any],
     return f"the row's checksum is {sums[0]} and TiCDC wrote {said[:40]!r}: {MISMATCH}"
 
 
-def row_sums(columns: Iterable[Summed], values: Iterable[Any], zone: str) -> tuple[int, ...]:
-    """Every sum the row can have, the likeliest first; ``zone`` is where TIMESTAMP texts are.
+def row_sums(readers: Sequence[PartReader], values: Iterable[Any]) -> Sequence[int]:
+    """Every sum the row can have, the likeliest first.
 
     Raises:
         UntoldError: none can be computed.
     """
     sums = [0]
-    for (kind, members, scale), value in zip(columns, values, strict=True):
+    for reader, value in zip(readers, values, strict=True):
         if value is None:
             continue
-        parts = _SINGLE[kind](value) if kind in _SINGLE else _several(kind, value, members, scale, zone)
+        parts = reader(value)
         if isinstance(parts, bytes):
-            sums = [zlib.crc32(parts, found) for found in sums]
+            sums = [crc32(parts, found) for found in sums]
             continue
-        sums = [zlib.crc32(part, found) for found in sums for part in parts]
+        sums = [crc32(part, found) for found in sums for part in parts]
         if len(sums) > MOST_SUMS:
             raise UntoldError(f"its TIMESTAMP columns can be read in more than {MOST_SUMS} ways")
-    return tuple(sums)
+    return sums
 
 
-def _several(
-    kind: str, value: Any, members: tuple[str, ...], scale: int, zone: str
-) -> bytes | tuple[bytes, ...]:
+def _reader(kind: str, members: tuple[str, ...], scale: int, zone: str) -> PartReader:
     if kind == "timestamp":
-        return _timestamp(_text_of(value), zone)
+        return _text if zone == "UTC" else partial(_timestamp, ZoneInfo(zone))
     if kind == "decimal":
-        return _sized(_decimal_text(value, scale).encode())
-    label = value if isinstance(value, int) else _text_of(value)
-    return _enum(label, members) if kind == "enum" else _set(label, members)
+        return partial(_decimal, scale)
+    if kind == "enum":
+        return partial(_enum, _indexes(members))
+    if kind == "set":
+        return partial(_set, _bits(members))
+    return _SINGLE[kind]
 
 
 def _text_of(value: str | bytes) -> str:
@@ -98,7 +107,7 @@ def _integer(value: int | bytes) -> bytes:
 
 def _float(value: float | bytes) -> bytes:
     number = float(value)
-    return struct.pack("<d", number if math.isfinite(number) else 0.0)
+    return _DOUBLE.pack(number if isfinite(number) else 0.0)
 
 
 def _sized(data: bytes) -> bytes:
@@ -123,71 +132,83 @@ def _vector(value: str | bytes) -> bytes:
         raise UntoldError(f"{text:.40} is no vector") from error
 
 
-def _decimal_text(value: Any, scale: int) -> str:
+def _decimal(scale: int, value: Any) -> bytes:
     """A decimal's digits padded to its scale: from our value, from text, or from unscaled bytes."""
     if not isinstance(value, bytes):
-        return format(value, "f")
+        return _text(format(value, "f"))
     if scale == TEXT_SCALE:
-        return format(Decimal(value.decode("ascii", "replace")), "f")
+        return _text(format(Decimal(value.decode("ascii", "replace")), "f"))
     unscaled = int.from_bytes(value, "big", signed=True)
     digits = str(abs(unscaled)).rjust(scale + 1, "0")
     sign = "-" if unscaled < 0 else ""
-    return sign + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits)
+    return _text(sign + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits))
 
 
-def _timestamp(text: str, zone: str) -> bytes | tuple[bytes, ...]:
+def _timestamp(zone: ZoneInfo, value: str | bytes) -> bytes | tuple[bytes, ...]:
     """The text in UTC; two where the clock shows it twice. What is no moment, as 0000-00-00, stays."""
+    text = _text_of(value)
     found = _LOCAL.fullmatch(text)
-    if zone == "UTC" or found is None:
-        return _sized(text.encode())
+    if found is None:
+        return _text(text)
     try:
-        local = datetime.strptime(found[1], _SECOND)
-        moments = [
-            local.replace(tzinfo=ZoneInfo(zone), fold=fold).astimezone(timezone.utc).replace(tzinfo=None)
-            for fold in (0, 1)
-        ]
+        local = datetime.fromisoformat(found[1])
+        first, second = (local.replace(tzinfo=zone, fold=fold).astimezone(timezone.utc) for fold in (0, 1))
     except (ValueError, OverflowError):
-        return _sized(text.encode())
-    texts = dict.fromkeys(moment.isoformat(" ") + (found[2] or "") for moment in moments)
-    return tuple(_sized(one.encode()) for one in texts)
+        return _text(text)
+    fraction = found[2] or ""
+    texts = [_text(moment.replace(tzinfo=None).isoformat(" ") + fraction) for moment in (first, second)]
+    return texts[0] if first == second else tuple(texts)
 
 
-def _enum(label: str | int, members: tuple[str, ...]) -> bytes | tuple[bytes, ...]:
-    if isinstance(label, int):
-        return _integer(label)
-    places = _places(label, members)
-    if not places:
+def _indexes(members: tuple[str, ...]) -> dict[str, bytes | tuple[bytes, ...]]:
+    """What an ENUM's label adds: its index, or each index it may have.
+
+    In ``allowed`` a comma behind a backslash may as well part two members, the first ending in a backslash.
+    """
+    found: dict[str, list[int]] = {}
+    parted = 0
+    for place, member in enumerate(members, start=1):
+        found.setdefault(member, []).extend(range(place, place + parted + 1))
+        parted += member.count(",")
+    parts = {label: tuple(map(_integer, dict.fromkeys(places))) for label, places in found.items()}
+    return {label: several[0] if len(several) == 1 else several for label, several in parts.items()}
+
+
+def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | bytes | int) -> bytes | tuple[bytes, ...]:
+    if isinstance(value, int):
+        return _integer(value)
+    label = _text_of(value)
+    found = parts.get(label) or parts.get(_unquoted(label))
+    if found is None:
         raise UntoldError(f"{label[:40]!r} is none of the members of its ENUM")
-    # In `allowed` a comma behind a backslash may as well part two members, the first ending in a backslash.
-    indexes = [
-        place + 1 + parted
-        for place in places
-        for parted in range(sum(m.count(",") for m in members[:place]) + 1)
-    ]
-    return tuple(_integer(index) for index in dict.fromkeys(indexes))
+    return found
 
 
-def _set(label: str | int, members: tuple[str, ...]) -> bytes:
-    if isinstance(label, int):
-        return _integer(label)
-    mask = 0
+def _bits(members: tuple[str, ...]) -> dict[str, int]:
+    # MySQL allows no comma in a SET's member: one there shows that `allowed` was split wrongly.
+    if any("," in member for member in members):
+        return {}
+    return {member: 1 << place for place, member in enumerate(members) if members.count(member) == 1}
+
+
+def _set(bits: dict[str, int], value: str | bytes | int) -> bytes:
+    if isinstance(value, int):
+        return _integer(value)
+    mask, label = 0, _text_of(value)
     for part in label.split(",") if label else ():
-        places = _places(part, members)
-        # MySQL allows no comma in a SET's member: one there shows that `allowed` was split wrongly.
-        if len(places) != 1 or any("," in member for member in members):
+        bit = bits.get(part) or bits.get(_unquoted(part))
+        if bit is None:
             raise UntoldError(f"{part[:40]!r} is no certain member of its SET")
-        mask |= 1 << places[0]
+        mask |= bit
     return _integer(mask)
 
 
-def _places(label: str, members: tuple[str, ...]) -> list[int]:
+def _unquoted(label: str) -> str:
     # The producer writes \' and '' as ' in `allowed`, and the value as it is.
-    quoted = label.replace("\\'", "'").replace("''", "'")
-    exact = [place for place, member in enumerate(members) if member == label]
-    return exact or [place for place, member in enumerate(members) if member == quoted]
+    return label.replace("\\'", "'").replace("''", "'")
 
 
-_SINGLE: Final[dict[str, Callable[[Any], bytes]]] = {
+_SINGLE: Final[dict[str, PartReader]] = {
     "integer": _integer,
     "float": _float,
     "text": _text,
