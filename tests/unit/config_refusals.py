@@ -178,20 +178,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "enable-tidb-extension: true",
     ),
     (
-        "checksum without the extension",
-        changed(FLAT_AVRO, source__checksum="reject"),
-        "source.checksum",
-        "no effect without the TiDB extension",
-        "enable-tidb-extension: true",
-    ),
-    (
-        "checksum with canal-json",
-        changed(CANAL_JSON, source__checksum="warn"),
-        "source.checksum",
-        "no effect with protocol canal-json",
-        "remove it",
-    ),
-    (
         "raw change events",
         changed(FLAT_AVRO, source__output_raw_change_event=True),
         "source.output-raw-change-event",
