@@ -2,64 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.unit.canal_rows import ROW, TS, T, decode_row, record_of, sent
 from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, TableId, WatermarkEvent
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.errors import (
-    DecodeError,
-    FramingError,
-    RowUnavailableError,
-    SchemaMismatchError,
     UnnamedRowError,
-    ValueOutOfRangeError,
 )
 from tidesink.typemap.ddl import TableDefinitions
 
-T = TableId("s", "t")
-TS = 470608474040696834
-ROW: dict[str, Any] = {
-    "id": 0,
-    "database": "s",
-    "table": "t",
-    "pkNames": ["id"],
-    "isDdl": False,
-    "type": "INSERT",
-    "es": TS >> 18,
-    "ts": 1795228859111,
-    "sql": "",
-    "sqlType": {"id": 4, "a": 12},
-    "mysqlType": {"id": "int", "a": "varchar"},
-    "old": None,
-    "data": [{"id": "1", "a": "x"}],
-}
-
-
-def _message(value: bytes | None) -> Message:
-    return Message("topic", 2, 17, None, value)
-
-
-def _sent(**changes: Any) -> Message:
-    return _message(orjson.dumps({name: v for name, v in {**ROW, **changes}.items() if v is not ...}))
-
-
-def _decode(**changes: Any) -> ChangeEvent:
-    (event,) = CanalJsonCodec().decode(_sent(**changes))
-    assert isinstance(event, ChangeEvent)
-    return event
-
 
 def test_a_row_is_an_event_with_its_place_and_types() -> None:
-    event = _decode(_tidb={"commitTs": TS})
+    event = decode_row(_tidb={"commitTs": TS})
     assert (event.op, event.table, event.key) == (Op.INSERT, T, {"id": 1})
     assert (event.before, event.after) == (None, {"id": 1, "a": "x"})
     assert event.commit_ts == TS
@@ -72,7 +32,7 @@ def test_a_row_is_an_event_with_its_place_and_types() -> None:
 
 
 def test_several_rows_of_a_message_are_counted() -> None:
-    message = _sent(
+    message = sent(
         type="UPDATE", data=[{"id": "1", "a": "x"}, {"id": "2", "a": None}], old=[{"a": "w"}, {"a": "v"}]
     )
     events = [e for e in CanalJsonCodec().decode(message) if isinstance(e, ChangeEvent)]
@@ -92,28 +52,28 @@ def test_several_rows_of_a_message_are_counted() -> None:
     ],
 )
 def test_a_partial_old_row_is_completed(old: dict[str, Any], before: dict[str, Any]) -> None:
-    assert _decode(type="UPDATE", old=[old]).before == before
+    assert decode_row(type="UPDATE", old=[old]).before == before
 
 
 def test_a_delete_has_its_row_before() -> None:
-    event = _decode(type="DELETE")
+    event = decode_row(type="DELETE")
     assert (event.before, event.after, event.key) == ({"id": 1, "a": "x"}, None, {"id": 1})
 
 
 def test_the_literal_text_null_is_no_null() -> None:
-    assert _decode(data=[{"id": "1", "a": "null"}]).after == {"id": 1, "a": "null"}
+    assert decode_row(data=[{"id": "1", "a": "null"}]).after == {"id": 1, "a": "null"}
 
 
 def test_a_name_that_stands_twice_counts_as_its_last() -> None:
     value = orjson.dumps(ROW).replace(b'"a":"x"}]', b'"a":"x","a":"y"}]')
-    (event,) = CanalJsonCodec().decode(_message(value))
+    (event,) = CanalJsonCodec().decode(record_of(value))
     assert isinstance(event, ChangeEvent)
     assert event.after == {"id": 1, "a": "y"}
 
 
 def test_objects_joined_by_newlines_are_read_one_by_one() -> None:
     value = orjson.dumps(ROW) + b"\r\n" + orjson.dumps({**ROW, "data": [{"id": "2", "a": "\n"}]}) + b"\r\n"
-    events = CanalJsonCodec().decode(_message(value))
+    events = CanalJsonCodec().decode(record_of(value))
     assert [(e.position.index, e.after) for e in events if isinstance(e, ChangeEvent)] == [
         (0, {"id": 1, "a": "x"}),
         (1, {"id": 2, "a": "\n"}),
@@ -122,160 +82,29 @@ def test_objects_joined_by_newlines_are_read_one_by_one() -> None:
 
 @pytest.mark.parametrize("pk_names", [[], None])
 def test_a_table_without_a_primary_key_has_no_key(pk_names: object) -> None:
-    assert _decode(pkNames=pk_names).key is None
+    assert decode_row(pkNames=pk_names).key is None
 
 
 def test_keys_of_the_configuration_name_the_row() -> None:
     codec = CanalJsonCodec(keys={TableId("S", "T"): ["A"]})
-    (event,) = codec.decode(_sent(pkNames=[]))
+    (event,) = codec.decode(sent(pkNames=[]))
     assert isinstance(event, ChangeEvent)
     assert event.key == {"a": "x"}
     with pytest.raises(UnnamedRowError, match="key column a is NULL"):
-        codec.decode(_sent(pkNames=[], data=[{"id": "1", "a": None}]))
+        codec.decode(sent(pkNames=[], data=[{"id": "1", "a": None}]))
 
 
 def test_ddl_and_watermark_are_events_of_their_own() -> None:
     query = "ALTER TABLE `s`.`t` ADD COLUMN `b` INT"
     (ddl,) = CanalJsonCodec().decode(
-        _sent(isDdl=True, type="ALTER", sql=query, data=None, mysqlType=None, _tidb={"commitTs": TS})
+        sent(isDdl=True, type="ALTER", sql=query, data=None, mysqlType=None, _tidb={"commitTs": TS})
     )
     assert isinstance(ddl, DdlEvent)
     assert (ddl.table, ddl.query, ddl.kind, ddl.commit_ts) == (T, query, "ALTER", TS)
     (watermark,) = CanalJsonCodec().decode(
-        _sent(type="TIDB_WATERMARK", database="", table="", data=None, _tidb={"watermarkTs": 2**63 + 1})
+        sent(type="TIDB_WATERMARK", database="", table="", data=None, _tidb={"watermarkTs": 2**63 + 1})
     )
     assert watermark == WatermarkEvent(2**63 + 1, Position("topic", 2, 17, 0, (2**63 + 1,)))
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "says"),
-    [
-        (None, FramingError, "has no value"),
-        (b"", FramingError, "has no value"),
-        (b"not json", FramingError, "no JSON"),
-        (b'{"id":0', FramingError, "no JSON"),
-        (b'{"id":0}{"id":0}', FramingError, "no JSON"),
-        (b'{"table":"\xff\xfe"}', FramingError, "no JSON"),
-        (b'{"table":"\\ud800"}', FramingError, "no JSON"),
-        (b"[" * 200_000, FramingError, "no JSON"),
-        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, FramingError, "no JSON"),
-        (b"[]", SchemaMismatchError, "expected a JSON object, not list"),
-        (b"12", SchemaMismatchError, "not int"),
-        (b"{}", SchemaMismatchError, "no 'type'"),
-        (b"\x04\x22\x4d\x18rest", FramingError, "lz4 frame and is damaged"),
-        (b'\x40x{"id":0,"database":"test","tabl', FramingError, "snappy block and is damaged"),
-        (b'\xd8\x0a\xf0\x77{"id":0,"database"', FramingError, "its length is not one's"),
-        (b"\x00\x00\x00\x01\x02avro", FramingError, "protocol canal-json"),
-    ],
-)
-def test_bytes_that_are_no_message(value: bytes | None, kind: type[DecodeError], says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
-        CanalJsonCodec().decode(_message(value))
-    assert caught.value.context.items() >= {"topic": "topic", "partition": 2, "offset": 17}.items()
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"data": None}, "'data' must be a list"),
-        ({"data": []}, "'data' must be a list"),
-        ({"data": {"id": "1"}}, "'data' must be a list"),
-        ({"data": [None]}, "no object"),
-        ({"data": [{}]}, "no object"),
-        ({"data": [{"id": "1", "a": 5}]}, "text or null, this one is int"),
-        ({"data": [{"id": 1, "a": "x"}]}, "text or null, this one is int"),
-        ({"data": [{"id": "1", "a": ["x"]}]}, "this one is list"),
-        ({"data": [{"id": {"x": 1}, "a": "x"}]}, "this one is dict"),
-        ({"data": [{"id": True, "a": "x"}]}, "this one is bool"),
-        ({"database": ...}, "names no table"),
-        ({"table": None}, "names no table"),
-        ({"table": ""}, "names no table"),
-        ({"database": 5}, "names no table"),
-        ({"database": ["s"]}, "names no table"),
-        ({"mysqlType": "int"}, "'mysqlType' must be an object"),
-        ({"mysqlType": {"id": 4}}, "'mysqlType' must be an object"),
-        ({"pkNames": "id"}, "'pkNames' must be a list"),
-        ({"pkNames": [1]}, "'pkNames' must be a list"),
-        ({"type": "UPSERT"}, "unknown message"),
-        ({"type": 5}, "no 'type'"),
-        ({"type": ["INSERT"]}, "no 'type'"),
-        ({"type": "QUERY"}, "unknown message"),
-        ({"isDdl": True}, "unknown message"),
-        ({"isDdl": True, "type": "ALTER", "sql": None}, "needs 'sql' as text"),
-        ({"isDdl": True, "type": "ALTER", "database": None}, "needs 'database' as text"),
-        ({"type": "UPDATE"}, "'old'"),
-        ({"type": "UPDATE", "old": []}, "'old'"),
-        ({"type": "UPDATE", "old": [None]}, "'old' is no object"),
-        ({"type": "UPDATE", "old": [{"a": "x"}, {"a": "y"}]}, "'old'"),
-        ({"type": "UPDATE", "old": [{"zz": "x"}]}, "'old' has a column"),
-        ({"type": "UPDATE", "old": [{"a": 1}]}, "text or null"),
-        ({"_tidb": 5}, "'_tidb' must be an object"),
-        ({"_tidb": {"commitTs": "5"}}, "unsigned integer"),
-        ({"_tidb": {"commitTs": -5}}, "unsigned integer"),
-        ({"_tidb": {"commitTs": 1.5}}, "unsigned integer"),
-        ({"_tidb": {"commitTs": True}}, "unsigned integer"),
-        ({"type": "TIDB_WATERMARK"}, "without '_tidb.watermarkTs'"),
-        ({"type": "TIDB_WATERMARK", "_tidb": {"watermarkTs": "x"}}, "unsigned integer"),
-    ],
-)
-def test_json_of_the_wrong_shape(changes: Mapping[str, Any], says: str) -> None:
-    with pytest.raises(SchemaMismatchError, match=says):
-        CanalJsonCodec().decode(_sent(**changes))
-
-
-def test_a_commit_ts_beyond_64_bits_is_refused_not_rounded() -> None:
-    value = orjson.dumps(ROW)[:-1] + b',"_tidb":{"commitTs":18446744073709551616}}'
-    with pytest.raises(SchemaMismatchError, match="unsigned integer"):
-        CanalJsonCodec().decode(_message(value))
-
-
-@pytest.mark.parametrize(
-    ("members", "says"),
-    [
-        ({"commitTs": TS, "onlyHandleKey": True}, "give upstream-url"),
-        ({"commitTs": TS, "claimCheckLocation": "file:///x/y.json"}, "give claim-check-storage-uri"),
-    ],
-)
-def test_rows_cut_down_are_refused_with_what_to_configure(members: dict[str, Any], says: str) -> None:
-    with pytest.raises(RowUnavailableError, match=says):
-        _decode(_tidb=members)
-
-
-@pytest.mark.parametrize(
-    ("word", "text"),
-    [
-        ("tinyint", "128"),
-        ("tinyint unsigned", "-1"),
-        ("int", "2147483648"),
-        ("bigint unsigned", "18446744073709551616"),
-        ("bigint", "١٢"),
-        ("int", "1_0"),
-        ("int", " 1"),
-        ("int", ""),
-        ("double", "nan"),
-        ("double", "1e999"),
-        ("float", "3.5e38"),
-        ("decimal", "1e5"),
-        ("decimal(5,2)", "1234.00"),
-        ("decimal(5,2)", "1.001"),
-        ("date", "2020-1-1"),
-        ("datetime", "2020-01-01T00:00:00"),
-        ("datetime", "2020-01-01 24:00:00"),
-        ("time", "839:00:00"),
-        ("time", "1:00:00"),
-        ("time", "10:60:00"),
-        ("bit(3)", "8"),
-        ("enum('a','b')", "3"),
-        ("set('a','b')", "4"),
-        ("blob", "€"),
-        ("year", "99999"),
-    ],
-)
-def test_a_value_out_of_range_names_its_column(word: str, text: str) -> None:
-    with pytest.raises(ValueOutOfRangeError) as caught:
-        _decode(mysqlType={"id": "int", "a": word}, data=[{"id": "1", "a": text}])
-    assert caught.value.context["column"] == "a"
-    assert caught.value.context["offset"] == 17
 
 
 def _value(word: str, text: str, *, definition: str | None = None, topic: str | None = None) -> object:
@@ -285,8 +114,8 @@ def _value(word: str, text: str, *, definition: str | None = None, topic: str | 
     codec = CanalJsonCodec(definitions=definitions)
     if topic is not None:
         query = f"CREATE TABLE `s`.`t` (`id` INT PRIMARY KEY,`a` {topic})"
-        codec.decode(_sent(isDdl=True, type="CREATE", sql=query, data=None))
-    (event,) = codec.decode(_sent(mysqlType={"id": "int", "a": word}, data=[{"id": "1", "a": text}]))
+        codec.decode(sent(isDdl=True, type="CREATE", sql=query, data=None))
+    (event,) = codec.decode(sent(mysqlType={"id": "int", "a": word}, data=[{"id": "1", "a": text}]))
     assert isinstance(event, ChangeEvent)
     assert event.after is not None
     return event.after["a"]
@@ -327,7 +156,7 @@ def test_an_alter_changes_the_types_of_rows_after_it() -> None:
     codec = CanalJsonCodec()
 
     def decode(**changes: Any) -> Any:
-        return codec.decode(_sent(**changes))[0]
+        return codec.decode(sent(**changes))[0]
 
     decode(isDdl=True, type="CREATE", sql="CREATE TABLE `t` (`id` INT PRIMARY KEY,`a` ENUM('x'))", data=None)
     row: dict[str, Any] = {"mysqlType": {"id": "int", "a": "enum"}, "data": [{"id": "1", "a": "1"}]}
@@ -338,7 +167,7 @@ def test_an_alter_changes_the_types_of_rows_after_it() -> None:
 
 def test_ddl_that_cannot_be_read_is_kept_and_stops_nothing() -> None:
     codec = CanalJsonCodec()
-    (event,) = codec.decode(_sent(isDdl=True, type="CREATE", sql="CREATE TABLE t (a what)", data=None))
+    (event,) = codec.decode(sent(isDdl=True, type="CREATE", sql="CREATE TABLE t (a what)", data=None))
     assert isinstance(event, DdlEvent)
     assert list(codec.unread_ddl) == ["CREATE TABLE t (a what)"]
 
@@ -347,48 +176,17 @@ def test_the_codec_is_opened_by_name() -> None:
     assert open_codec("canal-json").name == "canal-json"
 
 
-@given(st.binary(max_size=80))
-def test_any_bytes_are_decoded_or_refused(value: bytes) -> None:
-    assert _context(value).get("offset", 17) == 17
-
-
-def _context(value: bytes) -> Mapping[str, Any]:
-    """The context of the error that decoding gives, or nothing where it gives none; other errors pass."""
-    try:
-        CanalJsonCodec().decode(_message(value))
-    except DecodeError as error:
-        return error.context
-    return {}
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
-    lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["id", "a"]), inner, max_size=2)
-    ),
-    max_leaves=4,
-)
-
-
-@given(
-    st.sampled_from([*sorted(ROW), "_tidb"]), _JSON, st.sampled_from(["INSERT", "UPDATE", "DELETE", "ALTER"])
-)
-def test_any_member_of_any_shape_is_decoded_or_refused(member: str, value: Any, kind: str) -> None:
-    text = json.dumps({**ROW, "type": kind, "old": ROW["data"], member: value}).encode()
-    assert _context(text).get("topic", "topic") == "topic"
-
-
 BEFORE, AFTER = TS, TS + (1 << 18)
 ENUMS = ("CREATE TABLE t (id INT PRIMARY KEY, a ENUM('x','y'))", "ALTER TABLE t MODIFY a ENUM('y','x')")
 
 
 def _ddl_at(sql: str, commit_ts: int, **more: Any) -> Message:
-    return _sent(isDdl=True, type="ALTER", sql=sql, data=None, pkNames=None, es=commit_ts >> 18, **more)
+    return sent(isDdl=True, type="ALTER", sql=sql, data=None, pkNames=None, es=commit_ts >> 18, **more)
 
 
 def _label(codec: CanalJsonCodec, **row: Any) -> object:
     row = {"mysqlType": {"id": "int", "a": "enum"}, "data": [{"id": "1", "a": "1"}], **row}
-    (event,) = codec.decode(_sent(**row))
+    (event,) = codec.decode(sent(**row))
     assert isinstance(event, ChangeEvent)
     assert event.after is not None
     return event.after["a"]
@@ -449,7 +247,7 @@ def test_the_columns_of_an_event_keep_their_first_default() -> None:
     codec.decode(_ddl_at("CREATE TABLE t (id INT PRIMARY KEY)", BEFORE))
     codec.decode(_ddl_at("ALTER TABLE t ADD a INT DEFAULT 5", BEFORE + 1))
     codec.decode(_ddl_at("ALTER TABLE t ALTER a SET DEFAULT 9", AFTER))
-    (event,) = codec.decode(_sent(mysqlType={"id": "int", "a": "int"}, data=[{"id": "1", "a": "1"}]))
+    (event,) = codec.decode(sent(mysqlType={"id": "int", "a": "int"}, data=[{"id": "1", "a": "1"}]))
     assert isinstance(event, ChangeEvent)
     assert event.schema is not None
     column = event.schema.by_name["a"]
