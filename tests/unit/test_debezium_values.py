@@ -21,6 +21,7 @@ from tests.unit.debezium_samples import (
 from tidesink.change import ColumnType
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
+from tidesink.typemap.parse import text_reader
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.semantic import PLAIN_TYPES, SEMANTIC_TYPES, semantic_type
 from tidesink.typemap.sources import SOURCE_TYPES
@@ -55,6 +56,7 @@ TIMES: list[tuple[ConnectSchema, Any, str]] = [
     (TIMESTAMP, -9223372036832400, "-infinity"),
     (schema("int64", CONNECT + "Timestamp"), 1709210096789, "2024-02-29 12:34:56.789"),
     (MICRO, 253402300799999999, "9999-12-31 23:59:59.999999"),
+    (TIMESTAMP, 315507352780800000, "10000000-01-01 00:00:00"),
     (MICRO, (1 << 63) - 1, "294247-01-10 04:00:54.775807"),
     (MICRO, 9223372036825200000, "infinity"),
     (MICRO, -9223372036832400000, "-infinity"),
@@ -87,6 +89,7 @@ TIMES: list[tuple[ConnectSchema, Any, str]] = [
 @pytest.mark.parametrize(("one", "raw", "expected"), TIMES)
 def test_dates_and_times_are_exact_text(one: ConnectSchema, raw: Any, expected: str) -> None:
     assert read(one, raw) == expected
+    assert text_reader(own_column(one).type)(expected) == expected
     assert read(one, None) is None
 
 
@@ -206,7 +209,7 @@ def test_not_a_number_is_one() -> None:
         (BITS, "VRU=", 0x1555),
         (BITS, b"\x55\x15", 0x1555),
         (BITS, "", 0),
-        (schema("bytes", DATA + "Bits", parameters={"length": 64}), b64(b"\xff" * 8), 2**64 - 1),
+        (schema("bytes", DATA + "Bits", parameters={"length": 64}), b"\xff" * 8, 2**64 - 1),
         (
             schema("bytes", DATA + "Bits", parameters={"length": 65}),
             b"\x01" + b"\x00" * 8,

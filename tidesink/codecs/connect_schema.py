@@ -39,6 +39,8 @@ SOURCE_LENGTH: Final = "__debezium.source.column.length"
 SOURCE_SCALE: Final = "__debezium.source.column.scale"
 SOURCE_NAME: Final = "__debezium.source.column.name"
 TIDB_TYPE: Final = "tidb_type"
+# What AvroData and Debezium call a decimal's precision, which Connect itself has not.
+PRECISION: Final = "connect.decimal.precision"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from tidesink.codecs.connect_schema import (
     MOST_LEVELS,
     NO_PARAMETERS,
+    PRECISION,
     SOURCE_NAME,
     TIDB_TYPE,
     ConnectField,
@@ -47,7 +48,6 @@ _LOGICAL: Final = {
     ("long", "timestamp-millis"): "org.apache.kafka.connect.data.Timestamp",
     ("string", "uuid"): "io.debezium.data.Uuid",
 }
-_PRECISION: Final = "connect.decimal.precision"
 _MAP_ENTRY: Final = "MapEntry"
 _STRING: Final = ConnectSchema("string", None, None, NO_PARAMETERS, False, None)
 
@@ -189,9 +189,9 @@ def _parameters(avro: Mapping[str, Any]) -> Mapping[str, str]:
         found.setdefault("scale", str(avro.get("scale", 0)))
         # AvroData writes precision 64 where Connect knows none (a Postgres money).
         if "precision" in found:
-            found.setdefault(_PRECISION, found["precision"])
+            found.setdefault(PRECISION, found["precision"])
         elif "connect.name" not in avro and "precision" in avro:
-            found.setdefault(_PRECISION, str(avro["precision"]))
+            found.setdefault(PRECISION, str(avro["precision"]))
     return MappingProxyType(found) if found else NO_PARAMETERS
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from tidesink.change import Column, ColumnType, Value
 from tidesink.codecs.connect_schema import (
+    PRECISION,
     SOURCE_LENGTH,
     SOURCE_SCALE,
     SOURCE_TYPE,
@@ -19,7 +20,7 @@ from tidesink.codecs.connect_schema import (
     ConnectField,
     ConnectSchema,
 )
-from tidesink.codecs.debezium_values_decimals import whole_parameter
+from tidesink.codecs.debezium_values_decimals import scale_of, whole_parameter
 from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.codecs.debezium_values_wire import wire_reader
 from tidesink.errors import DecodeError
@@ -27,7 +28,6 @@ from tidesink.typemap.render import split_allowed
 from tidesink.typemap.semantic import PLAIN_TYPES, semantic_type
 from tidesink.typemap.table import TypeRow, find_row, row_named
 
-_PRECISION: Final = "connect.decimal.precision"
 # Debezium's stand-ins for a default that only the database computes, which is far more often the current
 # time than the first second of 1970.
 _EPOCH_DEFAULTS: Final = frozenset({"1970-01-01 00:00:00+00:00", "1970-01-01 00:00:00", "1970-01-01"})
@@ -65,10 +65,11 @@ def wire_type(schema: ConnectSchema) -> ColumnType:
     if semantic is None:
         return ColumnType(PLAIN_TYPES[schema.type])
     if semantic.form == "unscaled":
-        return _decimal(whole_parameter(schema, _PRECISION), whole_parameter(schema, "scale"))
+        return _decimal(whole_parameter(schema, PRECISION), scale_of(schema))
     if semantic.form == "bits":
         length = whole_parameter(schema, "length")
-        return ColumnType("varbinary" if (length or 0) > _MOST_BITS else "bit", length=length)
+        fits = length is None or 0 < length <= _MOST_BITS
+        return ColumnType("bit" if fits else "varbinary", length=length)
     if semantic.type in ("enum", "set"):
         allowed = schema.parameters.get("allowed")
         return ColumnType(semantic.type, members=split_allowed(allowed) if allowed is not None else None)

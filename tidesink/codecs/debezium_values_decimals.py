@@ -6,28 +6,50 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final
 
-from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.codecs.connect_schema import PRECISION, ConnectSchema
 from tidesink.codecs.debezium_values_scalars import bytes_reader, mismatch
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.typemap.parse import DECIMAL_CONTEXT
 from tidesink.typemap.shown import shown
 
 # PostgreSQL's numeric has at most 131072 digits before the point and 16383 after it.
 _MOST_SCALE: Final = 20_000
 _MOST_BYTES: Final = 65_536
+_MOST_BITS: Final = 64
+# More digits than DECIMAL_CONTEXT keeps are moved by hand: 41 bytes may have 99.
+_EXACT_BYTES: Final = 41
+_MOST_PRECISION: Final = 80
 
 
 def unscaled(schema: ConnectSchema) -> Callable[[object], Decimal]:
     """A reader of a decimal with the schema's scale: an unscaled number's bytes, or the number itself."""
-    scale = whole_parameter(schema, "scale")
+    scale, precision = scale_of(schema), whole_parameter(schema, PRECISION)
     read = bytes_reader(schema)
+    limit = 10**precision if precision is not None and 0 < precision <= _MOST_PRECISION else None
 
     def decimal(raw: object) -> Decimal:
         # JsonConverter's decimal.format NUMERIC: a number, which a parser may shorten to an integer.
         if isinstance(raw, Decimal | int) and not isinstance(raw, bool):
-            return at_scale(Decimal(raw), scale, schema)
-        return scaled(read(raw), scale or 0, schema)
+            value = at_scale(Decimal(raw), scale, schema)
+        else:
+            value = scaled(read(raw), scale or 0, schema)
+        if limit is not None and not -limit < value.scaleb(scale or 0, DECIMAL_CONTEXT) < limit:
+            raise ValueOutOfRangeError(f"{shown(value)} has more than {precision} digits")
+        return value
 
     return decimal
+
+
+def scale_of(schema: ConnectSchema) -> int | None:
+    """The digits after the point of a decimal's schema, None where it says none.
+
+    Raises:
+        SchemaMismatchError: the scale is no number, or more than any database has.
+    """
+    scale = whole_parameter(schema, "scale")
+    if scale is not None and abs(scale) > _MOST_SCALE:
+        raise SchemaMismatchError(f"scale of {schema.name or schema.type} is {scale}: no database has it")
+    return scale
 
 
 def at_scale(value: Decimal, scale: int | None, schema: ConnectSchema) -> Decimal:
@@ -57,7 +79,10 @@ def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
     """
     if len(data) > _MOST_BYTES or abs(scale) > _MOST_SCALE:
         raise ValueOutOfRangeError(f"{len(data)} bytes at scale {scale} are no {schema.name or 'decimal'}")
-    sign, digits, _ = Decimal(int.from_bytes(data, "big", signed=True)).as_tuple()
+    unscaled_value = Decimal(int.from_bytes(data, "big", signed=True))
+    if len(data) <= _EXACT_BYTES:
+        return unscaled_value.scaleb(-scale, DECIMAL_CONTEXT)
+    sign, digits, _ = unscaled_value.as_tuple()
     return Decimal((sign, digits, -scale))
 
 
@@ -75,9 +100,9 @@ def variable_scale(schema: ConnectSchema) -> Callable[[object], Decimal]:
 
 def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
     """A reader of a bit string: a number of up to 64 bits, the bytes as they are beyond."""
-    length = whole_parameter(schema, "length") or 64
+    length = whole_parameter(schema, "length") or _MOST_BITS
     read = bytes_reader(schema)
-    if length > 64:
+    if not 0 < length <= _MOST_BITS:
         return read
 
     def number(raw: object) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tidesink.change import Column, Value
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values_columns import wire_type
+from tidesink.codecs.debezium_values_decimals import scale_of
 from tidesink.codecs.debezium_values_fit import fitting
 from tidesink.codecs.debezium_values_modes import UNAVAILABLE, DebeziumModes, Unavailable
 from tidesink.codecs.debezium_values_unavailable import placeholders
@@ -54,5 +55,17 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
 
 def _own(schema: ConnectSchema, column: Column) -> bool:
     """Whether the column has the type the schema tells, so that no value needs to be fitted to it."""
-    own = wire_type(schema)
-    return own.name == column.type.name and row_of(own).reader not in ("decimal", "bit")
+    own, defined = wire_type(schema), column.type
+    if own.name != defined.name:
+        return False
+    if row_of(own).reader == "bit":
+        return own.length == defined.length
+    if row_of(own).reader != "decimal":
+        return True
+    # A reader of a decimal of another form, or of a scale below zero, does not bring it to the column's.
+    same = (own.precision, own.scale) == (defined.precision, defined.scale)
+    return same and schema.type == "bytes" and _scale_is_kept(schema)
+
+
+def _scale_is_kept(schema: ConnectSchema) -> bool:
+    return (scale_of(schema) or 0) >= 0

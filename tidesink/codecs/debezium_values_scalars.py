@@ -53,9 +53,12 @@ def floating(schema: ConnectSchema) -> Callable[[object], float]:
             raise mismatch(raw, schema)
         try:
             value = float(raw)
-            return float(_FLOAT32.unpack(_FLOAT32.pack(value))[0]) if single else value
-        except OverflowError as error:
+            value = float(_FLOAT32.unpack(_FLOAT32.pack(value))[0]) if single else value
+        except (OverflowError, ValueError) as error:
             raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.type}") from error
+        if math.isinf(value) and not isinstance(raw, float):
+            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.type}")
+        return value
 
     return read
 

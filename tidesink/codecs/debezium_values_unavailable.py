@@ -18,6 +18,7 @@ from decimal import Decimal
 from typing import Final
 
 from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.codecs.debezium_values_decimals import scale_of
 from tidesink.codecs.debezium_values_modes import DebeziumModes
 
 _GEOMETRY: Final = bytes.fromhex("0101000020E6100000000000FC83D797C1000000FC83D797C1")
@@ -64,7 +65,7 @@ def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
     if kind in (None, "bytes"):
         found += [[one] for one in _bytes(data)]
         found += [list(forms) for forms in zip(*(_bytes(bytes([byte])) for byte in data), strict=True)]
-        scale = int(items.parameters.get("scale", "0")) if items is not None else 0
+        scale = (scale_of(items) or 0) if items is not None else 0
         found.append([Decimal(byte).scaleb(-scale) for byte in data])
     if kind in (None, "int16", "int32", "int64", "float32", "float64"):
         found.append(list(data))

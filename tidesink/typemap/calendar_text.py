@@ -11,7 +11,7 @@ from tidesink.errors import ValueOutOfRangeError
 
 DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
 # Other databases' calendars have more: years of any length, years before 1, infinity, nanoseconds.
-_WIDE_DAY = r"[0-9]{4,7}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+_WIDE_DAY = r"[0-9]{4,9}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
 _WIDE_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
 _WIDE_OFFSET = r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2})?"
 LOCAL_DATE = re.compile(rf"{_WIDE_DAY}(?: BC)?|-?infinity", re.ASCII)
