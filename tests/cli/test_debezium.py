@@ -109,3 +109,45 @@ def test_floats_that_json_has_no_number_for_are_text() -> None:
     line = json.dumps({**record, "value_b64": base64.b64encode(value).decode()})
     result = run("decode", "--protocol", "debezium", "--input", "-", "-o", "json", stdin=line)
     assert json.loads(result.stdout)["after"] == {"d": "-Infinity"}
+
+
+TICDC = {
+    "connector": "TiCDC",
+    "db": "shop",
+    "table": "t",
+    "commit_ts": 470609150731354115,
+    "snapshot": "false",
+}
+
+
+def test_lines_are_written_as_ticdc_writes_them(tmp_path: Path) -> None:
+    definition = tmp_path / "t.sql"
+    definition.write_text("CREATE TABLE shop.t (id INT PRIMARY KEY, u BIGINT UNSIGNED, d DATE)")
+    payload = {"source": TICDC, "op": "c", "before": None, "after": {"id": 1, "u": -1, "d": 19782}}
+    record = {"topic": "t", "partition": 0, "offset": 0, "timestamp": None, "headers": []}
+    key, value = (base64.b64encode(json.dumps({"payload": one}).encode()) for one in ({"id": 1}, payload))
+    line = json.dumps({**record, "key_b64": key.decode(), "value_b64": value.decode()})
+    options = ("--protocol", "debezium", "--table-definition", str(definition))
+    decoded = run("decode", *options, "--input", "-", "-o", "json", stdin=line)
+    assert json.loads(decoded.stdout)["after"] == {"id": 1, "u": 2**64 - 1, "d": "2024-02-29"}
+    encoded = run("encode", *options, "--debezium-disable-schema", stdin=decoded.stdout)
+    assert encoded.exit_code == 0, encoded.output
+    written = json.loads(base64.b64decode(json.loads(encoded.stdout)["value_b64"]))["payload"]
+    assert written["after"] == payload["after"]
+    assert written["source"]["commit_ts"] == TICDC["commit_ts"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "line", "words"),
+    [
+        ("debezium-avro", {}, "read only"),
+        ("debezium-json", {"type": "message", "kind": "transaction"}, "not written"),
+        ("debezium-json", {"type": "insert", "table": {"schema": "s", "name": "t"}}, "column types"),
+    ],
+)
+def test_lines_that_cannot_be_written(protocol: str, line: dict[str, Any], words: str) -> None:
+    position = {"topic": "t", "partition": 0, "offset": 0, "index": 0}
+    options = ("--protocol", protocol, "--schemas", "/dev/null")
+    result = run("encode", *options, stdin=json.dumps({**line, "position": position}))
+    assert result.exit_code in (1, 2)
+    assert words in result.stderr

@@ -16,12 +16,13 @@ from typing import Any, Final
 import pytest
 
 from tests.golden.exclusions import Exclusion
-from tests.golden.vectors import Record, VectorFolder, change_of
+from tests.golden.vectors import POSITION, Record, VectorFolder, change_of
 from tidesink.change import (
     ChangeEvent,
     Column,
     ColumnType,
     DdlEvent,
+    Event,
     Op,
     Row,
     TableSchema,
@@ -29,7 +30,8 @@ from tidesink.change import (
 )
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.errors import SchemaMismatchError
+from tidesink.codecs.debezium import DebeziumJsonCodec
+from tidesink.errors import EncodeError, SchemaMismatchError
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.table import row_of
@@ -209,3 +211,59 @@ def test_json_ddl_and_watermarks(record: Record, folder: VectorFolder) -> None:
 @pytest.mark.golden("debezium-avro", "control")
 def test_avro_ddl_and_watermarks(record: Record, folder: VectorFolder) -> None:
     _check_control(record, folder)
+
+
+_CLOCK: Final = re.compile(rb'("cluster_id":"[^"]*"\},"ts_ms":)\d+')
+
+
+def _defaulted(event: ChangeEvent) -> bool:
+    """Whether a row has NULL in a column with a default: the producer writes the default, we write null."""
+    assert event.schema is not None
+    rows = [row for row in (event.before, event.after) if row is not None]
+    return any(
+        row[column.name] is None and column.default is not None
+        for row in rows
+        for column in event.schema.columns
+        if not column.virtual
+    )
+
+
+@pytest.mark.golden("debezium", "rows")
+def test_json_rows_are_the_producers_bytes(record: Record) -> None:
+    if record.message.value is None:
+        assert record.raw["error"]
+        return
+    assert record.event is not None
+    event = change_of(record.event, producer="classic")
+    extension = {"source": {"start_ts": record.event["start_ts"]}}
+    zone = "Asia/Shanghai" if "tz_shanghai" in record.raw["case"] else "UTC"
+    codec = DebeziumJsonCodec(options=replace(record.options, time_zone=zone), clock=lambda: 0)
+    encoded = codec.encode(event._replace(extension=extension), topic="t")
+    assert encoded is not None
+    if _defaulted(event):
+        assert encoded.value != record.message.value
+        return
+    assert encoded.key == record.message.key
+    assert encoded.value is not None
+    assert encoded.value == _CLOCK.sub(rb"\g<1>0", record.message.value)
+
+
+@pytest.mark.golden("debezium", "control")
+def test_json_watermarks_are_the_producers_bytes(record: Record) -> None:
+    codec = DebeziumJsonCodec(options=record.options, clock=lambda: 0)
+    if record.raw["op"] != "watermark":
+        for event in _codec_events(record):
+            with pytest.raises(EncodeError, match="tableChanges"):
+                codec.encode(event, topic="t")
+        return
+    encoded = codec.encode(WatermarkEvent(record.raw["commit_ts"], POSITION), topic="t")
+    if record.message.value is None:
+        assert encoded is None
+        return
+    assert encoded is not None
+    assert encoded.key == record.message.key
+    assert encoded.value == _CLOCK.sub(rb"\g<1>0", record.message.value)
+
+
+def _codec_events(record: Record) -> tuple[Event, ...]:
+    return () if record.message.value is None else DebeziumJsonCodec().decode(record.message)

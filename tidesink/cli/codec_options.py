@@ -40,9 +40,9 @@ _FLAGS: Final = {
     "claim_check_raw_value": "Claim-check files hold the bare value; for encoding (canal-json).",
     "output_raw_change_event": "Key changes are not split by the producer.",
     "force_replicate": "Accepted as in the changefeed; the messages say it themselves.",
-    "debezium_disable_schema": "Accepted as in the changefeed; the messages say it themselves.",
-    "debezium_include_start_ts": "Accepted as in the changefeed; the messages say it themselves.",
-    "debezium_output_old_value": "Accepted as in the changefeed; the messages say it themselves.",
+    "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
+    "debezium_include_start_ts": "The source block has start_ts (debezium); for encoding.",
+    "debezium_output_old_value": "Updates carry the old row (debezium); for encoding.",
     "debezium_unwrapped": "ExtractNewRecordState flattened the topic: a null value alone is a delete.",
 }
 # Go's ParseBool, which TiCDC uses, takes these.
@@ -71,7 +71,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "decimal_format": ("base64", "numeric"),
 }
 _TEXTS: Final = {
-    "cluster_id": "Accepted as in the changefeed; the messages say it themselves.",
+    "cluster_id": "TiCDC's cluster id, in names and source (debezium); for encoding.",
     "avro_decimal_handling_mode": "How decimals are written: precise or string (flat-avro).",
     "avro_bigint_unsigned_handling_mode": "How unsigned bigints are written: long or string (flat-avro).",
     "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
@@ -106,10 +106,6 @@ _SECRETS: Final = {
 }
 # Options that CodecOptions has under another name, or not at all, since the messages say it.
 _MEANING: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
-    "cluster_id": lambda _: {},
-    "debezium_disable_schema": lambda _: {},
-    "debezium_include_start_ts": lambda _: {},
-    "debezium_output_old_value": lambda _: {},
     "force_replicate": lambda _: {},
     "integrity_check_level": lambda level: {"row_checksum": level == "correctness"},
     "keyspace": lambda name: {"namespace": name},

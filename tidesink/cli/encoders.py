@@ -18,7 +18,9 @@ from tidesink.cli.sources import Setting
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.canal_json_shape import RowShapes
+from tidesink.codecs.debezium import DebeziumJsonCodec
 from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.opening import DEBEZIUM_ALIASES
 from tidesink.errors import ConfigError, DecodeError, EncodeError
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.typemap.ddl_history import row_moment
@@ -33,11 +35,33 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
     It gives None where the protocol sends nothing for the line. ``register`` lets it register the
     schemas of lines that carry no ids.
     """
+    if setting.protocol in DEBEZIUM_ALIASES:
+        return DebeziumLines(setting).encode
     if setting.protocol == "canal-json":
         return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
     if setting.registry is None:
         raise ConfigError("flat-avro needs its schemas: give --schemas, --schema-registry or --config")
     return FlatAvroLines(setting, setting.registry, register=register).encode
+
+
+class DebeziumLines:
+    """Encodes lines as TiCDC's ``debezium`` protocol; their columns are those of the definitions."""
+
+    def __init__(self, setting: Setting) -> None:
+        if setting.protocol != "debezium-json":
+            raise ConfigError(f"{setting.protocol} is read only: encode to debezium-json")
+        self._definitions = setting.definitions
+        self._codec = DebeziumJsonCodec(options=setting.options)
+
+    def encode(self, line: Line) -> EncodedRecord | None:
+        """The record of one line.
+
+        Raises:
+            ConfigError: the line is none that ``decode -o json`` prints.
+            EncodeError: nothing defines its table, or TiCDC's protocol cannot write it.
+        """
+        event = event_of(line, lambda one: _defined(self._definitions, one))
+        return self._codec.encode(event, topic=event.position.topic)
 
 
 class FlatAvroLines:

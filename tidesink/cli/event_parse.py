@@ -14,6 +14,7 @@ from tidesink.change import (
     ColumnType,
     DdlEvent,
     Event,
+    MessageEvent,
     Op,
     Row,
     TableSchema,
@@ -24,7 +25,9 @@ from tidesink.cli.line_members import (
     Line,
     commit_ts_of,
     extension_of,
+    line_bytes,
     member,
+    optional,
     position_of,
     row_of_line,
     schema_ids_of,
@@ -54,9 +57,13 @@ def event_of(line: Line, schema_of: SchemaOf) -> Event:
     if kind == "ddl":
         query, word = member(line, "query", str), member(line, "kind", str)
         return DdlEvent(table_of(line), query, word, commit_ts_of(line), position, extension_of(line))
+    if kind == "message":
+        prefix, content = optional(line, "prefix", str), optional(line, "content", dict)
+        data = None if content is None else line_bytes("content", content.get("base64"))
+        return MessageEvent(member(line, "kind", str), prefix, data, position, extension_of(line))
     if kind not in _OPS:
         raise ConfigError(
-            f"type {shown(kind)} is unknown: {', '.join(_OPS)}, ddl, watermark and error are known"
+            f"type {shown(kind)} is unknown: {', '.join(_OPS)}, ddl, watermark, message and error are known"
         )
     return _change(line, schema_of)
 

@@ -19,6 +19,7 @@ Producer = Literal["classic", "new"]
 LargeMessageOption = Literal["none", "claim-check", "handle-key-only"]
 ChecksumMode = Literal["off", "warn", "reject"]
 TableOfTopic = Callable[[str], TableId | None]
+_DEFAULT_MODES = DebeziumModes()
 
 
 class EncodedRecord(NamedTuple):
@@ -44,7 +45,8 @@ class CodecOptions:
     ``namespace``: changefeed namespace or keyspace, the first part of Avro record namespaces.
     ``debezium``: the connector's handling modes, for what Debezium's records do not tell themselves.
     ``debezium_unwrapped``: the topic was flattened by ExtractNewRecordState, so that a null value alone
-    is a delete; rows that show it by themselves need no word of it.
+    is a delete; rows that show it by themselves need no word of it. ``cluster_id`` and the other
+    ``debezium_…`` are TiCDC's own, for encoding.
     """
 
     enable_tidb_extension: bool = False
@@ -69,8 +71,12 @@ class CodecOptions:
     upstream_url: str = field(default="", repr=False)
     max_decompressed_bytes: int = LARGEST
     checksum: ChecksumMode = "off"
-    debezium: DebeziumModes = DebeziumModes()
+    debezium: DebeziumModes = _DEFAULT_MODES
     debezium_unwrapped: bool = False
+    cluster_id: str = "default"
+    debezium_disable_schema: bool = False
+    debezium_include_start_ts: bool = False
+    debezium_output_old_value: bool = True
 
 
 class Codec(Protocol):

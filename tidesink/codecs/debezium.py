@@ -13,14 +13,16 @@ One Kafka record is one event or none:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Position
+from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Position, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_avro import AvroParser
 from tidesink.codecs.debezium_control import control_event
+from tidesink.codecs.debezium_encode import TicdcWriter
 from tidesink.codecs.debezium_envelope import (
     Change,
     change_event,
@@ -98,13 +100,13 @@ class DebeziumCodec:
         return () if event is None else (event,)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """Refused: what a connector writes depends on more than its events.
+        """Refused: the schemas that TiCDC or a connector registers are more than an event tells.
 
         Raises:
             EncodeError: always; names the codecs that write.
         """
         raise EncodeError(
-            f"{self.name} is read only: encode to canal-json or flat-avro, or let a connector write it",
+            f"{self.name} is read only: encode to debezium-json, canal-json or flat-avro",
             topic=topic,
             table=str(event.table) if isinstance(event, ChangeEvent) else None,
         )
@@ -176,15 +178,46 @@ class DebeziumCodec:
             self.unread_ddl[event.query] = error.message
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class DebeziumJsonCodec(DebeziumCodec):
-    """``debezium-json``: JSON, with the schema beside each payload or without."""
+    """``debezium-json``: JSON, with the schema beside each payload or without.
+
+    It encodes as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
+    """
 
     name = "debezium-json"
 
     def __init__(
-        self, *, options: CodecOptions | None = None, definitions: TableDefinitions | None = None
+        self,
+        *,
+        options: CodecOptions | None = None,
+        definitions: TableDefinitions | None = None,
+        clock: Callable[[], int] = _now_ms,
     ) -> None:
         super().__init__(JsonParser(), options=options, definitions=definitions)
+        self._writer = TicdcWriter(self._options, clock)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The record TiCDC writes for a row or a watermark; None for a watermark without the extension.
+
+        Raises:
+            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
+        """
+        try:
+            if isinstance(event, ChangeEvent):
+                return self._writer.row(event)
+            if isinstance(event, WatermarkEvent):
+                return self._writer.watermark(event)
+        except EncodeError as error:
+            raise error.with_context(topic=topic) from error
+        raise EncodeError(
+            "DDL and messages are not written: TiCDC's tableChanges describe the whole table, and no event "
+            "carries that",
+            topic=topic,
+        )
 
 
 class DebeziumAvroCodec(DebeziumCodec):
