@@ -138,6 +138,12 @@ def _float32(value: Any, column_type: ColumnType) -> Value:
     return float(exact)
 
 
+def _boolean(value: Any, _type: ColumnType) -> Value:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
 def _decimal(value: Any, _type: ColumnType) -> Value:
     if not isinstance(value, str):
         raise TypeError
@@ -158,4 +164,5 @@ _READERS: dict[str, Callable[[Any, ColumnType], Value]] = {
     "float64": _float64,
     "decimal": _decimal,
     "binary": _binary,
+    "boolean": _boolean,
 }

@@ -16,10 +16,10 @@ from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.render import CALENDAR_READERS
 from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
 from tidesink.typemap.table import row_of
 
-_CALENDAR = frozenset({"date", "datetime", "timestamp"})
 _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "
     "as in tables: [{{name: {table}, keys: [...]}}]"
@@ -256,7 +256,7 @@ def _note(column: ShapeColumn, shape: TableShape) -> str:
     row = row_of(column.type)
     if column.reason:
         return column.reason
-    if row.reader in _CALENDAR:
+    if row.reader in CALENDAR_READERS:
         policy = "error" if column.key else shape.zero_date
         zone = f"; read in {shape.time_zone}" if row.reader == "timestamp" else ""
         return f"days no calendar has: {policy}{zone}"

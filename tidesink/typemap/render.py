@@ -13,7 +13,7 @@ DecimalMode = Literal["precise", "string"]
 UnsignedMode = Literal["long", "string"]
 ZeroDate = Literal["null", "error", "text"]
 
-_CALENDAR_READERS = frozenset({"date", "datetime", "timestamp", "local_date", "local_datetime", "instant"})
+CALENDAR_READERS = frozenset({"date", "datetime", "timestamp", "local_date", "local_datetime", "instant"})
 # Spark's timestamps end at microseconds.
 _SPARK_FSP = 6
 
@@ -41,7 +41,7 @@ def spark_type(column_type: ColumnType, *, zero_date: ZeroDate = "null") -> Spar
             f"nothing tells the members of this {row.name}: where the topic has their numbers, as canal-json "
             "has, the numbers are kept as text; give a table definition to have the labels",
         )
-    if row.reader in _CALENDAR_READERS and zero_date == "text":
+    if row.reader in CALENDAR_READERS and zero_date == "text":
         return SparkType("string", "zero-date: text keeps dates no calendar has")
     if row.reader in ("local_datetime", "instant") and (column_type.fsp or 0) > _SPARK_FSP:
         return SparkType("string", "Spark's timestamps have no nanoseconds: kept exactly as text")
