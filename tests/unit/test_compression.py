@@ -114,3 +114,19 @@ def test_what_is_compressed_twice_is_refused() -> None:
     value = compressed(compressed(row_bytes({"id": "1"}), "lz4"), "lz4")
     with pytest.raises(FramingError):
         CanalJsonCodec().decode(message_of(value))
+
+
+@pytest.mark.parametrize("piece", [b"{},", b'"",', b"[[", b"1,", b'{"a":', b"\n", b"nul"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_of_nothing_but_structure_is_not_parsed(kind: Compression, piece: bytes) -> None:
+    value = compressed(b'{"data":[' + piece * (30_000_000 // len(piece)), kind)
+    with pytest.raises(FramingError, match="far more objects"):
+        CanalJsonCodec().decode(message_of(value))
+
+
+def test_a_value_of_long_texts_is_parsed() -> None:
+    text = '{"a": [1, 2, "\\\\"]},' * 1_000_000
+    value = compressed(row_bytes({"a": text}), "lz4")
+    (event,) = CanalJsonCodec().decode(message_of(value))
+    assert isinstance(event, ChangeEvent)
+    assert (event.after or {})["a"] == text

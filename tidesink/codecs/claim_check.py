@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from tidesink.codecs.claim_check_storage import ClaimCheckStorage, open_storage
-from tidesink.codecs.compression import LARGEST
+from tidesink.codecs.compression import LARGEST, checked_structure
 from tidesink.errors import RowUnavailableError, SchemaMismatchError
 from tidesink.typemap.shown import shown
 
@@ -45,6 +45,7 @@ class ClaimCheck:
         Raises:
             RowUnavailableError: a location outside of the root, or no such file.
             SchemaMismatchError: the file holds no message.
+        FramingError: it holds far more than one.
             SourceUnavailableError: the storage does not answer.
         """
         name = name_under(self._storage.location, location)
@@ -128,7 +129,7 @@ def _unwrapped(data: bytes, name: str) -> bytes:
     if not data.startswith(b"{"):
         return data
     try:
-        found: Any = orjson.loads(data)
+        found: Any = orjson.loads(checked_structure(data))
     except orjson.JSONDecodeError as error:
         raise SchemaMismatchError(f"the claim-check file {name!r} is no JSON") from error
     if "value" not in found:

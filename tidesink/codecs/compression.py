@@ -9,6 +9,7 @@ message is so short. So a reader needs no option, and a damaged value is never t
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any, Final, Literal
 
@@ -19,6 +20,11 @@ Compression = Literal["none", "snappy", "lz4"]
 LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 # TiDB takes transactions of 6 MiB by default, and escaped twice over such a row stays far below this.
 LARGEST: Final = 64 * 2**20
+
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A row of 4,096 columns, the most TiDB has, needs some hundred thousand bytes beside its texts.
+_LOOKED_AT: Final = 2**20
+_MOST_STRUCTURE: Final = 4 * 2**20
 
 _BLOCK_SIZE: Final = struct.Struct("<I")
 _BLOCK_MOST: Final = {4: 2**16, 5: 2**18, 6: 2**20, 7: 2**22}
@@ -39,13 +45,13 @@ def decompressed(value: bytes, *, most: int = LARGEST) -> bytes | None:
     """The text of a compressed value; None for one that is not compressed.
 
     Raises:
-        FramingError: the bytes are damaged, or stand for more than ``most`` bytes.
+        FramingError: the bytes are damaged, or stand for more than ``most`` bytes, or for what no row is.
         ConfigError: the value is compressed, and the ``large-messages`` extra is not installed.
     """
     kind = compression_of(value)
     if kind == "none":
         return None
-    return _from_lz4(value, most) if kind == "lz4" else _from_snappy(value, most)
+    return checked_structure(_from_lz4(value, most) if kind == "lz4" else _from_snappy(value, most))
 
 
 def compressed(value: bytes, kind: Compression) -> bytes:
@@ -63,6 +69,29 @@ def compressed(value: bytes, kind: Compression) -> bytes:
         return bytes(cramjam.lz4.compress(value))
     except cramjam.CompressionError as error:
         raise EncodeError(f"the message cannot be compressed with {kind}") from error
+
+
+def checked_structure(text: bytes) -> bytes:
+    """A text that is no longer than its strings, but for what a row needs.
+
+    Parsed, ``{},`` takes a hundred times its own room: what Kafka's limit no longer bounds is bounded here.
+
+    Raises:
+        FramingError: there is more beside the strings than any row has.
+    """
+    if len(text) <= _LOOKED_AT:
+        return text
+    beside = end = 0
+    for string in _STRING.finditer(text):
+        beside += string.start() - end
+        end = string.end()
+        if beside > _MOST_STRUCTURE:
+            break
+    else:
+        beside += len(text) - end
+    if beside > _MOST_STRUCTURE:
+        raise FramingError("the value holds far more objects than a row has columns")
+    return text
 
 
 def _cramjam() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -17,7 +17,7 @@ from tidesink.errors import ConfigError, RowUnavailableError, SchemaMismatchErro
 
 Parsed = dict[str, Any]
 
-_NO_STORAGE = (
+_NO_STORAGE: Final = (
     "the row was too large and lies in claim-check storage (large-message-handle-option: claim-check): give "
     "claim-check-storage-uri as the changefeed has it, or a directory that holds the same files"
 )
