@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
+
+from pyspark import cloudpickle
 
 from tests.sessions import raw_frame
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import TOPIC, TSO, change
 from tests.unit.test_row_checksum import SUMMED
 from tidesink.change import Op
+from tidesink.codecs.columns_avro_checksum import reason_function
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.sinks.summary import BatchSummary, Doubt, Place
@@ -102,6 +107,19 @@ def test_a_key_change_is_doubted_once(spark: SparkSession) -> None:
     topic.send(change(Op.UPDATE, new, before=old, schema=SCHEMA, extension={CHECKSUM: "77"}))
     summary = _summary(spark, topic, topic.plan(checksum="warn"))
     assert (summary.upserts, summary.deletes, summary.split_halves, summary.doubted) == (1, 1, 1, 1)
+
+
+def test_executors_need_no_tidesink_to_sum_a_row() -> None:
+    judged = reason_function([[("integer", (), 0), ("timestamp", (), 0), ("float", (), 0)]], "Asia/Tokyo")
+    sent = cloudpickle.dumps(judged)  # type: ignore[no-untyped-call]
+    row = [b"0", b"77", b"1", b"2026-01-01 09:00:00", b"0.5"]
+    script = (
+        "import sys, pickle; sys.modules['tidesink'] = None; "
+        f"print(pickle.loads(bytes.fromhex('{sent.hex()}'))([{row!r}, None]).tolist())"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "TiCDC wrote '77'" in told.stdout
+    assert told.stdout.strip() == repr(judged([row, None]).tolist())
 
 
 def test_a_plan_whose_schemas_have_no_checksum_says_so(spark: SparkSession) -> None:

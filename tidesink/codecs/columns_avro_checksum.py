@@ -7,7 +7,7 @@ pandas would make floats of nullable integers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pyspark import cloudpickle
@@ -71,6 +71,13 @@ def _summed(writer: WriterColumn) -> Summed:
 
 
 def _reasons(values: Column, kinds: list[tuple[Summed, ...]], time_zone: str) -> Column:
+    column: Column = pandas_udf(reason_function(kinds, time_zone), "string")(values)  # type: ignore[call-overload]
+    return column
+
+
+def reason_function(kinds: Sequence[Sequence[Summed]], time_zone: str) -> Callable[[Any], Any]:
+    """What Spark's workers run: a series of wire values, as of ``checksum_faults``, to one of reasons."""
+
     def reason(row: Any, readers: list[Any]) -> str | None:
         if row is None:
             return None
@@ -85,5 +92,4 @@ def _reasons(values: Column, kinds: list[tuple[Summed, ...]], time_zone: str) ->
 
     # Spark tells what kind of function it is from these.
     reasons.__annotations__ = {"batch": pd.Series, "return": pd.Series}
-    column: Column = pandas_udf(reasons, "string")(values)  # type: ignore[call-overload]
-    return column
+    return reasons

@@ -8,7 +8,8 @@ VECTOR as its dimension and its 32-bit floats (TiCDC tiflow c7b2588 and ticdc b8
 A row has several sums where the wire does not say which value TiDB held: a TIMESTAMP in the hour that
 comes twice when clocks are set back, an ENUM whose ``allowed`` can be split in two ways.
 
-Nothing of tidesink is imported, so that Spark's executors can be given this module by value.
+Nothing of tidesink is imported and nothing here is beyond pickling, so that Spark's executors can be given
+this module by value.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ TEXT_SCALE: Final = -1
 MOST_SUMS: Final = 4096
 _MASK: Final = (1 << 64) - 1
 _LOCAL: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(\.\d{1,6})?")
-_DOUBLE: Final = struct.Struct("<d")
 
 
 MISMATCH: Final = (
@@ -107,7 +107,7 @@ def _integer(value: int | bytes) -> bytes:
 
 def _float(value: float | bytes) -> bytes:
     number = float(value)
-    return _DOUBLE.pack(number if isfinite(number) else 0.0)
+    return struct.pack("<d", number if isfinite(number) else 0.0)
 
 
 def _sized(data: bytes) -> bytes:
