@@ -15,6 +15,7 @@ from tidesink.cli import registry_options as options
 from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_codec_options
 from tidesink.cli.output import Output, OutputFormat, warn, write_json
 from tidesink.cli.registry_tables import (
+    NAMED_BY_ID,
     Candidates,
     config_tables,
     defined_tables,
@@ -179,9 +180,9 @@ def candidates(request: Request, found: options.Opened) -> Candidates:
 def _topic_setting(request: Request, found: options.Opened) -> sources.Setting:
     config = found.config
     name = protocol_named(request.protocol or (config.source.protocol if config else None))
-    if name != "canal-json" and request.given:
+    if name in NAMED_BY_ID and request.given:
         raise ConfigError(
-            "a flat-avro topic names its schemas itself, so producer options have no effect with --topic: "
+            f"a {name} topic names its schemas itself, so producer options have no effect with --topic: "
             "remove them, or give --table-definition"
         )
     own = config.source.open_registry() if config and config.source.schema_registry else found.registry

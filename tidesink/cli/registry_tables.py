@@ -21,6 +21,8 @@ DEFAULT_RULE = "{schema}_{table}"
 _NO_KEY = (
     "it has neither a primary key nor a unique key of NOT NULL columns: TiCDC's avro does not replicate it"
 )
+# Protocols whose records name their schemas by a registry's ids.
+NAMED_BY_ID = frozenset({"flat-avro", "debezium-avro"})
 TopicOf = Callable[[TableId], str]
 
 
@@ -158,7 +160,7 @@ def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candi
 def of_topic(setting: Setting, topic: str, start: str, brokers: str | None, topic_of: TopicOf) -> Candidates:
     """Schemas of the tables that a topic carries, as its newest records have them.
 
-    A flat-avro topic names the schemas itself; of a canal-json topic they are built from its columns.
+    An Avro topic names the schemas itself; of a JSON topic they are built from its columns.
 
     Raises:
         ConfigError: there is no such topic, or no broker is given.
@@ -166,7 +168,7 @@ def of_topic(setting: Setting, topic: str, start: str, brokers: str | None, topi
         SourceUnavailableError: the broker does not answer.
     """
     messages = records(file=None, topic=topic, start=start, limit=None, brokers=brokers, found=setting)
-    if setting.protocol != "canal-json":
+    if setting.protocol in NAMED_BY_ID:
         if setting.registry is None:
             raise ConfigError("the topic's schemas are in its registry: give --config or --schema-registry")
         return _written(messages, topic, setting.registry)
@@ -177,7 +179,7 @@ def of_topic(setting: Setting, topic: str, start: str, brokers: str | None, topi
 
 
 def _written(messages: Iterable[Message], topic: str, registry: SchemaReader) -> Candidates:
-    """The schemas that the newest record of a flat-avro topic was written with."""
+    """The schemas that the newest record of an Avro topic was written with."""
     from tidesink.codecs.wire import schema_id_of
 
     newest: dict[SubjectPart, int] = {}
