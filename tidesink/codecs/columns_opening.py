@@ -50,6 +50,7 @@ def _flat_avro(parts: ColumnsParts) -> DecodeColumns:
         keys=parts.keys,
         zero_date=parts.zero_date,
         time_zone=parts.time_zone,
+        checksum=parts.options.checksum if parts.options else "off",
     )
 
 
