@@ -300,7 +300,22 @@ def test_avro_refuses_arrays_that_cost_nothing() -> None:
         codec.decode(Message("t", 0, 0, None, b"\0\0\0\0\x01\xfe\xff\xff\xff\xff\x0f\0"))
 
 
-def test_encoding_is_refused_by_name() -> None:
+def test_what_is_not_written_is_refused_by_name() -> None:
     event = _decode(_message(_envelope("c", after={"id": 1}), {"id": 1}))
-    with pytest.raises(EncodeError, match="read only"):
+    with pytest.raises(EncodeError, match="commit_ts"):
         open_codec("debezium-json").encode(event, topic="t")
+    with pytest.raises(EncodeError, match="truncate"):
+        open_codec("debezium-json").encode(_decode(_message(_envelope("t"))), topic="t")
+    with pytest.raises(EncodeError, match="read only"):
+        open_codec("debezium-avro", registry=MemorySchemaRegistry()).encode(event, topic="t")
+
+
+def test_rows_of_one_shape_share_their_schema() -> None:
+    """Caches by identity depend on it."""
+    codec = open_codec("debezium-json")
+    first, second = (
+        codec.decode(_message(_envelope("c", after={"id": one, "a": "x"}), {"id": one}))[0] for one in (1, 2)
+    )
+    assert isinstance(first, ChangeEvent)
+    assert isinstance(second, ChangeEvent)
+    assert first.schema is second.schema

@@ -11,6 +11,7 @@ from __future__ import annotations
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -69,6 +70,8 @@ class Rows:
     learned: TableDefinitions = field(default_factory=TableDefinitions)
     _shapes: dict[tuple[int, TableId], _Shape] = field(default_factory=dict)
     _readers: dict[int, tuple[Column, ValueReader]] = field(default_factory=dict)
+    _inferred: dict[tuple[str, str], Column] = field(default_factory=dict)
+    _tuples: dict[tuple[int, ...], tuple[Column, ...]] = field(default_factory=dict)
     _schemas: dict[tuple[int, TableId, tuple[str, ...]], tuple[object, TableSchema]] = field(
         default_factory=dict
     )
@@ -146,7 +149,17 @@ class Rows:
                 unavailable.append(name)
             else:
                 values[name] = value
-        return RowRead(values, tuple(columns), tuple(unavailable))
+        return RowRead(values, self._same(columns), tuple(unavailable))
+
+    def _same(self, columns: list[Column]) -> tuple[Column, ...]:
+        """The columns as the one tuple that stands for them, so that their table's schema is made once."""
+        place = tuple(map(id, columns))
+        known = self._tuples.get(place)
+        if known is None:
+            if len(self._tuples) >= _MOST_SHAPES:
+                self._tuples.clear()
+            known = self._tuples[place] = tuple(columns)
+        return known
 
     def _declared(self, column: Column, raw: object) -> _Typed:
         known = self._readers.get(id(column))
@@ -164,14 +177,27 @@ class Rows:
 
     def _guessed(self, name: str, raw: object, learned: Column | None) -> _Typed:
         if isinstance(raw, str) and raw in self._encoded_placeholders:
-            return learned or infer_column(name, raw), UNAVAILABLE
+            return learned or self._looking_like(name, raw), UNAVAILABLE
         if learned is not None:
             try:
                 return self._declared(learned, raw)
             except DecodeError:
                 pass  # the column was, or will be, of another type
+        return self._looking_like(name, raw), self._plain(name, raw)
+
+    def _looking_like(self, name: str, raw: object) -> Column:
+        column = infer_column(name, raw)
+        if len(self._inferred) >= _MOST_SHAPES:
+            self._inferred.clear()
+        return self._inferred.setdefault((name, column.type.name), column)
+
+    def _plain(self, name: str, raw: object) -> Value | Unavailable:
+        if raw is None or isinstance(raw, int | Decimal):
+            return raw
+        if isinstance(raw, str):
+            return UNAVAILABLE if raw == self.modes.unavailable_value_placeholder else raw
         try:
-            return infer_column(name, raw), inferred_value(raw, modes=self.modes)
+            return inferred_value(raw, modes=self.modes)
         except DecodeError as error:
             raise error.with_context(column=name) from error
 
