@@ -13,7 +13,10 @@ from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import TOPIC, TSO, change
 from tests.unit.test_row_checksum import SUMMED
 from tidesink.change import Op
+from tidesink.codecs import columns
+from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_avro_checksum import reason_function
+from tidesink.codecs.columns_flat_avro import FlatAvroColumns
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.sinks.summary import BatchSummary, Doubt, Place
@@ -21,8 +24,6 @@ from tidesink.sinks.summary_spark import summarise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tidesink.codecs.columns_flat_avro import FlatAvroColumns
 
 MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "avro_enable_watermark": True}
 SCHEMA = table("v int")
@@ -128,3 +129,15 @@ def test_a_plan_whose_schemas_have_no_checksum_says_so(spark: SparkSession) -> N
     plan = topic.plan(checksum="reject")
     assert plan.lacks_checksums
     assert [row.kind for row in topic.rows(spark, plan)] == ["upsert"]
+
+
+def test_a_plan_of_ones_own_takes_checksum_of_its_options() -> None:
+    topic = Topic(**SUMMED)
+    topic.send(change(after={"id": 1, "v": 1}, schema=SCHEMA))
+    given = CodecOptions(checksum="reject")
+    for options, mode in ((None, "off"), (given, "reject")):
+        plan = columns(
+            "flat-avro", table="shop.orders", topic=TOPIC, registry=topic.registry, options=options
+        )
+        assert isinstance(plan, FlatAvroColumns)
+        assert plan.checksum == mode
