@@ -7,8 +7,8 @@ rules follow the library, since it is what refuses a changefeed's schema:
 - a field that by its aliases means two fields of the other schema is no question of reading: the library
   raises, and the registry answers 422 in place of a verdict. It takes no such schema.
 
-Not generated, because no verdict follows from it: defaults that are not of their type (refused when a schema
-is registered, before any comparison), and records that contain themselves.
+Not generated, because no verdict follows from it: defaults that are not of their type, which are refused when
+a schema is registered, before any comparison. Records that contain themselves are a list of their own.
 """
 
 from __future__ import annotations
@@ -107,6 +107,30 @@ def test_on_every_pair_of_primitives(registry: SchemaRegistryClient) -> None:
     for old, new in permutations(PRIMITIVES, 2):
         texts = [record({"name": "a", "type": old}), record({"name": "a", "type": new})]
         agrees(registry, texts, "BACKWARD")
+
+
+def recursive() -> list[str]:
+    """Records that contain themselves, directly, by a list, or around a corner."""
+    whole, text = {"name": "a", "type": "int"}, {"name": "a", "type": "string"}
+    following = {"name": "next", "type": ["null", "t"], "default": None}
+    children = {"name": "kids", "type": {"type": "array", "items": "t"}, "default": []}
+
+    def corner(*inside: dict[str, Any]) -> dict[str, Any]:
+        up = {"name": "up", "type": ["null", "t"], "default": None}
+        return {"name": "in", "type": {"type": "record", "name": "u", "fields": [*inside, up]}}
+
+    either = {"name": "in", "type": [corner(whole)["type"], "int"]}
+    chosen = (
+        [whole], [whole, following], [text, following], [following], [whole, children], [text, children],
+        [whole, corner(whole)], [whole, corner(text)], [following, whole, corner(text)], [whole, either],
+    )  # fmt: skip
+    return [record(*fields) for fields in chosen]
+
+
+@pytest.mark.servers
+def test_on_records_that_contain_themselves(registry: SchemaRegistryClient) -> None:
+    for old, new in permutations(recursive(), 2):
+        agrees(registry, [old, new], "BACKWARD")
 
 
 @pytest.mark.servers
