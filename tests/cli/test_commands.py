@@ -20,7 +20,7 @@ def test_the_version_is_printed() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("decode", "--input", "-"), "Give --protocol avro, flat-avro or canal-json"),
+        (("decode", "--input", "-"), "Give --protocol avro, canal-json, debezium-json or debezium-avro"),
         (("decode", "--protocol", "avr", "--input", "-"), "did you mean avro?"),
         (("decode", "--protocol", "avro", "--input", "-"), "--schemas FILE"),
         (("decode", "--protocol", "canal-json"), "either --input FILE"),
