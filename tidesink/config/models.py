@@ -123,9 +123,10 @@ class BatchSettings(Model):
     """Bounds of one batch of one table, and how many tables are worked on at once."""
 
     max_records: Count = Field(default=500_000, ge=1, le=MOST_RECORDS)
-    """Records of one batch of one table."""
+    """Records of one batch of one table, or of one read that tables of a topic share."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
-    """Bytes of one batch of one table, by the size its records had before."""
+    """Bytes of one batch of one table, or of one read that tables of a topic share, by the size its records
+    had before."""
     max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
     """Tables worked on at once."""
     poll_interval: PositiveDuration = 1.0
