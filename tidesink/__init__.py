@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from tidesink.version import __version__
 
 if TYPE_CHECKING:
-    from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, TableId, TableSchema
+    from tidesink.change import ChangeEvent, DdlEvent, Message, MessageEvent, Op, Position, TableId
+    from tidesink.change import TableSchema as TableSchema
     from tidesink.change import WatermarkEvent as WatermarkEvent
     from tidesink.codecs import open_codec
     from tidesink.codecs.base import CodecOptions
@@ -23,6 +24,7 @@ __all__ = [
     "CodecOptions",
     "DdlEvent",
     "Message",
+    "MessageEvent",
     "Op",
     "Position",
     "TableDefinitions",

@@ -11,6 +11,7 @@ from tidesink.change import ChangeEvent, Message, Op, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.errors import SchemaMismatchError
+from tidesink.schema_registry import MemorySchemaRegistry
 
 
 def _message(value: Any, key: Any, *, topic: str = "app.shop.orders", **headers: str) -> Message:
@@ -141,3 +142,22 @@ def test_untold_rows_need_the_option() -> None:
 def test_an_unknown_op_is_refused() -> None:
     with pytest.raises(SchemaMismatchError, match="__op"):
         open_codec("debezium-json").decode(_message({"id": 1, "__op": "z"}, {"id": 1}))
+
+
+def test_avro_rows_are_told_by_their_schema() -> None:
+    fields = [
+        {"name": "id", "type": "long"},
+        {"name": "a", "type": ["null", "string"], "default": None},
+        {"name": "__deleted", "type": ["null", "string"], "default": None},
+    ]
+    name = {"name": "Value", "namespace": "app.shop.orders", "connect.name": "app.shop.orders.Value"}
+    key = {"type": "record", "name": "Key", "namespace": "app.shop.orders", "fields": fields[:1]}
+    schemas = {1: json.dumps(key), 2: json.dumps({"type": "record", **name, "fields": fields})}
+    codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(schemas))
+    head = b"\0\0\0\0"
+    row = Message("app.shop.orders", 0, 0, head + b"\x01\x02", head + b"\x02\x02\x02\x02x\x02\x0afalse")
+    event = _one(codec, row)
+    assert (event.op, event.table) == (Op.UPSERT, TableId("shop", "orders"))
+    assert (event.key, event.after) == ({"id": 1}, {"id": 1, "a": "x"})
+    tombstone = Message("app.shop.orders", 0, 1, head + b"\x01\x02", None)
+    assert _one(codec, tombstone).op is Op.DELETE

@@ -14,6 +14,7 @@ NAMES = [
     "CodecOptions",
     "DdlEvent",
     "Message",
+    "MessageEvent",
     "Op",
     "Position",
     "TableDefinitions",
