@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.certificates import self_signed, served_over_tls
-from tests.cli.samples import run
+from tests.cli.samples import KEY, KEY_SCHEMA, VALUE, VALUE_SCHEMA, capture, run
 from tests.confluent_registry import Start, confluent_servers
 from tests.scripted_registry import Reply, Serve, scripted_registries
 from tests.token_endpoint import TokenEndpoint, token_endpoints
+from tidesink.schema_registry import RegisteredSchema
 
 start = pytest.fixture(confluent_servers, name="start")
 serve = pytest.fixture(scripted_registries, name="serve")
@@ -63,6 +64,20 @@ def test_oauth(start: Start, endpoint: TokenEndpoint, settings: Any, monkeypatch
     assert result.exit_code == 1
     assert "invalid_scope" in result.stderr
     assert SECRET not in result.output
+
+
+def test_decode_signs_in_by_the_same_file(start: Start, settings: Any) -> None:
+    server = start(admits=lambda header: header == f"Bearer {SECRET}")
+    for schema_id, schema in ((257, KEY_SCHEMA), (258, VALUE_SCHEMA)):
+        text = json.dumps(schema)
+        server.registry.memory.put(RegisteredSchema(schema_id, text, f"s-{schema_id}", 1))
+    file = settings(f"url: {server.url}\nauth: {{token: {SECRET!r}}}\n")
+    args = ("decode", "--protocol", "avro", "--input", "-", "-o", "json", "--registry-file", file)
+    found = run(*args, stdin=capture(KEY, VALUE))
+    assert json.loads(found.stdout)["after"]["id"] == 7, found.output
+    both = run(*args, "--schema-registry", server.url, stdin="")
+    assert both.exit_code == 2
+    assert "exclude each other" in both.stderr
 
 
 def test_mutual_tls_with_an_authority_of_ones_own(serve: Serve, settings: Any, tmp_path: Path) -> None:

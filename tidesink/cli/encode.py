@@ -33,6 +33,7 @@ def encode(
     protocol: sources.ProtocolName = None,
     schemas: sources.Schemas = None,
     schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
     table_definition: sources.Definitions = None,
     register: Annotated[
         bool, typer.Option("--register", help="Register schemas for lines without schema_id.")
@@ -49,6 +50,7 @@ def encode(
         given=given,
         schemas=schemas,
         schema_registry=schema_registry,
+        registry_file=registry_file,
         definitions=table_definition,
         config=config,
     )

@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from tidesink.cli import sources
 from tidesink.cli.capture import json_lines
 from tidesink.config import Config, load_config
 from tidesink.config.registry_file import load_registry_settings
@@ -16,13 +17,8 @@ from tidesink.errors import ConfigError, RegistryError
 from tidesink.schema_registry import SchemaRegistry, open_registry
 from tidesink.schema_registry.catalog import SubjectEntry, entries_of, memory_registry
 
-Url = Annotated[
-    str | None, typer.Option("--schema-registry", help="The registry's URL, several separated by commas.")
-]
-SettingsFile = Annotated[
-    Path | None,
-    typer.Option("--registry-file", help="A YAML file of the registry's settings: urls, auth, tls, timeout."),
-]
+Url = sources.RegistryUrl
+SettingsFile = sources.RegistryFile
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="Take the registry of a config file's source.")
 ]

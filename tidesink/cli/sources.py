@@ -15,6 +15,7 @@ from tidesink.cli.codec_options import Given, codec_options, protocol_named
 from tidesink.codecs.base import CodecOptions, TableOfTopic
 from tidesink.config import Config, load_config
 from tidesink.config.identity import topic_tables
+from tidesink.config.registry_file import load_registry_settings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
@@ -32,6 +33,10 @@ ProtocolName = Annotated[
 Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
 RegistryUrl = Annotated[
     str | None, typer.Option("--schema-registry", help="The registry's URL, several separated by commas.")
+]
+RegistryFile = Annotated[
+    Path | None,
+    typer.Option("--registry-file", help="A YAML file of the registry's settings: urls, auth, tls, timeout."),
 ]
 GlueRegion = Annotated[
     str | None,
@@ -86,6 +91,7 @@ def setting(
     definitions: Path | None,
     config: Path | None,
     glue_region: str | None = None,
+    registry_file: Path | None = None,
 ) -> Setting:
     """The setting that a command line describes.
 
@@ -97,7 +103,13 @@ def setting(
     base = loaded.source.codec_options() if loaded else None
     listed = read_schemas(str(schemas)) if schemas else None
     glue = _glue(listed, glue_region)
-    registry = _registry(listed, schema_registry, loaded, needed=name if glue is None else None)
+    several = [one for one in (schemas, schema_registry, registry_file) if one is not None]
+    if len(several) > 1:
+        raise ConfigError("--schemas, --schema-registry and --registry-file exclude each other: keep one")
+    if registry_file is not None:
+        registry: SchemaRegistry | None = load_registry_settings(registry_file).open()
+    else:
+        registry = _registry(listed, schema_registry, loaded, needed=name if glue is None else None)
     if registry is None and glue is not None:
         registry = MemorySchemaRegistry(url="AWS Glue")
     return Setting(
@@ -138,8 +150,6 @@ def _declared(config: Config | None) -> dict[str, Any]:
 def _registry(
     listed: SchemaFile | None, url: str | None, config: Config | None, *, needed: str | None
 ) -> SchemaRegistry | None:
-    if listed is not None and url is not None:
-        raise ConfigError("--schemas and --schema-registry exclude each other: keep one")
     if listed is not None:
         return MemorySchemaRegistry(listed.by_id, url=listed.name)
     if url is not None:
@@ -154,7 +164,7 @@ def _registry(
 
 
 def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions:
-    """The tables that a config defines, and those of a file of SQL DDL; raises ConfigError for a wrong file."""
+    """The tables that a config defines and those of a file of SQL DDL; ConfigError for a wrong file."""
     definitions = FileDefinitions()
     if config is not None:
         for entry in config.tables:
