@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,18 @@ from tidesink.change import TableId
 from tidesink.cli import demo, failures
 from tidesink.cli.log_lines import LogFormat, log_to_stderr
 from tidesink.cli.output import show_table
+from tidesink.cli.registry_verdicts import show_verdicts
 from tidesink.cli.run_worker import show_report
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.flat_avro_schema import value_record
 from tidesink.dev.check import TableCheck
 from tidesink.dev.demo import DemoResult
 from tidesink.dev.workload import WorkloadReport
+from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.schema_registry.verdict import verdict
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.report import RunReport, TableReport
+from tidesink.typemap.ddl import parse_create_table
 
 COMMIT_TS = 461_234_567_890_123_456
 COUNTS = Account(20_000, 12_000, 8_000).as_counters()
@@ -59,6 +66,27 @@ def test_a_runs_report_fits_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     for name in NAMES:
         assert [line.split()[0] for line in lines if name in line] == [f"shop.{name}"] * 2
+
+
+def test_a_registrys_verdict_fits_80_columns() -> None:
+    schema = parse_create_table(
+        "CREATE TABLE shop.customers (id INT PRIMARY KEY, invoice_address_line VARCHAR(200) DEFAULT 'none', "
+        "state ENUM('new','active','gone'))"
+    )
+    wider = replace(schema, columns=schema.columns[:2])
+    options = CodecOptions(avro_include_before_value=True, producer="new")
+    old, new = (
+        value_record(schema, schema.table, options).text,
+        value_record(wider, schema.table, replace(options, enable_tidb_extension=True)).text,
+    )
+    registry = MemorySchemaRegistry(compatibility="FULL")
+    registry.register("shop_customers-value", old)
+    with _terminal() as terminal:
+        show_verdicts([verdict(registry, "shop_customers-value", new)], live=False)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("_tidb_commit_physical_time") for line in lines)
+    assert any(line.startswith("_ticdc_before.state") for line in lines)
 
 
 def test_the_demos_tables_fit_80_columns(tmp_path: Path) -> None:

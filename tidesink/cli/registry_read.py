@@ -158,8 +158,8 @@ def _show(item: RegisteredSchema, level: str | None, places: list[tuple[str, int
     if not fields:
         typer.echo(f"  {item.schema_text}")
         return
-    rows = [(f.path, f.type, f.source_type, "" if f.default is None else f.default) for f in fields]
-    show_table(None, ("field", "type", "SQL", "default"), rows, folded=("type", "SQL", "default"))
+    rows = [(f.path, f.typed, "" if f.default is None else f.default) for f in fields]
+    show_table(None, ("field", "type", "default"), rows, folded=("type", "default"))
 
 
 def level(

@@ -51,19 +51,18 @@ def show_changes(changes: Sequence[FieldChange], *, last: str = "verdict") -> No
     remark = _verdict if last == "verdict" else _of_note
     listed = [change for change in changes if change.change != "same" or change.problem]
     if listed:
-        rows = [
-            (change.path, change.change, _words(change, old=True), _words(change, old=False), remark(change))
-            for change in listed
-        ]
-        show_table(None, ("field", "change", "was", "is", last), rows, folded=("was", "is", last))
+        rows = [(change.path, _words(change), remark(change)) for change in listed]
+        show_table(None, ("field", "change", last), rows, folded=("change", last))
     same = len(changes) - len(listed)
     if same and listed:
         typer.echo(f"  {same} other {'field stays' if same == 1 else 'fields stay'} the same")
 
 
-def _words(change: FieldChange, *, old: bool) -> str:
-    side = change.old if old else change.new
-    return "" if side is None else side.words
+def _words(change: FieldChange) -> str:
+    if change.old is None or change.new is None:
+        side = change.old or change.new
+        return f"{change.change}: {side.words}" if side else ""
+    return change.old.words if change.old == change.new else f"{change.old.words} -> {change.new.words}"
 
 
 def _of_note(change: FieldChange) -> str:

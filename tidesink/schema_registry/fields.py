@@ -42,11 +42,14 @@ class SchemaField:
         return f"{name}({', '.join(rest)})" if rest else name
 
     @property
+    def typed(self) -> str:
+        """Avro type and SQL type: ``null | string (ENUM(a,b))``."""
+        return f"{self.type} ({self.source_type})" if self.source_type else self.type
+
+    @property
     def words(self) -> str:
         """Type, SQL type and default in one line."""
-        source = f" ({self.source_type})" if self.source_type else ""
-        default = "" if self.default is None else f" default {self.default}"
-        return f"{self.type}{source}{default}"
+        return self.typed if self.default is None else f"{self.typed} default {self.default}"
 
 
 class FieldChange(NamedTuple):
