@@ -270,6 +270,7 @@ def test_refused_values_say_what_they_are(value: Any, words: str) -> None:
         (b"\xff\xfe", FramingError, "no UTF-8"),
         (b'{"a": NaN}', SchemaMismatchError, "NaN"),
         (b'{"a": 1e999999999}', ValueOutOfRangeError, "1e999999999"),
+        (b'{"a": -9e40023372036854775808}', ValueOutOfRangeError, "e40023372036854775808"),
         (b"[" * 200_000, SchemaMismatchError, "nested"),
         (b'{"schema":{"type":"struct"},"payload":{}}', SchemaMismatchError, "fields"),
         (b'{"a": ' + b"9" * 5000 + b"}", FramingError, "no JSON"),

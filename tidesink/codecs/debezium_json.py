@@ -32,9 +32,12 @@ _MOST_DIGITS: Final = 150_000
 
 
 def _number(text: str) -> Decimal:
-    number = Decimal(text)
+    try:
+        number = Decimal(text)
+    except ArithmeticError:  # an exponent beyond what Decimal has
+        number = None
     # Written out, 1e999999999 would take a gigabyte.
-    if abs(number.adjusted()) > _MOST_DIGITS or len(text) > _MOST_DIGITS:
+    if number is None or abs(number.adjusted()) > _MOST_DIGITS or len(text) > _MOST_DIGITS:
         raise ValueOutOfRangeError(f"the number {shown(text, 40)} is none a column can hold")
     return number
 
