@@ -27,6 +27,11 @@ NAME: Final = f"{uuid.UUID(int=5, version=4)}.json"
 WHOLE: Final = {"id": "1", "a": LONG}
 
 
+def _shown(value: object) -> str:
+    # A slash would make it one of the golden cases in the run's summary.
+    return str(value)[:40].replace("/", "|")
+
+
 def _options(root: object, **more: Any) -> CodecOptions:
     return CodecOptions(enable_tidb_extension=True, claim_check_storage_uri=str(root), **more)
 
@@ -96,6 +101,7 @@ def test_the_message_that_points_may_be_compressed_too(tmp_path: Path) -> None:
         ("file://[::1", "is no location"),
         ("file:///claims/" + "a" * 5000, "is too long"),
     ],
+    ids=_shown,
 )
 def test_nothing_outside_of_the_root_is_opened(location: str, says: str) -> None:
     with pytest.raises(RowUnavailableError, match=says):
@@ -112,6 +118,7 @@ def test_nothing_outside_of_the_root_is_opened(location: str, says: str) -> None
         ("s3://bucket/other/secret.json", "lies outside"),
         (f"s3://user:pass@bucket/claims/{NAME}", "another bucket"),
     ],
+    ids=_shown,
 )
 def test_nothing_of_another_bucket_is_opened(location: str, says: str) -> None:
     with pytest.raises(RowUnavailableError, match=says):
@@ -128,6 +135,7 @@ def test_nothing_of_another_bucket_is_opened(location: str, says: str) -> None:
         ("s3://bucket/claims", f"s3://bucket/{NAME}", NAME),
         ("s3://bucket", f"s3://bucket/{NAME}", NAME),
     ],
+    ids=_shown,
 )
 def test_what_lies_under_the_root_is_found(root: str, location: str, name: str) -> None:
     assert name_under(root, location) == name
@@ -213,7 +221,7 @@ def test_other_storage_is_read_through_fsspec() -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["nowhere://bucket/x", "s3://bucket/claims?access-key=AK&secret-access-key=SECRET"]
+    "uri", ["nowhere://bucket/x", "s3://bucket/claims?access-key=AK&secret-access-key=SECRET"], ids=_shown
 )
 def test_a_storage_that_cannot_be_opened_is_told_without_its_secrets(uri: str) -> None:
     with pytest.raises(ConfigError, match="fsspec") as caught:
