@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tidesink.config import Config, load_config
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.assembly import assembled
-from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.retry import LONGEST_PAUSE
 from tidesink.sinks.stopping import StopFlag
@@ -35,6 +37,28 @@ class OldAnswers(KafkaOffsets):
         self.asked += 1
         hidden = self.topic if self.asked % 2 else None
         return {name: found for name, found in super().lookup(topics).items() if name != hidden}
+
+
+class ShortAnswers(KafkaOffsets):
+    """Every other answer, or each, ends a topic's partitions earlier, or lacks one of them."""
+
+    def __init__(self, config: Config, *, always: bool, lacks: bool) -> None:
+        super().__init__(config.source.confluent_properties())
+        self.asked = 0
+        self._always = always
+        self._lacks = lacks
+
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        self.asked += 1
+        found = super().lookup(topics)
+        if not self._always and self.asked % 2 == 0:
+            return found
+        return {name: one._replace(partitions=self._shortened(one)) for name, one in found.items()}
+
+    def _shortened(self, found: TopicOffsets) -> dict[int, PartitionOffsets]:
+        if self._lacks:
+            return {number: at for number, at in found.partitions.items() if number == 0}
+        return {number: at._replace(latest=at.latest - 1) for number, at in found.partitions.items()}
 
 
 class Silence(KafkaOffsets):
@@ -73,6 +97,30 @@ def test_a_topic_that_one_answer_lacks_is_not_gone(
     # The first look of the run, which remembers earlier runs, and later ones at an open table.
     assert offsets.asked >= 4
     assert set(lake_rows(tmp_path, "hidden")) == set(lake_rows(tmp_path, "calm")) == {1, 2}
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_an_answer_that_holds_less_than_was_read_is_believed_at_the_second_look(
+    spark: SparkSession, tmp_path: Path, servers: Servers, lacks: bool
+) -> None:
+    writer = TableWriter(servers, schema_of("short"), partitions=2)
+    for key in range(4):
+        writer.upsert({"id": key, "name": "first"}, partition=key % 2)
+    config = load_config(shop_config(tmp_path, servers))
+    assert run(config, until="drained").exit_code == 0
+    for always in (False, True):
+        with assembled(config, (), StopFlag()) as around:
+            offsets = ShortAnswers(config, always=always, lacks=lacks)
+            report = Worker(around, until="drained", offsets=offsets).run()
+        (table,) = report.tables
+        assert offsets.asked > 1
+        if not always:
+            assert (table.state, table.error) == ("IDLE", None)
+            continue
+        assert table.state == "FAILING"
+        assert ("the partition is gone" if lacks else "Kafka lost records") in str(table.error)
+        # Whoever looks at the failure sees which Kafka it was.
+        assert f"brokers={servers['brokers']}" in str(table.error)
 
 
 def test_a_long_silence_of_kafka_is_no_deleted_topic(

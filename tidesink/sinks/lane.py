@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from tidesink.change import TableId
-from tidesink.errors import StaleProgressError, TidesinkError
+from tidesink.errors import SourceError, StaleProgressError, TidesinkError
 from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.kept_read_spark import TableRecords
@@ -88,7 +88,7 @@ class Lane:
         progress = self._hold.progress.topics.get(self.topic)
         if progress is not None and progress.topic_id != found.topic_id:
             return True
-        return self._lag > 0 or not self._next_offsets().keys() <= found.partitions.keys()
+        return self._lag > 0 or self.is_short(found)
 
     def work(self, found: TopicOffsets | None) -> None:
         """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause."""
@@ -127,6 +127,11 @@ class Lane:
     def awaits_topic(self) -> bool:
         """Whether the lane would stop if its topic were gone now."""
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
+
+    def is_short(self, found: TopicOffsets) -> bool:
+        """Whether the topic holds less now than was read of it: a broker can answer from before."""
+        ends = {number: at.latest for number, at in found.partitions.items()}
+        return self.awaits_topic and any(ends.get(n, -1) < at for n, at in self._next_offsets().items())
 
     def wake(self) -> None:
         """Look at a failing table again from the beginning, when its pause is over."""
@@ -168,11 +173,14 @@ class Lane:
     def _work(self, found: TopicOffsets | None) -> None:
         around = self._around
         retry = around.retry(self.table)
+        opens = self._hold is None
         if self._hold is None:
             if found is None:
                 raise topic_gone(self.topic)
             self._hold = retry.call(lambda: self._open(found))
         progress = topic_progress(self._hold.progress, self.topic)
+        if opens and found is not None and self.is_short(found):
+            return  # now that it shows, it is looked at again before it is believed
         if progress is not None:
             check_continuity(progress, found)
         if found is None:
@@ -278,6 +286,8 @@ class Lane:
         self._around.failpoints.reach("reported")
 
     def _fail(self, exc: Exception, *, passes: bool) -> None:
+        if isinstance(exc, SourceError):
+            exc.with_context(brokers=self._around.config.source.bootstrap_servers)
         if passes:
             self.cooldown.start()
         self._change("FAILING", f"{type(exc).__name__}: {exc}")

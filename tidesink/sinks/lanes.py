@@ -35,10 +35,15 @@ class Lanes:
         return len(self._lanes)
 
     def missed(self, found: Mapping[str, TopicOffsets]) -> frozenset[str]:
-        """The topics whose absence from ``found`` would stop a table now."""
+        """The topics whose absence from ``found``, or that of what was read of them, stops a table now."""
         read = {topic for (topic, _), lane in self._lanes.items() if lane.awaits_topic}
         named = set(self._around.config.fixed_topics) - {topic for topic, _ in self._lanes}
-        return frozenset((read | named | {topic for topic, _ in self._recalled()}) - found.keys())
+        short = {
+            topic
+            for (topic, _), lane in self._lanes.items()
+            if topic in found and lane.is_short(found[topic])
+        }
+        return frozenset((read | named | {topic for topic, _ in self._recalled()}) - found.keys()) | short
 
     def follow(self, found: Mapping[str, TopicOffsets]) -> None:
         """Make lanes for topics, and tables in them, that are new, and for tables whose topic is gone."""
