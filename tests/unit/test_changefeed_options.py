@@ -64,6 +64,21 @@ BOTH = (
     ),
     Case(AVRO, "[sink]\ndispatchers=[{matcher=['a.*'],topic='{table}'}]", "one subject", "one subject"),
     Case(AVRO, "[sink]\ndispatchers=[{matcher=['a.*'],topic='fixed'}]", None, None),
+    Case(CANAL, "[sink.kafka-config]\nsasl-oauth-client-id='i'", "OAUTHBEARER alone", "OAUTHBEARER alone"),
+    Case(
+        f"{CANAL}&sasl-mechanism=OAUTHBEARER",
+        "[sink.kafka-config]\nsasl-oauth-client-id='i'\nsasl-oauth-token-url='u'\n"
+        "sasl-oauth-client-secret='not base64!'",
+        "is not base64",
+        "is not base64",
+    ),
+    Case(
+        f"{CANAL}&sasl-mechanism=oauthbearer",
+        "[sink.kafka-config]\nsasl-oauth-client-id='i'\nsasl-oauth-token-url='u'\n"
+        "sasl-oauth-client-secret='c2VjcmV0'",
+        None,
+        None,
+    ),
     Case(f"{CANAL}&sasl-gssapi-auth-type=x", "", "USER or KEYTAB", "USER or KEYTAB"),
 )
 DIFFERENT = (

@@ -6,6 +6,7 @@ options, the codec's config; b813e76 for the new architecture).
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -218,6 +219,30 @@ def _security(facts: Facts) -> Found:
         yield "enable-tls", "is false, and ca, cert and key are given", "set it to true, or remove the files"
 
 
+def _oauth(facts: Facts) -> Found:
+    names = ("sasl-oauth-client-id", "sasl-oauth-client-secret", "sasl-oauth-token-url")
+    given = {name: facts.options[name] for name in names if facts.options[name] is not None}
+    if not given:
+        return
+    where = "changefeed: sink.kafka-config"
+    for name in names:
+        if not given.get(name):
+            yield f"{where}.{name}", "is missing or empty, and OAuth needs it", "add it"
+    secret = given.get("sasl-oauth-client-secret")
+    if secret and not _is_base64(secret):
+        yield f"{where}.sasl-oauth-client-secret", "is not base64", "give it in base64, as TiCDC takes it"
+    if (facts.options["sasl-mechanism"] or "").lower() != "oauthbearer":
+        yield "sasl-mechanism", "OAuth is for OAUTHBEARER alone", "set sasl-mechanism to OAUTHBEARER"
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return True
+
+
 def _force_replicate(facts: Facts) -> Found:
     if not facts.force_replicate:
         return
@@ -282,6 +307,7 @@ RULES: Final[tuple[tuple[Stage, Rule], ...]] = (
     ("topic", _topic),
     ("kafka-options", _kafka),
     ("kafka-options", _security),
+    ("kafka-options", _oauth),
     ("encoder-config", _force_replicate),
     ("encoder-config", _avro),
     ("encoder-config", _codec),
