@@ -6,11 +6,15 @@ import base64
 import json
 import os
 import random
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.unit.canal_messages import message_of, row_bytes, row_message
 from tidesink.change import ChangeEvent
@@ -207,8 +211,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, data: bytes, says: 
 
 
 def test_other_storage_is_read_through_fsspec() -> None:
-    import fsspec
-
     root = f"bucket{uuid.uuid4().hex}/claims"
     fsspec.filesystem("memory").pipe_file(f"{root}/{NAME}", _enveloped(_whole()))
     assert _after(f"memory://{root}", f"memory:/{root}/{NAME}")["id"] == 1
@@ -218,6 +220,46 @@ def test_other_storage_is_read_through_fsspec() -> None:
     location = claims.new_location()
     claims.store(location, b"value")
     assert claims.value(location) == b"value"
+
+
+class RecordingS3(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """An S3 in memory that keeps what it was opened with."""
+
+    protocol = "s3"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    opened_with: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.opened_with.append(options)
+
+
+@pytest.fixture
+def s3() -> Iterator[list[dict[str, Any]]]:
+    """What S3 is opened with, where fsspec's own needs a library that is not here."""
+    fsspec.register_implementation("s3", RecordingS3, clobber=True)
+    yield RecordingS3.opened_with
+    RecordingS3.clear_instance_cache()
+    sys.modules["fsspec.registry"]._registry.pop("s3")
+
+
+def test_an_s3_uri_of_ticdc_is_understood(s3: list[dict[str, Any]]) -> None:
+    given = "access-key=AK&secret-access-key=SECRET&session-token=T&endpoint=http://minio:9000&region=eu-1"
+    root = f"bucket{uuid.uuid4().hex}/claims"
+    claims = open_claim_check(f"s3://{root}/?{given}&force-path-style=true")
+    assert s3[-1] == {
+        "key": "AK",
+        "secret": "SECRET",
+        "token": "T",
+        "client_kwargs": {"endpoint_url": "http://minio:9000", "region_name": "eu-1"},
+    }
+    location = claims.new_location()
+    assert location.startswith(f"s3://{root}/")
+    claims.store(location, _whole())
+    assert claims.value(location.replace("s3://", "s3:/")) == _whole()
+    assert open_claim_check(f"s3a://{root}").value(location) == _whole()
+    assert s3[-1] == {}
 
 
 @pytest.mark.parametrize(
