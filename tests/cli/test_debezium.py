@@ -140,7 +140,7 @@ def test_lines_are_written_as_ticdc_writes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("protocol", "line", "words"),
     [
-        ("debezium-avro", {}, "read only"),
+        ("debezium-avro", {}, "give --register"),
         ("debezium-json", {"type": "message", "kind": "transaction"}, "not written"),
         ("debezium-json", {"type": "insert", "table": {"schema": "s", "name": "t"}}, "column types"),
     ],

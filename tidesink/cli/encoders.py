@@ -15,10 +15,10 @@ from tidesink.change import ChangeEvent, TableSchema
 from tidesink.cli.event_parse import event_of
 from tidesink.cli.line_members import Line, table_of
 from tidesink.cli.sources import Setting
-from tidesink.codecs.base import CodecOptions, EncodedRecord
+from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.canal_json_shape import RowShapes
-from tidesink.codecs.debezium import DebeziumJsonCodec
+from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.opening import DEBEZIUM_ALIASES
 from tidesink.errors import ConfigError, DecodeError, EncodeError
@@ -36,7 +36,7 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
     schemas of lines that carry no ids.
     """
     if setting.protocol in DEBEZIUM_ALIASES:
-        return DebeziumLines(setting).encode
+        return DebeziumLines(setting, register=register).encode
     if setting.protocol == "canal-json":
         return CanalJsonLines(setting.options, setting.definitions, setting.declared).encode
     if setting.registry is None:
@@ -45,13 +45,17 @@ def line_encoder(setting: Setting, *, register: bool) -> EncodeLine:
 
 
 class DebeziumLines:
-    """Encodes lines as TiCDC's ``debezium`` protocol; their columns are those of the definitions."""
+    """Encodes lines as TiCDC's ``debezium`` protocols; their columns are those of the definitions."""
 
-    def __init__(self, setting: Setting) -> None:
-        if setting.protocol != "debezium-json":
-            raise ConfigError(f"{setting.protocol} is read only: encode to debezium-json")
+    def __init__(self, setting: Setting, *, register: bool) -> None:
         self._definitions = setting.definitions
-        self._codec = DebeziumJsonCodec(options=setting.options)
+        self._codec: Codec = DebeziumJsonCodec(options=setting.options)
+        if setting.protocol == "debezium-avro":
+            if setting.registry is None or not register:
+                raise ConfigError(
+                    "debezium-avro registers the schemas that --table-definition makes: give --register"
+                )
+            self._codec = DebeziumAvroCodec(registry=setting.registry, options=setting.options)
 
     def encode(self, line: Line) -> EncodedRecord | None:
         """The record of one line.

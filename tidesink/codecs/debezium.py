@@ -23,6 +23,7 @@ from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_avro import AvroParser
 from tidesink.codecs.debezium_control import control_event
 from tidesink.codecs.debezium_encode import TicdcWriter
+from tidesink.codecs.debezium_encode_avro import AvroRowWriter
 from tidesink.codecs.debezium_envelope import (
     Change,
     change_event,
@@ -98,18 +99,6 @@ class DebeziumCodec:
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
         return () if event is None else (event,)
-
-    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """Refused: the schemas that TiCDC or a connector registers are more than an event tells.
-
-        Raises:
-            EncodeError: always; names the codecs that write.
-        """
-        raise EncodeError(
-            f"{self.name} is read only: encode to debezium-json, canal-json or flat-avro",
-            topic=topic,
-            table=str(event.table) if isinstance(event, ChangeEvent) else None,
-        )
 
     def _event(self, message: Message) -> Event | None:
         value = self._parser.read(message, "value")
@@ -221,7 +210,10 @@ class DebeziumJsonCodec(DebeziumCodec):
 
 
 class DebeziumAvroCodec(DebeziumCodec):
-    """``debezium-avro``: Avro behind Confluent headers, its schemas in the registry."""
+    """``debezium-avro``: Avro behind Confluent headers, its schemas in the registry.
+
+    It encodes rows as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
+    """
 
     name = "debezium-avro"
 
@@ -231,8 +223,24 @@ class DebeziumAvroCodec(DebeziumCodec):
         registry: SchemaRegistry,
         options: CodecOptions | None = None,
         definitions: TableDefinitions | None = None,
+        clock: Callable[[], int] = _now_ms,
     ) -> None:
         super().__init__(AvroParser(registry), options=options, definitions=definitions)
+        self._writer = AvroRowWriter(registry, self._options, clock)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The record TiCDC writes for a row, its schemas registered under the topic's subjects.
+
+        Raises:
+            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
+            RegistryError: the schemas cannot be registered.
+        """
+        if not isinstance(event, ChangeEvent):
+            raise EncodeError("only rows are written: use debezium-json for watermarks", topic=topic)
+        try:
+            return self._writer.row(event, topic)
+        except EncodeError as error:
+            raise error.with_context(topic=topic, table=str(event.table)) from error
 
 
 def _placed(error: TidesinkError, message: Message) -> TidesinkError:

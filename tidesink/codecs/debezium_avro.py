@@ -72,11 +72,20 @@ class AvroParser:
         text = self._registry.schema_by_id(schema_id)
         try:
             avro = json.loads(text)
-            bare = fastavro.parse_schema(_bare(avro, 0))
+            bare = bare_schema(avro)
         except _SCHEMA_ERRORS as error:
             raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
         writer = self._writers[schema_id] = _Writer(bare, connect_schema_of_avro(avro))
         return writer
+
+
+def bare_schema(avro: Any) -> Any:
+    """What fastavro reads and writes by: the schema with only what tells how its bytes are laid out.
+
+    Raises:
+        SchemaMismatchError: it is nested too deep, or has arrays whose items take no bytes.
+    """
+    return fastavro.parse_schema(_bare(avro, 0))
 
 
 def _bare(avro: Any, level: int) -> Any:

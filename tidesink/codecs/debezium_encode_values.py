@@ -225,7 +225,8 @@ _SEMANTIC: Final[Mapping[str, tuple[str, str | None]]] = {
 }
 
 
-def _kind(column: Column) -> tuple[str, str | None]:
+def connect_type_of(column: Column) -> tuple[str, str | None]:
+    """Kafka Connect's type of a column, and its semantic name where it has one."""
     name = row_of(column.type).name
     if name == "bit":
         return ("boolean", None) if (column.type.length or 1) == 1 else ("bytes", "io.debezium.data.Bits")
@@ -239,28 +240,30 @@ def _kind(column: Column) -> tuple[str, str | None]:
 
 def schema_field(column: Column, *, extension: bool) -> Members:
     """A column's field in the schema; ``extension`` adds ``tidb_type``."""
-    kind, name = _kind(column)
+    kind, name = connect_type_of(column)
     field: Members = {"tidb_type": mysql_type_word(column.type)} if extension else {}
     field |= {"type": kind, "optional": column.nullable}
     if name is not None:
         field["name"] = name
         if column.type.name != "vector":
             field["version"] = 1
-    field |= _parameters(column)
+    if parameters := connect_parameters(column):
+        field["parameters"] = parameters
     field["field"] = column.name
     default = None if column.default is None else _default(column, column.default)
     return field if default is None else {**field, "default": default}
 
 
-def _parameters(column: Column) -> Members:
+def connect_parameters(column: Column) -> Members:
+    """What a semantic type needs besides its name; empty for most."""
     members = column.type.members or ()
     name = column.type.name
     if name == "enum":
-        return {"parameters": {"allowed": escape_allowed(members)}}
+        return {"allowed": escape_allowed(members)}
     if name == "set":
-        return {"parameters": {"allowed": ",".join(members)}}
+        return {"allowed": ",".join(members)}
     length = column.type.length or 1
-    return {"parameters": {"length": str(length)}} if name == "bit" and length > 1 else {}
+    return {"length": str(length)} if name == "bit" and length > 1 else {}
 
 
 def _default(column: Column, text: str) -> Any:

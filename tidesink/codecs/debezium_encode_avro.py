@@ -1,0 +1,268 @@
+"""Row changes to TiCDC's ``debezium-avro`` protocol (new architecture, b813e76).
+
+Held to TiCDC's own schemas and bytes. Control messages are not written: their subjects have no topic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+import fastavro
+
+from tidesink.change import ChangeEvent, Column, ColumnType, Op, Row, TableId, TableSchema, Value, physical_ms
+from tidesink.codecs.base import CodecOptions, EncodedRecord
+from tidesink.codecs.debezium_avro import bare_schema
+from tidesink.codecs.debezium_encode_values import (
+    Members,
+    connect_parameters,
+    connect_type_of,
+    wire_value,
+)
+from tidesink.codecs.flat_avro_values import to_wire
+from tidesink.codecs.wire import header
+from tidesink.errors import EncodeError
+from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.schema_registry.naming import sanitize_name
+from tidesink.typemap.render import mysql_type_word
+from tidesink.typemap.table import row_of
+
+_OPS: Final = {Op.INSERT: "c", Op.UPSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
+_AVRO: Final = {"int16": "int", "int32": "int", "int64": "long", "float": "float", "double": "double"}
+_INT64_END: Final = 1 << 63
+_MOST_TABLES: Final = 256
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A registered schema, and what fastavro writes with it."""
+
+    head: bytes
+    bare: Any
+
+    def written(self, record: Members) -> bytes:
+        stream = BytesIO()
+        try:
+            fastavro.schemaless_writer(stream, self.bare, record)
+        except (ValueError, TypeError, KeyError) as error:
+            raise EncodeError(f"the row is no record of its schema: {error!s:.200}") from error
+        return self.head + stream.getvalue()
+
+
+class AvroRowWriter:
+    """Writes TiCDC's ``debezium-avro`` rows, and registers their schemas under the topic's subjects."""
+
+    def __init__(self, registry: SchemaRegistry, options: CodecOptions, clock: Callable[[], int]) -> None:
+        self._registry = registry
+        self._options = options
+        self._clock = clock
+        self._zone = ZoneInfo(options.time_zone)
+        self._parts: dict[tuple[str, TableId, int], tuple[TableSchema, _Part, _Part]] = {}
+
+    def row(self, event: ChangeEvent, topic: str) -> EncodedRecord:
+        """The record of a row change.
+
+        Raises:
+            EncodeError: the event has no schema or no commit_ts, or a value that its column cannot hold.
+            RegistryError: its schemas cannot be registered.
+        """
+        schema = event.schema
+        if event.op not in _OPS:
+            raise EncodeError(f"TiCDC's debezium-avro protocol has no message for a {event.op.value}")
+        if schema is None or event.commit_ts is None:
+            missing = "column types" if schema is None else "commit_ts"
+            raise EncodeError(f"the event has no {missing}, which TiCDC's debezium-avro protocol writes")
+        key, value = self._schemas(schema, event.table, topic)
+        row = event.after or event.before or {}
+        keys = {sanitize_name(column.name): self._value(column, row) for column in schema.handle_columns}
+        return EncodedRecord(key.written(keys), value.written(self._envelope(event, schema)))
+
+    def _envelope(self, event: ChangeEvent, schema: TableSchema) -> Members:
+        old = event.op is Op.DELETE or (event.op is Op.UPDATE and self._options.debezium_output_old_value)
+        return {
+            "before": self._image(event.before, schema) if old else None,
+            "after": None if event.op is Op.DELETE else self._image(event.after, schema),
+            "source": self._source(event),
+            "op": _OPS[event.op],
+            "ts_ms": self._clock(),
+        }
+
+    def _source(self, event: ChangeEvent) -> Members:
+        commit_ts = event.commit_ts or 0
+        numbers = {"server_id": 0, "pos": 0, "row": 0, "ts_ms": physical_ms(commit_ts)}
+        cluster = self._options.cluster_id
+        return {
+            **{"version": "2.4.0.Final", "connector": "TiCDC", "name": cluster, "cluster_id": cluster},
+            **{"db": event.table.schema, "table": event.table.name, "file": "", "commit_ts": commit_ts},
+            **numbers,
+            **dict.fromkeys(("snapshot", "gtid", "thread", "query")),
+        }
+
+    def _image(self, row: Row | None, schema: TableSchema) -> Members | None:
+        if row is None:
+            return None
+        return {sanitize_name(column.name): self._value(column, row) for column in schema.columns}
+
+    def _value(self, column: Column, row: Row) -> Any:
+        if column.name not in row:
+            raise EncodeError("the event has no value for this column", column=column.name)
+        return avro_value(column, row[column.name], self._options, self._zone)
+
+    def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[_Part, _Part]:
+        place = (topic, table, id(schema))
+        known = self._parts.get(place)
+        if known is None or known[0] is not schema:
+            if any(column.virtual for column in schema.columns):
+                raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
+            if len(self._parts) >= _MOST_TABLES:
+                self._parts.clear()
+            record = _Records(table, schema, self._options)
+            parts = (record.key(), record.envelope())
+            names = (f"{topic}-key", f"{topic}-value")  # dots stay here, unlike in flat-avro's subjects
+            key, value = (self._registered(*one) for one in zip(names, parts, strict=True))
+            known = self._parts[place] = (schema, key, value)
+        return known[1], known[2]
+
+    def _registered(self, subject: str, record: Members) -> _Part:
+        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        return _Part(header(self._registry.register(subject, text)), bare_schema(record))
+
+
+@dataclass(frozen=True)
+class _Records:
+    """The Avro records of one table."""
+
+    table: TableId
+    schema: TableSchema
+    options: CodecOptions
+
+    def key(self) -> Members:
+        return self._record("Key", [self._column(column) for column in self.schema.handle_columns])
+
+    def envelope(self) -> Members:
+        row = self._record("", [self._column(column) for column in self.schema.columns])
+        fields = [
+            _optional("before", row),
+            _optional("after", f"{self._namespace}.{sanitize_name(self.table.name)}"),
+            _plain("source", self._source()),
+            _plain("op", "string"),
+            _plain("ts_ms", "long"),
+        ]
+        return {**self._record("Envelope", fields), "connect.version": 1}
+
+    @property
+    def _namespace(self) -> str:
+        return f"{sanitize_name(self.options.cluster_id)}.{sanitize_name(self.table.schema)}"
+
+    def _record(self, suffix: str, fields: list[Members]) -> Members:
+        return self._named(sanitize_name(self.table.name) + suffix, fields)
+
+    def _named(self, name: str, fields: list[Members]) -> Members:
+        full = f"{self._namespace}.{name}"
+        kind = {"name": name, "namespace": self._namespace, "type": "record"}
+        return {"connect.name": full, "fields": fields, **kind}
+
+    def _source(self) -> Members:
+        long, text = "long", "string"
+        fields = [
+            *(_plain(name, text) for name in ("version", "connector", "name")),
+            _plain("ts_ms", long),
+            _optional("snapshot", text),
+            *(_plain(name, text) for name in ("db", "table")),
+            _plain("server_id", long),
+            _optional("gtid", text),
+            _plain("file", text),
+            _plain("pos", long),
+            _plain("row", "int"),
+            _optional("thread", long),
+            _optional("query", text),
+            _plain("commit_ts", long),
+            _plain("cluster_id", text),
+        ]
+        return self._named("Source", fields)
+
+    def _column(self, column: Column) -> Members:
+        field = _optional(column.name, avro_type(column, self.options))
+        if self.options.enable_tidb_extension:
+            field["tidb_type"] = mysql_type_word(column.type)
+        return field
+
+
+def _plain(name: str, kind: Any) -> Members:
+    return {"connect.field": name, "name": sanitize_name(name), "type": kind}
+
+
+def _optional(name: str, kind: Any) -> Members:
+    return {"connect.field": name, "default": None, "name": sanitize_name(name), "type": ["null", kind]}
+
+
+def avro_type(column: Column, options: CodecOptions) -> Any:
+    """The Avro type of a column, without its union with null."""
+    row = row_of(column.type)
+    if row.reader == "decimal":
+        return _decimal_type(column.type) if options.avro_decimal_handling_mode == "precise" else "string"
+    if row.reader == "binary":
+        return "bytes"
+    if row.reader == "unsigned64":
+        return options.avro_bigint_unsigned_handling_mode
+    kind, name = connect_type_of(column)
+    avro = _AVRO.get(kind, kind)
+    extra: Members = {"connect.type": kind} if kind == "int16" else {}
+    if name is not None:
+        extra["connect.name"] = name
+        extra |= {} if row.name == "vector" else {"connect.version": 1}
+    parameters = connect_parameters(column)
+    if parameters:
+        extra["connect.parameters"] = parameters
+    return {**extra, "type": avro} if extra else avro
+
+
+def _decimal_type(column_type: ColumnType) -> Members:
+    precision, scale = column_type.precision or 10, column_type.scale or 0
+    return {
+        "connect.name": "org.apache.kafka.connect.data.Decimal",
+        "connect.parameters": {"precision": str(precision), "scale": str(scale)},
+        "logicalType": "decimal",
+        "precision": precision,
+        "scale": scale,
+        "type": "bytes",
+    }
+
+
+def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneInfo) -> Any:
+    """A value as fastavro writes it.
+
+    Raises:
+        EncodeError: it is none of its column's type; context has the column.
+    """
+    reader = row_of(column.type).reader
+    if value is None or (reader == "binary" and isinstance(value, bytes)):
+        return value
+    if reader == "bit" and isinstance(value, int) and (column.type.length or 1) > 1:
+        return value.to_bytes(((column.type.length or 1) + 7) // 8, "little")
+    if reader in ("float32", "float64") and isinstance(value, float):
+        return value
+    if reader == "decimal" or (
+        reader == "unsigned64" and options.avro_bigint_unsigned_handling_mode == "string"
+    ):
+        return _by_mode(column, value, options)
+    if reader == "unsigned64" and isinstance(value, int) and value >= _INT64_END:
+        raise EncodeError(
+            f"{value} is more than an Avro long holds: set avro-bigint-unsigned-handling-mode to string",
+            column=column.name,
+        )
+    return wire_value(column, value, zone)
+
+
+def _by_mode(column: Column, value: Value, options: CodecOptions) -> Any:
+    precise = options.avro_decimal_handling_mode == "precise"
+    kind = "bytes" if row_of(column.type).reader == "decimal" and precise else "string"
+    write = to_wire(column.type, kind)
+    try:
+        return value if write is None else write(value)
+    except EncodeError as error:
+        raise error.with_context(column=column.name) from error
