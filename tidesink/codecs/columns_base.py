@@ -25,6 +25,9 @@ column              type                        meaning
 ``key``             struct of the key columns   rows only
 ``old_key``         struct of the key columns   an update which changes the key, else null
 ``after``           struct of all columns       upserts only
+``_kept``           array<string>               only in frames of a plan that ``keeps_values``: the names
+                                                of columns of ``after`` whose value the source did not
+                                                send, so that what is stored stays; null where it sent all
 ==================  ==========================  ====================================================
 
 ``unplanned`` is a message the plan was not made for (an unknown schema id, an unknown column): look it
@@ -46,10 +49,14 @@ DDL: Final = "ddl"
 WATERMARK: Final = "watermark"
 BAD: Final = "bad"
 UNPLANNED: Final = "unplanned"
+# A record that says nothing of rows or tables: a heartbeat, a transaction's end, a tombstone.
+MESSAGE: Final = "message"
 
-KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED)
+KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE)
 ROW_KINDS: Final = (UPSERT, DELETE)
-FILTERED_KINDS: Final = (DDL, WATERMARK)
+FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
+# Of these one reduced row a topic-partition is enough: nothing but their number is asked for.
+COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
 
 
 class DecodeColumns(Protocol):
@@ -62,6 +69,10 @@ class DecodeColumns(Protocol):
     @property
     def changes_keys(self) -> bool:
         """Whether a record may stand for several rows: it has an update's old key, or several events."""
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether the decoded frame has ``_kept``: a row may lack values that are to stay as stored."""
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw one; lazy, in one pass."""

@@ -78,6 +78,11 @@ class CanalJsonColumns:
         """Always true: an update carries its old key."""
         return True
 
+    @property
+    def keeps_values(self) -> bool:
+        """Always false: a row comes with all its values."""
+        return False
+
     def judging(self) -> CanalJsonColumns:
         """The plan that has irregular messages judged."""
         return replace(self, judges=True)

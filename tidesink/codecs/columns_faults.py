@@ -70,8 +70,9 @@ def output_columns(
     value_id: Column | None = None,
     fields: Column | None = None,
     warning: Column | None = None,
+    keeps: Column | None = None,
 ) -> list[Column]:
-    """What ``output`` selects; ``warning`` is about a row that is applied."""
+    """What ``output`` selects; ``warning`` is about a row that is applied, ``keeps`` its ``_kept``."""
     wrong, is_row = F.col("fault"), F.col("fault").isNull()
     kind = F.coalesce(wrong.getField("kind"), F.col("row_kind"))
     kept = wrong.getField("kind").isin(BAD, DDL)
@@ -97,6 +98,7 @@ def output_columns(
         F.when(is_row, F.col("row_key")).cast(key_ddl).alias("key"),
         F.when(is_row, F.col("row_old_key")).cast(key_ddl).alias("old_key"),
         F.when(upserts, F.col("image")).cast(ddl).alias("after"),
+        *(() if keeps is None else (F.when(upserts, keeps).cast(STRINGS).alias("_kept"),)),
     ]
 
 

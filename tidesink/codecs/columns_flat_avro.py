@@ -58,6 +58,11 @@ class FlatAvroColumns:
         return any(record.schema.before for record in self.values.records)
 
     @property
+    def keeps_values(self) -> bool:
+        """Always false: a row comes with all its values."""
+        return False
+
+    @property
     def lacks_checksums(self) -> bool:
         """True where checksums are asked for and no value's schema has one."""
         known = [record.schema.extension for record in self.values.records]

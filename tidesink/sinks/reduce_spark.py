@@ -1,8 +1,8 @@
 """The law of ``reduce`` on a decoded frame: one row a key, in one pass, nothing on the driver.
 
 The reduced frame has, for each key, what is to be done with it, and beside those rows the records that
-are no rows: each bad record, each DDL and each unplanned message by itself, watermarks one a
-topic-partition.
+are no rows: each bad record, each DDL and each unplanned message by itself, watermarks and messages
+one a topic-partition.
 
 ====================  ================  ==========================================================
 column                type              meaning
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import DELETE, ROW_KINDS, UPSERT, WATERMARK
+from tidesink.codecs.columns_base import COUNTED_KINDS, DELETE, ROW_KINDS, UPSERT
 from tidesink.sinks.reduce import SequenceBy
 from tidesink.typemap.shape import TableShape
 
@@ -105,7 +105,7 @@ def _prepared(rows: DataFrame, keys: list[str]) -> DataFrame:
     half = F.col("part") == _DELETE_HALF
     key_columns = [F.col("key").getField(name) for name in keys]
     place = F.xxhash64("_topic", "_partition")
-    own = F.when(F.col("_kind") == WATERMARK, F.lit(-1)).otherwise(F.col("_offset"))
+    own = F.when(F.col("_kind").isin(*COUNTED_KINDS), F.lit(-1)).otherwise(F.col("_offset"))
     detail = F.struct(
         F.col("_error").alias("error"),
         F.col("_reason").alias("reason"),
