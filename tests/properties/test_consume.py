@@ -22,7 +22,8 @@ CONFIG = right(CANAL_JSON, Path("/base"))
 # How many rows each record has; 0 is a record that cannot be decoded.
 LOGS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from(["events", "batches", "crash", "leave"]), st.integers(1, 5)), max_size=12
+    st.tuples(st.sampled_from(["events", "batches", "crash", "leave", "stop"]), st.integers(1, 5)),
+    max_size=12,
 )
 
 
@@ -72,16 +73,26 @@ def opened(log: Log) -> EventConsumer:
     )
 
 
-def take(log: Log, given_out: Iterator[Any], count: int = 10**6) -> None:
-    """Ask so many times; asking says that the caller is done with what it had. After the last one: break."""
+def take(log: Log, given_out: Iterator[Any], count: int = 10**6) -> tuple[Any, ...]:
+    """Ask so many times; asking says that the caller is done with what it had. After the last one: break.
+
+    What it had then, and did not come back from, is returned.
+    """
     had: tuple[Any, ...] = ()
     for _ in range(count):
         _came_back(log, had)
         try:
             found = next(given_out)
         except (StopIteration, DecodeError):
-            return
+            return ()
         had = found.events if isinstance(found, EventBatch) else (found,)
+    return had
+
+
+def take_one_more(log: Log, consumer: EventConsumer, had: tuple[Any, ...]) -> None:
+    """The loop goes on with the event it had, and ends there."""
+    _came_back(log, had)
+    assert next(consumer, None) is None
 
 
 def _came_back(log: Log, events: tuple[Any, ...]) -> None:
@@ -96,17 +107,21 @@ def test_what_is_committed_was_done_and_the_rest_comes_again(
     sizes: list[int], actions: list[tuple[str, int]]
 ) -> None:
     log = Log(sizes)
-    consumer = opened(log)
+    consumer, had = opened(log), ()
     for action, count in actions:
         if action == "events":
-            take(log, iter(consumer), count)
-        elif action == "batches":
+            had = take(log, iter(consumer), count)
+            continue
+        if action == "batches":
             take(log, consumer.batches(), count)
-        elif action == "crash":
-            consumer = opened(log)
-        else:
+        elif action == "stop":
+            consumer.stop()
+            take_one_more(log, consumer, had)
+        elif action == "leave":
             consumer.close()
+        if action != "batches":
             consumer = opened(log)
+        had = ()
     with opened(log) as last:
         take(log, iter(last))
     bad = next((at for at, size in enumerate(sizes) if not size), len(sizes))
