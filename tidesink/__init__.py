@@ -39,8 +39,7 @@ __all__ = [
     "open_registry",
 ]
 
-# Loaded when first asked for, so that ``import tidesink`` costs next to nothing.
-_HOMES = {
+_HOMES = {  # loaded when first asked for, so that ``import tidesink`` costs next to nothing
     "CodecOptions": "tidesink.codecs.base",
     "TableDefinitions": "tidesink.typemap.ddl",
     "TidesinkError": "tidesink.errors",
