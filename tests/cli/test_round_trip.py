@@ -19,6 +19,7 @@ from tidesink.cli.observed import Observed
 from tidesink.cli.sources import FileDefinitions, Setting
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions, EncodedRecord
+from tidesink.codecs.compression import compression_of, decompressed
 from tidesink.schema_registry import MemorySchemaRegistry
 
 
@@ -56,13 +57,18 @@ def encoded(found: Setting, lines: Iterable[dict[str, Any]]) -> Iterator[Message
 
 
 def comparable(message: Message, protocol: str) -> tuple[Any, ...]:
-    """The record's bytes; canal-json as parsed JSON without ``ts``, which is a wall clock."""
+    """The record's bytes; canal-json as parsed JSON without ``ts``, which is a wall clock.
+
+    What is compressed is so again, if not by the same choices.
+    """
     value: Any = message.value
     if protocol == "canal-json" and value is not None:
         try:
-            value = [json.loads(part) for part in value.splitlines()]
+            kind = compression_of(value)
+            value = [json.loads(part) for part in (decompressed(value) or value).splitlines()]
             for part in value:
                 part.pop("ts", None)
+            value.append(kind)
         except (ValueError, UnicodeDecodeError):
             value = message.value
     return message.topic, message.partition, message.offset, message.key, value

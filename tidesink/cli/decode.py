@@ -22,6 +22,7 @@ from tidesink.cli.output import Output, OutputFormat, console, warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.canal_json_schema import CanalJsonSchema
+from tidesink.codecs.compression import compression_of
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError
 
 
@@ -130,7 +131,16 @@ def decoded_lines(
         return
     for event in events:
         observed.see(event)
-    yield from lines
+    yield from _with_compression(lines, message.value) if codec.name == "canal-json" else lines
+
+
+def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[dict[str, Any]]:
+    """Lines that say how their record was compressed, so that ``encode`` writes it so again."""
+    kind = compression_of(value or b"")
+    if kind != "none":
+        for line in lines:
+            line["extension"] = {**line.get("extension", {}), "compression": kind}
+    return lines
 
 
 def _writer(output: OutputFormat, *, at_once: bool) -> Callable[[dict[str, Any]], None]:

@@ -2,14 +2,15 @@
 
 A flat-avro line that carries schema ids is written with those very schemas, and so under the options
 they were built with. The width of BIT, which no schema says, is in the line's extension.
-A canal-json line tells the TiDB extension by its ``commit_ts``, and full types by ``extension.mysqlType``.
+A canal-json line tells the TiDB extension by its ``commit_ts``, full types by ``extension.mysqlType``, and
+compression by ``extension.compression``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast, get_args
 
 from tidesink.change import ChangeEvent, TableSchema
 from tidesink.cli.event_parse import event_of
@@ -18,6 +19,7 @@ from tidesink.cli.sources import Setting
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.canal_json_shape import RowShapes
+from tidesink.codecs.compression import Compression
 from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.opening import DEBEZIUM_ALIASES
@@ -141,8 +143,10 @@ class CanalJsonLines:
 
     def _codec(self, line: Line) -> CanalJsonCodec:
         seen: dict[str, Any] = {"enable_tidb_extension": line.get("commit_ts") is not None}
-        types = (line.get("extension") or {}).get("mysqlType")
-        seen["output_row_key"] = "rowkey" in ((line.get("extension") or {}).get("_tidb") or {})
+        extension = line.get("extension") or {}
+        types = extension.get("mysqlType")
+        seen["output_row_key"] = "rowkey" in (extension.get("_tidb") or {})
+        seen["large_message_handle_compression"] = _compression(extension)
         if types:
             seen["content_compatible"] = any("(" in str(word) for word in types.values())
         options = replace(
@@ -171,6 +175,13 @@ class CanalJsonLines:
             pk_names=extension.get("pkNames", primary),
             commit_ts=row_moment(line.get("commit_ts"), extension.get("es")),
         ).schema
+
+
+def _compression(extension: Mapping[str, Any]) -> Compression:
+    kind = extension.get("compression", "none")
+    if kind not in get_args(Compression):
+        raise ConfigError(f"extension.compression must be {' or '.join(get_args(Compression))}")
+    return cast("Compression", kind)
 
 
 def _defined(definitions: TableDefinitions, line: Line) -> TableSchema:
