@@ -20,7 +20,8 @@ TidesinkError                        .context says where, .remedy says what happ
 ├── TargetError               stop
 │   ├── TransientTargetError  retry
 │   ├── CommitUnknownError    re-read progress  the commit may or may not have happened
-│   └── SchemaRefusedError    stop   the target's schema cannot take the change
+│   ├── SchemaRefusedError    stop   the target's schema cannot take the change
+│   └── ValueNotStoredError   stop   a value to be kept that the target does not have
 ├── ProgressError             stop
 │   ├── StaleProgressError    stop   another worker holds this table, or progress moved back
 │   └── MixedPartitionsError  stop   one key in two partitions: order is lost
@@ -178,6 +179,10 @@ class CommitUnknownError(TargetError):
 
 class SchemaRefusedError(TargetError):
     """The target's schema cannot take the change."""
+
+
+class ValueNotStoredError(TargetError):
+    """The source did not send a value, since it is to be kept, and the target has none; says what to do."""
 
 
 class ProgressError(TidesinkError):

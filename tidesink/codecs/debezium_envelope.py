@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from tidesink.change import (
+    UNAVAILABLE,
     ChangeEvent,
     Column,
     ColumnType,
@@ -42,7 +43,6 @@ OPS: Final[Mapping[object, Op]] = {
     "d": Op.DELETE,
     "t": Op.TRUNCATE,
 }
-UNAVAILABLE_COLUMNS: Final = "unavailable"
 DOCUMENT: Final = "document"
 _DOCUMENT_COLUMN: Final = Column(DOCUMENT, ColumnType("json"))
 _CHANGED_KEYS: Final = {"__debezium.newkey": "newkey", "__debezium.oldkey": "oldkey"}
@@ -132,7 +132,7 @@ def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
     keyed, after = change.keyed, change.after
     columns = (after or change.before or keyed.read).columns
     if after is not None and after.unavailable:
-        change.extension[UNAVAILABLE_COLUMNS] = after.unavailable
+        change.extension[UNAVAILABLE] = after.unavailable
     ids = SchemaIds(keyed.schema_id, change.schema_id)
     source = position_of_source(change.source)
     return ChangeEvent(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
-from tidesink.change import ChangeEvent, Op, Position, Row, Value
+from tidesink.change import UNAVAILABLE, ChangeEvent, Op, Position, Row, Value
 from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
 
 SequenceBy = Literal["kafka", "source"]
@@ -22,12 +23,16 @@ class ReducedRow(NamedTuple):
     """What is to be done with one key. ``row`` is None for a delete.
 
     ``half`` marks the delete half of a key change: its event is counted with the half that writes.
+    ``kept`` columns are not in ``row``: the source did not send them, and what is stored stays.
+    ``anew``: the batch deletes the key before it writes this row, so that nothing stored is the row's.
     """
 
     position: Position
     commit_ts: int | None
     row: Row | None
     half: bool
+    kept: tuple[str, ...] = ()
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def reduce(events: Iterable[ChangeEvent], keys: Sequence[str], sequence_by: Sequ
         ProgressError: ``source`` order, and an event has no position of its own.
         UnnamedRowError: an event lacks a key column.
     """
-    best: dict[Key, tuple[OrderKey, ReducedRow]] = {}
+    found: dict[Key, list[tuple[OrderKey, ReducedRow]]] = {}
     places: dict[Key, tuple[str, int]] = {}
     read = 0
     for event in events:
@@ -96,11 +101,26 @@ def reduce(events: Iterable[ChangeEvent], keys: Sequence[str], sequence_by: Sequ
         for key, op, kept in _halves(event, keys):
             _check_place(places, key, kept.position, sequence_by)
             order = order_key(kept.position, op, sequence_by, half=kept.half)
-            if key not in best or order > best[key][0]:
-                best[key] = (order, kept)
-    rows = {key: kept for key, (_, kept) in best.items()}
+            found.setdefault(key, []).append((order, kept))
+    rows = {key: _last(ordered) for key, ordered in found.items()}
     counted = sum(not kept.half for kept in rows.values())
     return Reduced(rows, superseded=read - counted)
+
+
+def _last(events: list[tuple[OrderKey, ReducedRow]]) -> ReducedRow:
+    """The last of a key's rows; values it leaves out come from those before it, back to a delete."""
+    (_, last), *later = sorted(events, key=itemgetter(0))
+    for _, event in later:
+        last = _completed(event, last) if event.kept else event
+    return last
+
+
+def _completed(event: ReducedRow, before: ReducedRow) -> ReducedRow:
+    known, row = before.row or {}, event.row or {}
+    told = {name: known[name] for name in event.kept if name in known}
+    left = tuple(name for name in event.kept if name not in told)
+    anew = bool(left) and (before.row is None or before.anew)
+    return event._replace(row={**row, **told}, kept=left, anew=anew)
 
 
 def _halves(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, ReducedRow]]:
@@ -111,7 +131,7 @@ def _halves(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, 
         return [(key, Op.DELETE, ReducedRow(position, commit_ts, None, half=False))]
     after = event.after or {}
     key = _key_of(event, keys, after, event.key or {})
-    written = ReducedRow(position, commit_ts, after, half=False)
+    written = ReducedRow(position, commit_ts, after, half=False, kept=_unavailable(event))
     rows: list[tuple[Key, Op, ReducedRow]] = [(key, event.op, written)]
     if event.before is not None:
         # A partial before image holds what changed: a key column it lacks kept its value.
@@ -119,6 +139,11 @@ def _halves(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, 
         if old != key:
             rows.insert(0, (old, Op.DELETE, ReducedRow(position, commit_ts, None, half=True)))
     return rows
+
+
+def _unavailable(event: ChangeEvent) -> tuple[str, ...]:
+    names = (event.extension or {}).get(UNAVAILABLE, ())
+    return tuple(map(str, names)) if isinstance(names, tuple | list) else ()
 
 
 def _key_of(event: ChangeEvent, keys: Sequence[str], first: Row, second: Row) -> Key:

@@ -24,6 +24,10 @@ column                type              meaning
 ``_zero_dates``       array<string>     columns whose date no calendar has was made null
 ``_detail``           struct            what is no row: error, reason, key_id, value_id, fields, key, value;
                                         of a row to apply with a warning: the reason
+``_kept``             array<string>     with ``keeps_values`` alone: columns of ``after`` whose value the
+                                        source did not send, so that what is stored stays; null for none
+``_anew``             boolean           with ``keeps_values`` alone: the batch deletes the key before this
+                                        row, so that nothing stored is the row's
 ====================  ================  ==========================================================
 
 Keys are compared as Spark compares values, text byte by byte, whatever collation the source has: a
@@ -32,6 +36,7 @@ source that holds 'a' and 'A' for one key never sends them as two rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column
@@ -39,6 +44,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import COUNTED_KINDS, DELETE, ROW_KINDS, UPSERT
 from tidesink.sinks.reduce import SequenceBy
+from tidesink.sinks.told_values_spark import ToldValues
 from tidesink.typemap.shape import TableShape
 
 if TYPE_CHECKING:
@@ -55,21 +61,27 @@ def reduce_frame(
     sequence_by: SequenceBy = "kafka",
     *,
     changes_keys: bool = True,
+    keeps_values: bool = False,
 ) -> DataFrame:
     """The reduced frame of a decoded one; lazy.
 
     ``changes_keys``: whether a record may stand for several rows: for an update that comes with its old
     key, or because it holds several events (a plan's ``changes_keys``). False spares the step, and the
-    offset alone is the order. Order by ``source`` needs a ``_commit_ts`` in every row event.
+    offset alone is the order. ``keeps_values``: whether the frame has ``_kept`` (a plan's ``keeps_values``).
+    Order by ``source`` needs a ``_commit_ts`` in every row event.
     """
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
     keys = [column.name for column in shape.key_columns]
-    prepared = _prepared(rows, keys)
     key_names = [f"key_{number}" for number in range(len(keys))]
-    grouped = prepared.groupBy("group_hash", *key_names).agg(
-        *_aggregates(_order(sequence_by, changes_keys=changes_keys))
-    )
-    return grouped.select(*_output(keys, key_names))
+    order = _order(sequence_by, changes_keys=changes_keys)
+    groups = _prepared(rows, keys, more=["_kept"] if keeps_values else []).groupBy("group_hash", *key_names)
+    output = _output(keys, key_names)
+    if not keeps_values:
+        return groups.agg(*_aggregates(order)).select(*output)
+    names = [column.name for column in shape.columns]
+    told = ToldValues(names, [name for name in names if name not in keys], order)
+    completed = told.completed(groups.agg(*_aggregates(order), *told.aggregates()))
+    return completed.select(*output, "_kept", "_anew")
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
@@ -94,7 +106,7 @@ def _halves(decoded: DataFrame) -> DataFrame:
     )
 
 
-def _prepared(rows: DataFrame, keys: list[str]) -> DataFrame:
+def _prepared(rows: DataFrame, keys: list[str], *, more: Sequence[str]) -> DataFrame:
     """What is grouped by, and what the group keeps.
 
     The hash comes first, so that sorting compares one number; rows whose hashes meet are still told
@@ -129,6 +141,7 @@ def _prepared(rows: DataFrame, keys: list[str]) -> DataFrame:
         half.alias("_half"),
         "_zero_dates",
         "after",
+        *more,
         F.when(~is_row | (F.col("_reason").isNotNull() & ~half), detail).alias("_detail"),
     )
 
