@@ -13,7 +13,7 @@ from tidesink.codecs.claim_check import ClaimCheck, open_claim_check
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.handle_key import RowsAtCommit, completed
 from tidesink.codecs.upstream import open_upstream
-from tidesink.errors import ConfigError, RowUnavailableError, SchemaMismatchError
+from tidesink.errors import RowUnavailableError, SchemaMismatchError
 
 Parsed = dict[str, Any]
 
@@ -118,22 +118,3 @@ def _is_of(found: Parsed, pointer: Parsed) -> bool:
     if not isinstance(whole, dict) or not isinstance(cut, dict):
         return False
     return extension.get("commitTs") == pointer["_tidb"].get("commitTs") and cut.items() <= whole.items()
-
-
-def check_large_messages(options: CodecOptions) -> None:
-    """Refuse options that TiCDC refuses (tiflow c7b2588).
-
-    Raises:
-        ConfigError: a large-message option without what it needs.
-    """
-    option = options.large_message_handle_option
-    if option != "none" and not options.enable_tidb_extension:
-        raise ConfigError(
-            f"large-message-handle-option {option} needs enable-tidb-extension",
-            key="large-message-handle-option",
-        )
-    if option == "claim-check" and not options.claim_check_storage_uri:
-        raise ConfigError(
-            "large-message-handle-option claim-check needs claim-check-storage-uri",
-            key="claim-check-storage-uri",
-        )
