@@ -1,0 +1,68 @@
+"""What a Debezium envelope is, asked of its decoded members: a row change, a message, or nothing to apply.
+
+The frame has: op, image, before_key, row_key, source_db, source_schema, source_table.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.change import TableId
+from tidesink.codecs.columns_base import BAD, MESSAGE
+from tidesink.codecs.columns_faults import any_null, fault
+from tidesink.errors import SchemaMismatchError, UnnamedRowError
+
+Faults = list[tuple[Column, Column]]
+
+_UPSERTS: Final = ("c", "r", "u")
+_TRUNCATED: Final = (
+    "the source table was truncated, and a worker does not empty a table: skip truncates at the connector "
+    "(skipped.operations=t, its default), delete the rows at the source instead, or empty the target by hand "
+    "and dead-letter this record"
+)
+
+
+def is_delete() -> Column:
+    """Whether the envelope says that the row is gone; null without an op."""
+    return F.col("op") == "d"
+
+
+def envelope_faults(table: TableId) -> Faults:
+    """An envelope that is no change of a row of this table, each condition never null."""
+    op = F.coalesce(F.col("op"), F.lit(""))
+    upsert = op.isin(*_UPSERTS)
+    said = F.concat_ws(".", F.coalesce(F.col("source_schema"), F.col("source_db")), F.col("source_table"))
+    own = (F.col("source_table") == table.name) & (
+        (F.col("source_schema") == table.schema) | (F.col("source_db") == table.schema)
+    )
+    unknown = F.concat(F.lit("op is '"), F.substring(op, 1, 40), F.lit("': none of c, r, u, d, t, m"))
+    other = F.concat(
+        F.lit("the change is of "),
+        said,
+        F.lit(
+            f", and this topic is read as {table}: a debezium topic must hold one table; name it under tables"
+        ),
+    )
+    return [
+        (op == "m", fault(MESSAGE)),
+        (~(upsert | op.isin("d", "t")), fault(BAD, SchemaMismatchError, unknown)),
+        (~F.coalesce(own, F.lit(False)), fault(BAD, SchemaMismatchError, other)),
+        (op == "t", fault(BAD, SchemaMismatchError, _TRUNCATED)),
+        (
+            upsert & F.col("image").isNull(),
+            fault(BAD, SchemaMismatchError, F.concat(F.lit("an event with op "), op, F.lit(" has no after"))),
+        ),
+    ]
+
+
+def unnamed_faults(names: list[str]) -> Faults:
+    """A row without its key."""
+    reason = (
+        f"a key column ({', '.join(names)}) is null or not in the record, so the change names no row: set "
+        "keys to columns that every record has; a delete needs them in its key or, with REPLICA IDENTITY "
+        "FULL, in its old row"
+    )
+    return [(any_null("row_key", names), fault(BAD, UnnamedRowError, reason))]

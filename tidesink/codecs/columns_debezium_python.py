@@ -1,0 +1,92 @@
+"""Columns that Spark has no expression for: the Python codec's own reader of that column, under Arrow.
+
+Arrays, maps, structs, geometries, decimals that bring their scale with them or have more digits than
+Spark's, and columns that a definition gives a type of its own. A table without such a column has none of
+this in its plan. The value goes over as JSON, as Kafka Connect's JsonConverter would have written it, and
+comes back as bytes: one that says what it is, then the value's text, or its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+from zoneinfo import ZoneInfo
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.pandas.functions import pandas_udf
+
+from tidesink.change import Column as SourceColumn
+from tidesink.codecs.columns_types import Reading, lit_binary, try_cast
+from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, reader_of
+from tidesink.errors import DecodeError
+from tidesink.typemap.parse import target_reader
+from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.table import row_of
+
+VALUE: Final = b"\1"
+KEEP: Final = b"\2"
+ZERO: Final = b"\3"
+REFUSED: Final = b"\4"
+_MEMBER: Final = "v"
+
+Read = Callable[[str], bytes]
+
+
+def python_read(wire: Column, read: Read) -> Column:
+    """The answers of a reader for a column's values, null where the wire has null."""
+
+    def answers(batch: Any) -> Any:
+        return batch.map(read, na_action="ignore").astype(object)
+
+    import pandas as pd
+
+    # Spark tells what kind of function it is from these.
+    answers.__annotations__ = {"batch": pd.Series, "return": pd.Series}
+    text = F.to_json(F.struct(wire.alias(_MEMBER)), {"ignoreNullFields": "false"})
+    column: Column = pandas_udf(answers, "binary")(F.when(wire.isNotNull(), text))  # type: ignore[call-overload]
+    return column
+
+
+def reader(schema: ConnectSchema, source: SourceColumn, shape: TableShape, modes: DebeziumModes) -> Read:
+    """The reader of one column, from the JSON of its value to what comes back."""
+    value = reader_of(schema, column=source, modes=modes)
+    stored = target_reader(source.type, time_zone=ZoneInfo(shape.time_zone), zero_date=shape.zero_date)
+
+    def read(text: str) -> bytes:
+        try:
+            found = value(json.loads(text, parse_float=Decimal)[_MEMBER])
+            if found is UNAVAILABLE:
+                return KEEP
+            held = stored(found)
+        except DecodeError as error:
+            return REFUSED + type(error).__name__.encode()
+        if held is None:
+            return ZERO
+        return VALUE + (held if isinstance(held, bytes) else _text(held).encode("utf-8", "surrogatepass"))
+
+    return read
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def answer_reading(answer: Column, source: SourceColumn, target: ShapeColumn, shape: TableShape) -> Reading:
+    """The reading of a column whose answers are in the frame."""
+    data = F.when(is_answer(answer, VALUE), F.substring(answer, 2, 2**31 - 2))
+    value = data if row_of(source.type).reader == "binary" else try_cast(data.cast("string"), target.spark)
+    nulled = shape.zero_date == "null" and not target.key
+    return Reading(value, zero=is_answer(answer, ZERO) if nulled else None)
+
+
+def is_answer(answer: Column, kind: bytes) -> Column:
+    """Whether an answer is of this kind; false where there is none."""
+    return F.coalesce(F.substring(answer, 1, 1) == lit_binary(kind), F.lit(False))

@@ -1,0 +1,342 @@
+"""The columns of decoded Debezium records: one writer schema each, all cast into one shape."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+from pyspark.sql.avro.functions import from_avro
+
+from tidesink.change import Column as SourceColumn
+from tidesink.codecs.columns_avro_record import shown_type
+from tidesink.codecs.columns_avro_schema import MARK, MARK_SIZE
+from tidesink.codecs.columns_base import BAD
+from tidesink.codecs.columns_debezium_python import KEEP, Read, answer_reading, is_answer, python_read, reader
+from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
+from tidesink.codecs.columns_debezium_values import native_reading, prepared_text
+from tidesink.codecs.columns_faults import STRINGS, fault, null
+from tidesink.codecs.columns_types import Reading, default_value, lit_binary
+from tidesink.codecs.debezium_values import DebeziumModes, column_of
+from tidesink.codecs.debezium_values_unavailable import placeholders
+from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.typemap.semantic import semantic_type
+from tidesink.typemap.shape import ShapeColumn, TableShape
+
+# Put after each payload and asked back from the record's last field. Random, so that no payload can
+# hold it: a fixed mark could be written by whoever wants trailing bytes to pass.
+_MARK: Final = secrets.token_bytes(MARK_SIZE)
+_MAGIC: Final = b"\x00"
+_BETWEEN: Final = "\x01"
+
+Defined = Mapping[str, SourceColumn]
+
+
+@dataclass(frozen=True)
+class FieldOf:
+    """Where a column of the shape comes from in one writer's records; ``wire`` None: it lacks it."""
+
+    target: ShapeColumn
+    wire: WireColumn | None
+    source: SourceColumn | None = None
+    dropped: bool = False
+
+
+@dataclass(frozen=True)
+class RecordColumns:
+    """The records of one writer schema, which has a registry id."""
+
+    name: str
+    part: str
+    schema_id: int
+    schema: RecordSchema
+    shape: TableShape
+    fields: tuple[FieldOf, ...]
+    modes: DebeziumModes
+
+    def decoded(self) -> Column:
+        """The record of the raw column ``key`` or ``value``; null where another schema wrote it."""
+        data = F.col(self.part)
+        ours = F.when(
+            F.substring(data, 1, 5) == lit_binary(_MAGIC + self.schema_id.to_bytes(4, "big")),
+            F.concat(data, lit_binary(_MARK)),
+        )
+        return from_avro(ours, self.schema.bare, {"mode": "PERMISSIVE"})
+
+    @property
+    def column(self) -> Column:
+        """The decoded record, once it is in the frame."""
+        return F.col(self.name)
+
+    @property
+    def row(self) -> Column:
+        """The struct that holds the row as it is now: the key itself, or the new image."""
+        return self.column if self.part == "key" else self.column.getField("after")
+
+    @property
+    def complete(self) -> Column:
+        """Whether the record was read to its last byte and no further; null where it is another's."""
+        return self.column.getField(MARK) == lit_binary(_MARK)
+
+    def prepared(self) -> list[Column]:
+        """The columns that are worked out before the others: what takes the Python reader, and long texts."""
+        found = []
+        for field in self.fields:
+            if field.wire is None:
+                continue
+            wire, schema = self.row.getField(field.wire.wire), field.wire.field.schema
+            text = prepared_text(wire, schema)
+            if self._native(field, wire) is None:
+                found.append(python_read(wire, self._reader(field)).alias(self._prepared(field)))
+            elif text is not None:
+                found.append(text.alias(self._prepared(field)))
+        return found
+
+    def reading(self, field: FieldOf) -> Reading:
+        """The reading of one column of the row."""
+        if field.wire is None or field.source is None:
+            # A key record without a column of the key names no row; the row's own column may hold anything.
+            unknown = field.dropped or self.part == "key"
+            value = null(field.target.spark) if unknown else default_value(field.target, self.shape)
+            return Reading(value, failable=False)
+        native = self._native(field, self._wire(field))
+        if native is not None:
+            return native
+        return answer_reading(F.col(self._prepared(field)), field.source, field.target, self.shape)
+
+    def kept(self, field: FieldOf) -> Column | None:
+        """Whether the value says that the source did not send it; None where no value can."""
+        if field.wire is None:
+            return None
+        wire, schema = self.row.getField(field.wire.wire), field.wire.field.schema
+        if self._native(field, wire) is None:
+            return is_answer(F.col(self._prepared(field)), KEEP)
+        semantic = semantic_type(schema.name, schema.type)
+        if schema.type == "string":
+            stands = [F.lit(one) for one in placeholders(schema, self.modes) if isinstance(one, str)]
+        elif schema.type == "bytes" and (semantic is None or semantic.form == "plain"):
+            stands = [lit_binary(one) for one in placeholders(schema, self.modes) if isinstance(one, bytes)]
+        else:
+            return None
+        return F.coalesce(wire.isin(*stands), F.lit(False))
+
+    def image(self) -> Column:
+        """The row's columns in the shape's types."""
+        return F.struct(*(self._value(field).alias(field.target.name) for field in self.fields))
+
+    def _value(self, field: FieldOf) -> Column:
+        value, kept = self.readings[field.target.name].value, self.keeps.get(field.target.name)
+        return value if kept is None else F.when(~kept, value)
+
+    def old_key(self) -> Column:
+        """The key of the image before, null where it has none or not all of it."""
+        before = self.column.getField("before")
+        keys = [field for field in self.fields if field.target.key]
+        values = [(self._old(field, before), field.target.name) for field in keys]
+        there = reduce(Column.__and__, (value.isNotNull() for value, _ in values))
+        return F.when(before.isNotNull() & there, F.struct(*(value.alias(name) for value, name in values)))
+
+    def _old(self, field: FieldOf, before: Column) -> Column:
+        if field.wire is None:
+            return null(field.target.spark)
+        wire = before.getField(field.wire.wire)
+        text = prepared_text(wire, field.wire.field.schema)
+        native = self._native(field, wire if text is None else text)
+        return null(field.target.spark) if native is None else native.value
+
+    @cached_property
+    def readings(self) -> Mapping[str, Reading]:
+        """How each column of the shape is read."""
+        return {field.target.name: self.reading(field) for field in self.fields}
+
+    @cached_property
+    def keeps(self) -> Mapping[str, Column]:
+        """For each column that can lack its value: whether it does."""
+        found = {field.target.name: self.kept(field) for field in self.fields}
+        return {name: kept for name, kept in found.items() if kept is not None}
+
+    def missing(self, field: FieldOf, image: str) -> Column:
+        """Whether the wire has a value and the image has none."""
+        assert field.wire is not None  # noqa: S101 - a column its writer lacks cannot fail
+        wire = self.row.getField(field.wire.wire)
+        lost = wire.isNotNull() & F.col(image).getField(field.target.name).isNull()
+        kept = self.keeps.get(field.target.name)
+        return lost if kept is None else lost & ~kept
+
+    def _native(self, field: FieldOf, wire: Column) -> Reading | None:
+        if field.wire is None or field.source is None:
+            return None
+        return native_reading(wire, field.wire.field.schema, field.source, field.target, self.shape)
+
+    def _wire(self, field: FieldOf) -> Column:
+        """A column's value, or the text it was prepared as."""
+        assert field.wire is not None  # noqa: S101
+        wire = self.row.getField(field.wire.wire)
+        prepared = prepared_text(wire, field.wire.field.schema) is not None
+        return F.col(self._prepared(field)) if prepared else wire
+
+    def _reader(self, field: FieldOf) -> Read:
+        assert field.wire is not None and field.source is not None  # noqa: S101, PT018
+        return reader(field.wire.field.schema, field.source, self.shape, self.modes)
+
+    def _prepared(self, field: FieldOf) -> str:
+        assert field.wire is not None  # noqa: S101
+        return f"{self.name}_{field.wire.wire}"
+
+
+def record_columns(
+    schemas: Mapping[int, RecordSchema],
+    shape: TableShape,
+    part: str,
+    *,
+    modes: DebeziumModes,
+    defined: Defined,
+) -> tuple[RecordColumns, ...]:
+    """The readers of one side of a topic's records."""
+    targets = shape.key_columns if part == "key" else shape.columns
+    return tuple(
+        RecordColumns(
+            f"{part}_{number}",
+            part,
+            schema_id,
+            schema,
+            shape,
+            tuple(_field_of(target, schema_id, schemas, modes, defined) for target in targets),
+            modes,
+        )
+        for number, (schema_id, schema) in enumerate(sorted(schemas.items()))
+    )
+
+
+def _field_of(
+    target: ShapeColumn,
+    schema_id: int,
+    schemas: Mapping[int, RecordSchema],
+    modes: DebeziumModes,
+    defined: Defined,
+) -> FieldOf:
+    name = target.name.lower()
+    wire = _named(schemas[schema_id], name)
+    # Registry ids grow: what an earlier schema had and this one has not was dropped.
+    dropped = any(_named(schema, name) is not None for other, schema in schemas.items() if other < schema_id)
+    if wire is None:
+        return FieldOf(target, None, dropped=dropped)
+    return FieldOf(target, wire, source_column(wire, modes, defined))
+
+
+def source_column(wire: WireColumn, modes: DebeziumModes, defined: Defined) -> SourceColumn:
+    """The column a field stands for: as it is defined, else as its schema says."""
+    return defined.get(wire.field.name) or column_of(wire.field, modes=modes)
+
+
+def _named(schema: RecordSchema, name: str) -> WireColumn | None:
+    return next((wire for wire in schema.columns if wire.field.name.lower() == name), None)
+
+
+class Images:
+    """What all readers of one side say of a record, whichever wrote it."""
+
+    def __init__(self, records: Sequence[RecordColumns]) -> None:
+        self._records = records
+
+    def struct(self, ddl: str) -> Column:
+        """The row in the shape's types, null where no reader fits or it has none."""
+        return self._choose([(record.row.isNotNull(), record.image()) for record in self._records], ddl)
+
+    def old_key(self, ddl: str) -> Column:
+        """The key before the change, null where the wire does not say."""
+        return self._choose(
+            [(record.column.getField("before").isNotNull(), record.old_key()) for record in self._records],
+            ddl,
+        )
+
+    @staticmethod
+    def _choose(choices: list[tuple[Column, Column]], ddl: str) -> Column:
+        empty = null(f"struct<{ddl}>")
+        if not choices:
+            return empty
+        chosen = F.when(*choices[0])
+        for condition, value in choices[1:]:
+            chosen = chosen.when(condition, value)
+        return chosen
+
+    def complete(self) -> Column:
+        """True where a record was read, to its last byte and no further; never null."""
+        return F.coalesce(*(record.complete for record in self._records), F.lit(False))
+
+    def member(self, name: str, ddl: str) -> Column:
+        """A member of the envelope."""
+        return self._first([record.column.getField(name) for record in self._records], ddl)
+
+    def source(self, name: str, ddl: str) -> Column:
+        """A member of the source block, null where a writer has none."""
+        return self._first(
+            [
+                record.column.getField("source").getField(name)
+                for record in self._records
+                if name in record.schema.source
+            ],
+            ddl,
+        )
+
+    @staticmethod
+    def _first(fields: list[Column], ddl: str) -> Column:
+        return F.coalesce(*fields).cast(ddl) if fields else null(ddl)
+
+    def faults(self, image: str) -> list[tuple[Column, Column]]:
+        """For each column that can fail: when it did, and what to say."""
+        return [(_lost(record, field, image), _value_fault(field)) for record, field in self._failable()]
+
+    def zero_dates(self, image: str) -> Column:
+        """The names of columns whose date no calendar has was made null; null where there are none."""
+        zeros = []
+        for record, field in self._failable():
+            zero = record.readings[field.target.name].zero
+            if zero is not None:
+                zeros.append((record.missing(field, image) & zero, field.target.name))
+        return _names(zeros)
+
+    def kept(self) -> Column:
+        """The names of columns whose value the source did not send; null where there are none."""
+        return _names(
+            [
+                (F.coalesce(record.row.isNotNull() & kept, F.lit(False)), name)
+                for record in self._records
+                for name, kept in record.keeps.items()
+            ]
+        )
+
+    def _failable(self) -> list[tuple[RecordColumns, FieldOf]]:
+        return [
+            (record, field)
+            for record in self._records
+            for field in record.fields
+            if record.readings[field.target.name].failable
+        ]
+
+
+def _names(found: list[tuple[Column, str]]) -> Column:
+    if not found:
+        return null(STRINGS)
+    # Functions over arrays have no generated code, and would slow down every row's whole stage.
+    names = F.concat_ws(_BETWEEN, *(F.when(condition, F.lit(name)) for condition, name in found))
+    return F.when(reduce(Column.__or__, (condition for condition, _ in found)), F.split(names, _BETWEEN))
+
+
+def _lost(record: RecordColumns, field: FieldOf, image: str) -> Column:
+    missing, zero = record.missing(field, image), record.readings[field.target.name].zero
+    return missing if zero is None else missing & ~zero
+
+
+def _value_fault(field: FieldOf) -> Column:
+    assert field.wire is not None  # noqa: S101 - a column its writer lacks cannot fail
+    schema = field.wire.field.schema
+    semantic = semantic_type(schema.name, schema.type)
+    text = schema.type == "string" and (semantic is None or semantic.form == "plain")
+    error = SchemaMismatchError if text else ValueOutOfRangeError
+    what = "text that is no UTF-8" if text else f"a value that is no {shown_type(field.target)}"
+    return fault(BAD, error, f"column {field.target.name!r} has {what}")
