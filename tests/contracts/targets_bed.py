@@ -55,9 +55,11 @@ class Bed:
         deletes: Sequence[dict[str, Any]] = (),
         *,
         delete_mode: DeleteMode = "hard",
+        kept: tuple[str, ...] = (),
+        anew: bool = False,
     ) -> ReducedBatch:
-        """A batch of whole rows to upsert and keys to delete."""
-        rows = [ReducedRow("upsert", {k: row[k] for k in shape.keys}, row) for row in upserts]
+        """A batch of whole rows to upsert and keys to delete; upserts leave out the ``kept`` columns."""
+        rows = [ReducedRow("upsert", {k: row[k] for k in shape.keys}, row, kept, anew) for row in upserts]
         rows += [ReducedRow("delete", key, None) for key in deletes]
         return ReducedBatch(
             shape,
@@ -67,6 +69,7 @@ class Bed:
             rows=None if self.spark else rows,
             key_range=key_range(shape, rows),
             delete_mode=delete_mode,
+            keeps=bool(kept),
         )
 
 
@@ -80,19 +83,41 @@ def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[
 
 def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
     """The frame a worker would hand to a target."""
-    from pyspark.sql.types import StringType, StructField, StructType
+    from pyspark.sql.types import (
+        ArrayType,
+        BooleanType,
+        IntegerType,
+        LongType,
+        StringType,
+        StructField,
+        StructType,
+    )
 
     after = StructType.fromDDL(shape.ddl)
     key = StructType.fromDDL(shape.key_ddl)
     schema = StructType(
-        [StructField("_op", StringType()), StructField("key", key), StructField("after", after)]
+        [
+            StructField("_op", StringType()),
+            StructField("key", key),
+            StructField("after", after),
+            StructField("_kept", ArrayType(StringType())),
+            StructField("_anew", BooleanType()),
+            StructField("_topic", StringType()),
+            StructField("_partition", IntegerType()),
+            StructField("_offset", LongType()),
+        ]
     )
     values = [
         (
             row.op,
             tuple(row.key[name] for name in shape.keys),
             None if row.after is None else tuple(row.after[column.name] for column in shape.columns),
+            list(row.kept) or None,
+            row.anew,
+            "shop_orders",
+            0,
+            at,
         )
-        for row in rows
+        for at, row in enumerate(rows)
     ]
     return spark.createDataFrame(values, schema).persist()

@@ -173,7 +173,11 @@ class Batch:
             decoded = columns.decode(raw.frame)
         with self._step("reduced"):
             frame = reduce_frame(
-                decoded, columns.shape, self._settings.sequence_by, changes_keys=columns.changes_keys
+                decoded,
+                columns.shape,
+                self._settings.sequence_by,
+                changes_keys=columns.changes_keys,
+                keeps_values=columns.keeps_values,
             ).persist()
             with _unpersisted_on_error(frame):
                 return Reduction(plan, frame, summarise(frame, columns.shape), raw.counted())
@@ -255,6 +259,7 @@ class Batch:
             frame=rows_to_apply(reduction.frame),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
+            keeps=summary.left_out > 0,
         )
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:

@@ -31,12 +31,14 @@ _SUMS: Final = (
     "bad",
     "unplanned",
     "doubted",
+    "left_out",
 )
 
 
 def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
     """What a reduced frame holds."""
-    rows = reduced.groupBy("_topic", "_partition").agg(*_aggregates(shape)).collect()
+    aggregates = _aggregates(shape, keeps_values="_kept" in reduced.columns)
+    rows = reduced.groupBy("_topic", "_partition").agg(*aggregates).collect()
     return BatchSummary(
         **{name: sum(row[name] or 0 for row in rows) for name in _SUMS},
         max_commit_ts=_greatest(row["commit_ts"] for row in rows),
@@ -52,7 +54,7 @@ def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
     )
 
 
-def _aggregates(shape: TableShape) -> list[Column]:
+def _aggregates(shape: TableShape, *, keeps_values: bool) -> list[Column]:
     op, events = F.col("_op"), F.col("_events")
     is_row, unplanned = op.isin(*ROW_KINDS), op == UNPLANNED
     detail = F.col("_detail")
@@ -84,6 +86,7 @@ def _aggregates(shape: TableShape) -> list[Column]:
         F.collect_set(F.when(unplanned, detail.getField("value_id"))).alias("value_ids"),
         F.collect_set(F.when(unplanned, detail.getField("fields"))).alias("fields"),
         F.slice(F.collect_set(F.when(F.col("_mixed"), F.to_json("key"))), 1, _SHOWN_KEYS).alias("mixed"),
+        (F.count_if(F.col("_kept").isNotNull()) if keeps_values else F.lit(0)).alias("left_out"),
         *_zero_counts(shape),
     ]
 

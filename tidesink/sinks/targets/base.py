@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from tidesink.sinks.progress import Progress
 
@@ -50,12 +50,15 @@ class Capabilities:
 class ReducedRow(NamedTuple):
     """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
 
-    Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text.
+    Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text. Of
+    ``kept`` columns the target keeps what it has; ``anew``: what it has is of a row that was deleted.
     """
 
     op: ReducedOp
     key: Mapping[str, Any]
     after: Mapping[str, Any] | None
+    kept: tuple[str, ...] = ()
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class ReducedBatch:
     Spark; exactly one of the two is given.
     ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
     greatest value of key columns, None where they are not known (nothing is pruned then).
+    ``keeps``: the frame has ``_kept`` and ``_anew`` besides, and some row has columns in ``_kept`` whose
+    value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
     """
 
     shape: TableShape
@@ -77,6 +82,7 @@ class ReducedBatch:
     rows: Sequence[ReducedRow] | None = None
     key_range: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     delete_mode: DeleteMode = "hard"
+    keeps: bool = False
 
     @property
     def empty(self) -> bool:
@@ -133,6 +139,15 @@ class EvolveResult:
         return self.created or bool(self.added or self.widened or self.backfilled)
 
 
+# Where a reduced row came from.
+PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
+NOT_STORED: Final = (
+    "the source did not send the value of {columns}, since it did not change, and the target does not have "
+    "the row: its key was changed, or an event was lost. Set REPLICA IDENTITY FULL on the table, and take a "
+    "snapshot of the row; the table goes on where both are in one batch, or after a new snapshot"
+)
+
+
 class TargetTable(Protocol):
     """One open table. Used by one thread at a time."""
 
@@ -166,6 +181,7 @@ class TargetTable(Protocol):
         Raises:
             StaleProgressError: another worker holds the table now; nothing was written.
             TransientTargetError: nothing was written; the same batch may be tried again.
+            ValueNotStoredError: a row leaves out values the target does not have; nothing was written.
             CommitUnknownError: ask ``committed()`` before anything else.
             TargetError: nothing was written, and the same batch would fail again.
         """

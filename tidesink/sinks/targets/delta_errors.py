@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, TransientTargetError
+from tidesink.errors import (
+    CommitUnknownError,
+    TargetError,
+    TidesinkError,
+    TransientTargetError,
+    ValueNotStoredError,
+)
+from tidesink.sinks.targets.base import NOT_STORED
 
 # The path cannot be used as things are: no file system for its scheme, or no right to it.
 _UNUSABLE_PATH: Final = frozenset(
@@ -19,6 +27,9 @@ _UNUSABLE_PATH: Final = frozenset(
         "java.nio.file.AccessDeniedException",
     }
 )
+# What SQL's raise_error throws; only statements of ours are run where this is looked for.
+_SPARK_THROWABLE: Final = "org.apache.spark.SparkRuntimeException"
+_RAISED: Final = "USER_RAISED_EXCEPTION"
 # What a caller must catch around calls into Spark; a connection that is refused means that the JVM has ended.
 SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
 
@@ -49,6 +60,9 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
     Classes that are known to come before the commit say so; after any other the commit may have happened.
     """
     names = tuple(_class_names(exc))
+    refused = _row_not_stored(exc)
+    if refused is not None:
+        return refused.with_context(table=table)
     short = _summary(exc)
     for java_class, error, message in _CLASSES:
         if java_class in names:
@@ -57,6 +71,24 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
         f"the commit was cut off and may have happened: ask for the committed progress first ({short})",
         table=table,
     )
+
+
+def _row_not_stored(exc: BaseException) -> TidesinkError | None:
+    """The error which a MERGE of ours raises by itself (``delta_merge``); nothing was written."""
+    for cause in _causes(exc):
+        if is_java(cause, _SPARK_THROWABLE) and cause.getCondition() == _RAISED:
+            return _not_stored(str(cause.getMessageParameters().get("errorMessage")))
+    return None
+
+
+def _not_stored(text: str) -> TidesinkError | None:
+    try:
+        told = json.loads(text)
+        columns = ", ".join(told.pop("_kept"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # raised by a constraint of the table's own
+    place = {name.removeprefix("_"): value for name, value in told.items()}
+    return ValueNotStoredError(NOT_STORED.format(columns=columns), **place)
 
 
 def reading_error(exc: BaseException, *, table: str) -> TidesinkError:

@@ -1,6 +1,7 @@
 """The statements that put a reduced batch into a Delta table, and what their metrics mean.
 
-The source is a view with the columns ``_op``, ``key`` (struct) and ``after`` (struct).
+The source is a view with the columns ``_op``, ``key`` (struct) and ``after`` (struct); ``targets.base`` says
+which more it has where the batch ``keeps`` values.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
@@ -12,19 +13,24 @@ from typing import Any, Final
 from tidesink.errors import AccountingError, SchemaRefusedError
 from tidesink.sinks.evolve import literal_text
 from tidesink.sinks.shape import ShapeColumn
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import PLACE_COLUMNS, SOFT_DELETE_COLUMN, ApplyResult, ReducedBatch
 from tidesink.sinks.targets.delta_log import Commit
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
 
 _TARGET: Final = "_tidesink_target"
 _SOURCE: Final = "_tidesink_source"
+# What the error of a failed commit says: where the row came from, and what it leaves out.
+_PLACE: Final = (
+    f"to_json(struct({', '.join(quote_path(_SOURCE, name) for name in (*PLACE_COLUMNS, '_kept'))}))"
+)
 
 
 def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
     """The MERGE of a batch; ``present`` are the target's columns by name with their types."""
     soft = batch.delete_mode == "soft"
     values = _values(batch, present)
-    sets = ", ".join(f"{quote_identifier(_TARGET)}.{name} = {value}" for name, value in values.items())
+    updated = _values(batch, present, stored=True)
+    sets = ", ".join(f"{quote_identifier(_TARGET)}.{name} = {value}" for name, value in updated.items())
     marked = f"UPDATE SET {quote_path(_TARGET, SOFT_DELETE_COLUMN)} = true" if soft else "DELETE"
     operation = quote_path(_SOURCE, "_op")
     clauses = [
@@ -82,7 +88,8 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
 
 
-def _values(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
+def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
+    """What each column is written as; ``stored``: there is a row, whose values may be kept."""
     known = {name.lower(): ddl for name, ddl in present.items()}
     missing = [column.name for column in batch.shape.columns if column.name.lower() not in known]
     if missing:
@@ -94,9 +101,25 @@ def _values(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
         quote_identifier(column.name): _value(column, known[column.name.lower()])
         for column in batch.shape.columns
     }
+    for column in batch.shape.columns if batch.keeps else ():
+        name = quote_identifier(column.name)
+        values[name] = _kept_or(values[name], column, stored=stored, soft=SOFT_DELETE_COLUMN in known)
     if SOFT_DELETE_COLUMN in known:  # also after a change back to hard deletes: an upsert lives
         values[quote_identifier(SOFT_DELETE_COLUMN)] = "false"
     return values
+
+
+def _kept_or(value: str, column: ShapeColumn, *, stored: bool, soft: bool) -> str:
+    """The value, or where the source left it out the stored one; without one the commit fails."""
+    left_out = f"array_contains({quote_path(_SOURCE, '_kept')}, {quote_text(column.name)})"
+    refused = f"raise_error({_PLACE})"
+    if not stored:
+        return f"CASE WHEN {left_out} THEN {refused} ELSE {value} END"
+    gone = quote_path(_SOURCE, "_anew")
+    if soft:
+        gone += f" OR {quote_path(_TARGET, SOFT_DELETE_COLUMN)}"
+    kept = quote_path(_TARGET, column.name)
+    return f"CASE WHEN {left_out} AND ({gone}) THEN {refused} WHEN {left_out} THEN {kept} ELSE {value} END"
 
 
 def _value(column: ShapeColumn, ddl: str) -> str:

@@ -12,11 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tidesink.change import TableId
-from tidesink.errors import SchemaRefusedError, StaleProgressError, ValueOutOfRangeError
+from tidesink.errors import (
+    SchemaRefusedError,
+    StaleProgressError,
+    ValueNotStoredError,
+    ValueOutOfRangeError,
+)
 from tidesink.sinks.evolve import default_value, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import (
+    NOT_STORED,
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Capabilities,
@@ -173,8 +179,10 @@ def _merged(
     for row in _rows_of(batch):
         key = tuple(row.key[name] for name in batch.shape.keys)
         if row.op == "upsert":
+            _check_stored(row, merged.get(key), batch)
             inserted, updated = (inserted, updated + 1) if key in merged else (inserted + 1, updated)
-            merged[key] = {**merged.get(key, {}), **(row.after or {}), **mark}
+            written = {name: value for name, value in (row.after or {}).items() if name not in row.kept}
+            merged[key] = {**merged.get(key, {}), **written, **mark}
         elif key not in merged:
             absent += 1
         else:
@@ -186,12 +194,23 @@ def _merged(
     return merged, ApplyResult(inserted, updated, deleted, absent, str(version))
 
 
+def _check_stored(row: ReducedRow, stored: Mapping[str, Any] | None, batch: ReducedBatch) -> None:
+    """Refuse a row that leaves out values of which none is stored."""
+    gone = stored is None or row.anew or bool(stored.get(SOFT_DELETE_COLUMN))
+    if row.kept and gone:
+        raise ValueNotStoredError(
+            NOT_STORED.format(columns=", ".join(row.kept)), table=str(batch.shape.table)
+        )
+
+
 def _rows_of(batch: ReducedBatch) -> Iterator[ReducedRow]:
     if batch.rows is not None:
         yield from batch.rows
         return
     if batch.frame is None:
         return
-    for row in batch.frame.select("_op", "key", "after").toLocalIterator():
+    more = ("_kept", "_anew") if batch.keeps else ()
+    for row in batch.frame.select("_op", "key", "after", *more).toLocalIterator():
         after = row["after"].asDict() if row["after"] is not None else None
-        yield ReducedRow(row["_op"], row["key"].asDict(), after)
+        kept, anew = (row["_kept"], row["_anew"]) if batch.keeps else (None, False)
+        yield ReducedRow(row["_op"], row["key"].asDict(), after, tuple(kept or ()), anew)

@@ -1,0 +1,77 @@
+"""Rows that leave out values which the target is to keep: kept where they are, refused where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.contracts.targets_bed import Bed, progress, shape
+from tidesink.errors import ValueNotStoredError
+from tidesink.sinks.targets.base import TargetTable
+
+SHAPE = shape()
+
+
+def row(number: int, name: str | None, amount: int | None) -> dict[str, object]:
+    return {"id": number, "name": name, "amount": amount}
+
+
+@pytest.fixture
+def table(bed: Bed) -> Iterator[TargetTable]:
+    """A table with two rows, claimed in epoch 1, batch 1 applied."""
+    opened = bed.target.open_table(SHAPE, pipeline="shop")
+    assert opened.claim().epoch == 1
+    opened.apply(bed.batch(SHAPE, [row(1, "long", 1), row(2, None, 2)]), progress(1, 1))
+    yield opened
+    opened.close()
+
+
+def test_what_is_left_out_stays_as_stored(bed: Bed, table: TargetTable) -> None:
+    batch = bed.batch(SHAPE, [row(1, None, 10), row(2, None, 20)], kept=("name",))
+    result = table.apply(batch, progress(1, 2))
+    assert (result.inserted, result.updated) == (0, 2)
+    assert bed.rows() == [row(1, "long", 10), row(2, None, 20)]
+
+
+def test_one_row_may_leave_out_what_another_has(bed: Bed, table: TargetTable) -> None:
+    batch = bed.batch(SHAPE, [row(1, None, None)], [{"id": 2}], kept=("name", "amount"))
+    table.apply(batch, progress(1, 2))
+    assert bed.rows() == [row(1, "long", 1)]
+
+
+@pytest.mark.parametrize(("number", "anew"), [(3, False), (1, True)], ids=["no row", "a deleted row"])
+def test_a_value_that_nobody_has_is_refused_and_nothing_written(
+    bed: Bed, table: TargetTable, number: int, anew: bool
+) -> None:
+    batch = bed.batch(SHAPE, [row(number, None, 10)], kept=("name",), anew=anew)
+    with pytest.raises(ValueNotStoredError, match=r"value of name.*REPLICA IDENTITY FULL") as caught:
+        table.apply(batch, progress(1, 2))
+    assert caught.value.context["table"] == "shop.orders"
+    assert bed.rows() == [row(1, "long", 1), row(2, None, 2)]
+    committed = table.committed()
+    assert committed is not None
+    assert committed.batch == 1
+
+
+def test_into_an_empty_table_nothing_can_be_kept(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    with pytest.raises(ValueNotStoredError):
+        table.apply(bed.batch(SHAPE, [row(1, None, 1)], kept=("name",)), progress(epoch, 1))
+    assert bed.rows() == []
+    table.apply(bed.batch(SHAPE, [row(1, "sent", 1)]), progress(epoch, 1))
+    assert bed.rows() == [row(1, "sent", 1)]
+
+
+def test_a_row_marked_deleted_has_nothing_to_keep(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
+    epoch = table.claim().epoch
+    soft: dict[str, Any] = {"delete_mode": "soft"}
+    table.apply(bed.batch(SHAPE, [row(1, "old", 1), row(2, "two", 2)], **soft), progress(epoch, 1))
+    table.apply(bed.batch(SHAPE, [], [{"id": 1}], **soft), progress(epoch, 2))
+    table.apply(bed.batch(SHAPE, [row(2, None, 3)], kept=("name",), **soft), progress(epoch, 3))
+    with pytest.raises(ValueNotStoredError):
+        table.apply(bed.batch(SHAPE, [row(1, None, 3)], kept=("name",), **soft), progress(epoch, 4))
+    assert {r["id"]: (r["name"], r["amount"]) for r in bed.rows()} == {1: ("old", 1), 2: ("two", 3)}

@@ -1,0 +1,142 @@
+"""Values a source leaves out since they did not change: the law of reduction, and Spark equal to it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tidesink.change import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
+from tidesink.codecs.columns_base import DELETE, UPSERT
+from tidesink.sinks.reduce import Key, Reduced, reduce
+from tidesink.sinks.reduce_spark import reduce_frame
+from tidesink.typemap.shape import TableShape, shape_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLE = TableId("public", "t")
+COLUMNS = ("a", "b c")
+SHAPE: TableShape = shape_of(
+    TableSchema(
+        TABLE,
+        (
+            Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True),
+            *(Column(name, ColumnType("text")) for name in COLUMNS),
+        ),
+    )
+)
+State = dict[Key, dict[str, Any]]
+
+
+@st.composite
+def streams(draw: st.DrawFn, *, lossless: bool) -> list[ChangeEvent]:
+    """One partition's events. ``lossless``: a value is left out only where the row is there."""
+    events: list[ChangeEvent] = []
+    living: set[int] = set()
+    for at in range(draw(st.integers(1, 14))):
+        key = draw(st.integers(0, 2))
+        delete = draw(st.booleans()) and draw(st.booleans())
+        may_leave = key in living or not lossless
+        left = draw(st.lists(st.sampled_from(COLUMNS), unique=True)) if may_leave and not delete else []
+        (living.discard if delete else living.add)(key)
+        events.append(_event(at, key, delete=delete, left=tuple(left)))
+    return events
+
+
+def _event(at: int, key: int, *, delete: bool, left: tuple[str, ...]) -> ChangeEvent:
+    position = Position("t", 0, at)
+    if delete:
+        return ChangeEvent(Op.DELETE, TABLE, {"id": key}, {"id": key}, None, None, position)
+    value = None if at % 3 == 0 else f"{at}"
+    row = {"id": key, **{name: value for name in COLUMNS if name not in left}}
+    extension = {UNAVAILABLE: left} if left else None
+    return ChangeEvent(Op.UPDATE, TABLE, {"id": key}, None, row, None, position, extension=extension)
+
+
+def one_by_one(events: list[ChangeEvent]) -> State:
+    """What the source holds."""
+    state: State = {}
+    for event in events:
+        key = ((event.after or event.key or {})["id"],)
+        if event.after is None:
+            state.pop(key, None)
+        else:
+            state[key] = {**state.get(key, {}), **event.after}
+    return state
+
+
+def applied(reduced: Reduced, state: State) -> State:
+    """What the target holds after a batch."""
+    after = {key: row for key, row in state.items() if key not in reduced.deletes}
+    for key, kept in reduced.rows.items():
+        if kept.row is not None:
+            assert not kept.anew
+            after[key] = {**{name: state[key][name] for name in kept.kept}, **kept.row}
+    return after
+
+
+@given(streams(lossless=True), st.lists(st.integers(0, 14), max_size=4))
+def test_the_stream_may_be_cut_anywhere(events: list[ChangeEvent], cuts: list[int]) -> None:
+    edges = sorted({0, len(events), *(min(cut, len(events)) for cut in cuts)})
+    state: State = {}
+    for start, end in pairwise(edges):
+        state = applied(reduce(events[start:end], ("id",)), state)
+    assert state == one_by_one(events)
+
+
+def test_a_row_written_after_its_delete_has_nothing_to_keep() -> None:
+    events = [
+        _event(1, 0, delete=False, left=()),
+        _event(2, 0, delete=True, left=()),
+        _event(3, 0, delete=False, left=("a",)),
+        _event(4, 0, delete=False, left=("a", "b c")),
+    ]
+    (row,) = reduce(events, ("id",)).rows.values()
+    assert (row.kept, row.anew) == (("a",), True)
+    assert row.row == {"id": 0, "b c": None}
+    (unknown,) = reduce(events[3:], ("id",)).rows.values()
+    assert (unknown.kept, unknown.anew) == (("a", "b c"), False)
+
+
+def _frame(spark: SparkSession, events: list[ChangeEvent]) -> Any:
+    rows = [
+        (
+            "t", 0, event.position.offset, 0, DELETE if event.after is None else UPSERT,
+            ((event.after or event.key or {})["id"],),
+            None if event.after is None else tuple(event.after.get(n) for n in ("id", *COLUMNS)),
+            list((event.extension or {}).get(UNAVAILABLE, ())) or None,  # type: ignore[call-overload]
+        )
+        for event in events
+    ]  # fmt: skip
+    nothing = ", ".join(
+        f"cast(null as {kind}) as {name}"
+        for name, kind in {
+            "_commit_ts": "bigint", "_error": "string", "_reason": "string", "_zero_dates": "array<string>",
+            "_schema_key_id": "int", "_schema_value_id": "int", "_fields": "array<string>",
+            "_key": "binary", "_value": "binary", "old_key": SHAPE.key_ddl and f"struct<{SHAPE.key_ddl}>",
+        }.items()
+    )  # fmt: skip
+    ddl = (
+        "_topic string, _partition int, _offset bigint, _index int, _kind string, "
+        f"key struct<{SHAPE.key_ddl}>, after struct<{SHAPE.ddl}>, _kept array<string>"
+    )
+    return spark.createDataFrame(rows, ddl).selectExpr("*", *nothing.split(", "))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(streams(lossless=False))
+def test_spark_reduces_alike(spark: SparkSession, events: list[ChangeEvent]) -> None:
+    law = reduce(events, ("id",))
+    reduced = reduce_frame(_frame(spark, events), SHAPE, changes_keys=False, keeps_values=True)
+    found = {(row["key"]["id"],): row for row in reduced.collect()}
+    assert found.keys() == law.rows.keys()
+    for key, kept in law.rows.items():
+        row = found[key]
+        assert (row["after"] is None, set(row["_kept"] or ())) == (kept.row is None, set(kept.kept))
+        assert row["_anew"] is kept.anew
+        if kept.row is not None:
+            sent = {name: row["after"][name] for name in kept.row}
+            assert sent == kept.row
