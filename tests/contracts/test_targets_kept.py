@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.targets_bed import Bed, progress, shape
 from tidesink.errors import ValueNotStoredError
-from tidesink.sinks.targets.base import TargetTable
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable
 
 SHAPE = shape()
 
@@ -75,3 +75,29 @@ def test_a_row_marked_deleted_has_nothing_to_keep(bed: Bed) -> None:
     with pytest.raises(ValueNotStoredError):
         table.apply(bed.batch(SHAPE, [row(1, None, 3)], kept=("name",), **soft), progress(epoch, 4))
     assert {r["id"]: (r["name"], r["amount"]) for r in bed.rows()} == {1: ("old", 1), 2: ("two", 3)}
+
+
+@pytest.mark.parametrize("mode", ["hard", "soft"])
+def test_a_truncate_empties_the_table_once(bed: Bed, mode: DeleteMode) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode=mode)
+    epoch = table.claim().epoch
+    table.apply(bed.batch(SHAPE, [row(1, "a", 1), row(2, "b", 2)], delete_mode=mode), progress(epoch, 1))
+    empty = ReducedBatch(SHAPE, 0, 0, delete_mode=mode, truncates=True)
+    for number in (2, 2, 3):  # delivered again, and once more when nothing is left
+        table.apply(empty, progress(epoch, number))
+        assert [r["id"] for r in bed.rows() if not r.get(SOFT_DELETE_COLUMN)] == []
+    committed = table.committed()
+    assert committed is not None
+    assert committed.batch == 3
+    table.apply(bed.batch(SHAPE, [row(2, "c", 3)], delete_mode=mode), progress(epoch, 4))
+    assert [r["name"] for r in bed.rows() if not r.get(SOFT_DELETE_COLUMN)] == ["c"]
+
+
+def test_a_truncate_of_an_empty_table_is_progress(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    result = table.apply(ReducedBatch(SHAPE, 0, 0, truncates=True), progress(epoch, 1))
+    assert (result.deleted, bed.rows()) == (0, [])
+    committed = table.committed()
+    assert committed is not None
+    assert committed.batch == 1

@@ -51,8 +51,10 @@ BAD: Final = "bad"
 UNPLANNED: Final = "unplanned"
 # A record that says nothing of rows or tables: a heartbeat, a transaction's end, a tombstone.
 MESSAGE: Final = "message"
+# Everything that was in the table before it is gone.
+TRUNCATE: Final = "truncate"
 
-KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE)
+KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE, TRUNCATE)
 ROW_KINDS: Final = (UPSERT, DELETE)
 FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
 # Of these one reduced row a topic-partition is enough: nothing but their number is asked for.

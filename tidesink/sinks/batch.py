@@ -31,7 +31,7 @@ from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
-from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
+from tidesink.sinks.reduce_spark import reduce_frame, refuse_truncates, rows_to_apply
 from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
 from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place
 from tidesink.sinks.summary_spark import summarise
@@ -102,6 +102,11 @@ class Reduction:
     read: KafkaRead
     bad: BadRecord | None = None
 
+    @property
+    def truncates(self) -> bool:
+        """True where the batch is one event that empties the table."""
+        return bool(self.summary.truncates)
+
 
 class Batch:
     """Runs the steps once; a new object tries again."""
@@ -125,6 +130,7 @@ class Batch:
         self._plan = plan
         self._reader = reader
         self._seconds: dict[str, float] = {}
+        self._refuses_truncates = False
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.
@@ -157,9 +163,9 @@ class Batch:
             if again:
                 reduction.frame.unpersist()
                 continue
-            if not reduction.summary.bad or self._settings.bad_record == "dead-letter":
-                return reduction
-            return self._cut_short(reduction)
+            if reduction.summary.bad and self._settings.bad_record != "dead-letter":
+                return self._cut_short(reduction)
+            return self._cut_at_truncate(reduction) if reduction.truncates else reduction
         raise SchemaMismatchError(
             f"the batch still lacks something after {MOST_PLANS} plans; report this with the log",
             table=str(self._settings.table),
@@ -171,6 +177,7 @@ class Batch:
         with self._step("decoded"):
             columns = self._decoding.columns()
             decoded = columns.decode(raw.frame)
+            decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
         with self._step("reduced"):
             frame = reduce_frame(
                 decoded,
@@ -186,6 +193,9 @@ class Batch:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
         if reduction.read.strangers:
             self._decoding.meet_others(missed)
+            return True
+        if reduction.truncates and len(reduction.plan.found.partitions) > 1:
+            self._refuses_truncates = True
             return True
         if reduction.summary.unplanned or reduction.summary.bad:
             return self._learnt(missed)
@@ -216,6 +226,15 @@ class Batch:
         reduction.frame.unpersist()
         return self._reduced(plan, bad)
 
+    def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
+        """The batch up to the event that empties the table, or that event by itself."""
+        (part,), (truncate,) = reduction.plan.ranges, reduction.summary.truncates
+        if part.records == 1:
+            return reduction
+        end = truncate.offset if truncate.offset > part.start else part.start + 1
+        reduction.frame.unpersist()
+        return self._reduced(replace(reduction.plan, ranges=(part._replace(end=end),)), reduction.bad)
+
     # 5 to 9
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
@@ -231,8 +250,10 @@ class Batch:
         around.failpoints.reach("committing")
         with self._step("committed"):
             result = self._commit(self._reduced_batch(reduction), progress)
+        # What empties a table is one event, however many rows were in it.
+        rows = 1 if reduction.truncates else result.applied
         account = account_of(
-            summary, kafka_records=reduction.read.records, applied_rows=result.applied, rejected=rejected
+            summary, kafka_records=reduction.read.records, applied_rows=rows, rejected=rejected
         )
         account.check(table=str(self._settings.table))
         around.failpoints.reach("accounted")
@@ -260,6 +281,7 @@ class Batch:
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
             keeps=summary.left_out > 0,
+            truncates=reduction.truncates,
         )
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:

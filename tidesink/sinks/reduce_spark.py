@@ -42,7 +42,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import COUNTED_KINDS, DELETE, ROW_KINDS, UPSERT
+from tidesink.codecs.columns_base import BAD, COUNTED_KINDS, DELETE, ROW_KINDS, TRUNCATE, UPSERT
+from tidesink.errors import UnsupportedMessageError
 from tidesink.sinks.reduce import SequenceBy
 from tidesink.sinks.told_values_spark import ToldValues
 from tidesink.typemap.shape import TableShape
@@ -50,6 +51,11 @@ from tidesink.typemap.shape import TableShape
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_SCATTERED_TRUNCATE: Final = (
+    "the table was truncated, and its topic has several partitions: nothing says which rows of the others "
+    "came before. Have the connector skip truncates (skipped.operations: t, its default) or write the table "
+    "to one partition; to go on, load the table anew"
+)
 _WHOLE: Final = "whole"
 _DELETE_HALF: Final = "delete half"
 _INSERT_HALF: Final = "insert half"
@@ -82,6 +88,15 @@ def reduce_frame(
     told = ToldValues(names, [name for name in names if name not in keys], order)
     completed = told.completed(groups.agg(*_aggregates(order), *told.aggregates()))
     return completed.select(*output, "_kept", "_anew")
+
+
+def refuse_truncates(decoded: DataFrame) -> DataFrame:
+    """A decoded frame of a topic with several partitions: what empties the table is a bad record there."""
+    is_truncate = F.col("_kind") == TRUNCATE
+    said = {"_kind": BAD, "_error": UnsupportedMessageError.__name__, "_reason": _SCATTERED_TRUNCATE}
+    return decoded.withColumns(
+        {name: F.when(is_truncate, F.lit(text)).otherwise(F.col(name)) for name, text in said.items()}
+    )
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:

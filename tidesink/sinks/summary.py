@@ -41,6 +41,13 @@ class Doubt(NamedTuple):
     reason: str
 
 
+class Truncate(NamedTuple):
+    """The first record of a topic-partition that empties the table."""
+
+    place: Place
+    offset: int
+
+
 @dataclass(frozen=True)
 class BatchSummary:
     """The counts of one reduced batch, in events unless said otherwise.
@@ -74,6 +81,7 @@ class BatchSummary:
     zero_dates: Mapping[str, int] = field(default_factory=dict)
     bad_records: tuple[BadRecord, ...] = ()
     doubts: tuple[Doubt, ...] = ()
+    truncates: tuple[Truncate, ...] = ()
     unplanned_key_ids: tuple[int, ...] = ()
     unplanned_value_ids: tuple[int, ...] = ()
     unplanned_columns: tuple[str, ...] = ()

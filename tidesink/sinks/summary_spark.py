@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import BAD, DELETE, FILTERED_KINDS, ROW_KINDS, UNPLANNED, UPSERT, WATERMARK
-from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place, PlaceSummary
+from tidesink.codecs.columns_base import (
+    BAD,
+    DELETE,
+    FILTERED_KINDS,
+    ROW_KINDS,
+    TRUNCATE,
+    UNPLANNED,
+    UPSERT,
+    WATERMARK,
+)
+from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place, PlaceSummary, Truncate
 from tidesink.typemap.shape import TableShape
 
 if TYPE_CHECKING:
@@ -46,6 +55,7 @@ def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
         places=dict(_place(row) for row in rows),
         zero_dates=_zero_dates(rows),
         bad_records=tuple(_bad_record(row) for row in rows if row["first_bad"] is not None),
+        truncates=tuple(_truncate(row) for row in rows if row["first_truncate"] is not None),
         doubts=tuple(_doubt(row) for row in rows if row["first_doubt"] is not None),
         unplanned_key_ids=_union(row["key_ids"] for row in rows),
         unplanned_value_ids=_union(row["value_ids"] for row in rows),
@@ -80,6 +90,7 @@ def _aggregates(shape: TableShape, *, keeps_values: bool) -> list[Column]:
         F.min(F.when(is_row, first_key)).alias("least_key"),
         F.max(F.when(is_row, first_key)).alias("greatest_key"),
         F.min_by(bad, F.when(op == BAD, F.col("_offset"))).alias("first_bad"),
+        F.min(F.when(op == TRUNCATE, F.col("_offset"))).alias("first_truncate"),
         F.count_if(doubted).alias("doubted"),
         F.min_by(doubt, F.when(doubted, F.col("_offset"))).alias("first_doubt"),
         F.collect_set(F.when(unplanned, detail.getField("key_id"))).alias("key_ids"),
@@ -123,6 +134,10 @@ def _place(row: Any) -> tuple[Place, PlaceSummary]:
 def _bad_record(row: Any) -> BadRecord:
     bad = row["first_bad"]
     return BadRecord(Place(row["_topic"], row["_partition"]), bad["_offset"], bad["error"], bad["reason"])
+
+
+def _truncate(row: Any) -> Truncate:
+    return Truncate(Place(row["_topic"], row["_partition"]), row["first_truncate"])
 
 
 def _doubt(row: Any) -> Doubt:

@@ -71,6 +71,7 @@ class ReducedBatch:
     Spark; exactly one of the two is given.
     ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
     greatest value of key columns, None where they are not known (nothing is pruned then).
+    ``truncates``: the batch is one event that empties the table; it has no rows.
     ``keeps``: the frame has ``_kept`` and ``_anew`` besides, and some row has columns in ``_kept`` whose
     value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
     """
@@ -83,11 +84,12 @@ class ReducedBatch:
     key_range: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     delete_mode: DeleteMode = "hard"
     keeps: bool = False
+    truncates: bool = False
 
     @property
     def empty(self) -> bool:
         """True when there is progress to commit and no row."""
-        return self.upserts == 0 and self.deletes == 0
+        return self.upserts == 0 and self.deletes == 0 and not self.truncates
 
 
 @dataclass(frozen=True)

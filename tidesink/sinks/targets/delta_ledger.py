@@ -40,7 +40,7 @@ _REPLACING: Final = frozenset(
 
 # What a batch or a claim is to Delta. An auto compaction, where the table's properties ask for one, carries
 # the words of the batch it follows and is no batch.
-_OURS: Final = frozenset({"MERGE", "WRITE", MARKER})
+_OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER})
 
 EntryKind = Literal["claim", "batch"]
 

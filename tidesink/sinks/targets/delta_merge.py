@@ -59,6 +59,14 @@ def append_statement(location: str, view: str, batch: ReducedBatch, present: Map
     )
 
 
+def truncate_statement(location: str, *, soft: bool) -> str:
+    """The statement that empties a table, or marks every row of it that lives as deleted."""
+    if not soft:
+        return f"DELETE FROM {location}"
+    mark = quote_identifier(SOFT_DELETE_COLUMN)
+    return f"UPDATE {location} SET {mark} = true WHERE {mark} IS DISTINCT FROM true"
+
+
 def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     """What a commit of ours did, from its own metrics.
 
@@ -71,6 +79,9 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     if commit.operation == "WRITE":
         inserted = commit.metrics.get("numOutputRows", 0)
         return ApplyResult(inserted, 0, 0, batch.deletes, str(commit.version))
+    if batch.truncates:
+        deleted = commit.metrics.get("numDeletedRows", commit.metrics.get("numUpdatedRows", 0))
+        return ApplyResult(0, 0, deleted, 0, str(commit.version))
     if commit.operation != "MERGE":
         return ApplyResult(0, 0, 0, batch.deletes, str(commit.version))
     inserted = commit.metrics.get("numTargetRowsInserted", 0)

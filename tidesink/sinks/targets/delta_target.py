@@ -32,7 +32,12 @@ from tidesink.sinks.targets.delta_compaction import Compaction
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
 from tidesink.sinks.targets.delta_ledger import APPLICATION, Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
-from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
+from tidesink.sinks.targets.delta_merge import (
+    append_statement,
+    merge_statement,
+    result_of,
+    truncate_statement,
+)
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
 from tidesink.sinks.targets.identifier import path_segment, quote_identifier
 
@@ -203,6 +208,9 @@ class DeltaTable:
         if batch.empty or (first_load and not batch.upserts):
             self._log.commit_marker(APPLICATION, progress.txn_version, text)
             return
+        if batch.truncates:
+            self._empty(batch, progress, text)
+            return
         if batch.frame is None:
             raise TargetError(
                 "the Delta target takes a frame, and the batch has rows", table=str(self._table)
@@ -216,6 +224,20 @@ class DeltaTable:
             user_metadata(self._session, text),
         ):
             self._session.sql(sql)
+
+    def _empty(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
+        """Empty the table. Where no row lives, Delta would commit nothing, and the progress with it."""
+        soft = batch.delete_mode == "soft"
+        rows = self._session.table(self.location)
+        living = rows.where(f"{quote_identifier(SOFT_DELETE_COLUMN)} IS DISTINCT FROM true") if soft else rows
+        if living.isEmpty():
+            self._log.commit_marker(APPLICATION, progress.txn_version, text)
+            return
+        with (
+            transaction(self._session, APPLICATION, progress.txn_version),
+            user_metadata(self._session, text),
+        ):
+            self._session.sql(truncate_statement(self.location, soft=soft))
 
     def _landed(self, progress: Progress) -> bool:
         """Whether the commit is there although Spark raised; False also where that cannot be seen now."""

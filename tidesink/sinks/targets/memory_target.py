@@ -143,7 +143,11 @@ class MemoryTable:
                 return state.applied
             if state.progress is not None and progress.txn_version <= state.progress.txn_version:
                 raise StaleProgressError("a later batch is applied already", table=str(self._table))
-            rows, result = _merged(state.rows, batch, state.columns, version=state.version + 1)
+            version = state.version + 1
+            if batch.truncates:
+                rows, result = _emptied(state.rows, batch, version=version)
+            else:
+                rows, result = _merged(state.rows, batch, state.columns, version=version)
             state.rows, state.progress, state.applied = rows, progress, result
             state.version += 1
             return result
@@ -167,6 +171,13 @@ class MemoryTable:
                 f"this worker holds epoch {self._epoch}, and the batch is of epoch {epoch}",
                 table=str(self._table),
             )
+
+
+def _emptied(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows, ApplyResult]:
+    soft = batch.delete_mode == "soft"
+    living = [key for key, row in rows.items() if not row.get(SOFT_DELETE_COLUMN)]
+    marked = {key: {**row, SOFT_DELETE_COLUMN: True} for key, row in rows.items()} if soft else {}
+    return marked, ApplyResult(0, 0, len(living), 0, str(version))
 
 
 def _merged(
