@@ -2,7 +2,7 @@
 
 The bytes are Debezium's (3.5.0.Final, Confluent's and Apicurio's converters) or TiCDC's (b813e76): a
 Confluent header and an Avro record each for key and value. Of an update's old row nothing is read but its
-key. Rows that ExtractNewRecordState flattened, MongoDB's documents and truncates are bad records here.
+key. Rows that ExtractNewRecordState flattened and MongoDB's documents are bad records here.
 """
 
 from __future__ import annotations

@@ -11,18 +11,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.change import TableId
-from tidesink.codecs.columns_base import BAD, MESSAGE
+from tidesink.codecs.columns_base import BAD, MESSAGE, TRUNCATE
 from tidesink.codecs.columns_faults import any_null, fault
 from tidesink.errors import SchemaMismatchError, UnnamedRowError
 
 Faults = list[tuple[Column, Column]]
 
 _UPSERTS: Final = ("c", "r", "u")
-_TRUNCATED: Final = (
-    "the source table was truncated, and a worker does not empty a table: skip truncates at the connector "
-    "(skipped.operations=t, its default), delete the rows at the source instead, or empty the target by hand "
-    "and dead-letter this record"
-)
 
 
 def is_delete() -> Column:
@@ -50,7 +45,7 @@ def envelope_faults(table: TableId) -> Faults:
         (op == "m", fault(MESSAGE)),
         (~(upsert | op.isin("d", "t")), fault(BAD, SchemaMismatchError, unknown)),
         (~F.coalesce(own, F.lit(False)), fault(BAD, SchemaMismatchError, other)),
-        (op == "t", fault(BAD, SchemaMismatchError, _TRUNCATED)),
+        (op == "t", fault(TRUNCATE)),
         (
             upsert & F.col("image").isNull(),
             fault(BAD, SchemaMismatchError, F.concat(F.lit("an event with op "), op, F.lit(" has no after"))),

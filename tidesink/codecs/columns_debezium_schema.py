@@ -88,8 +88,8 @@ def read_value_schema(text: str) -> RecordSchema:
         if names <= {"ts_ms"} or {"status", "id"} <= names or {"id", "aggregate_type", "type"} <= names:
             return RecordSchema("message")
         raise SchemaMismatchError(_FLATTENED)
-    if "message" in names and "after" not in names:
-        return RecordSchema("message")
+    if "after" not in names:
+        return RecordSchema("message")  # a logical message, or a watermark of TiCDC's
     return _envelope(avro, schema)
 
 
@@ -213,3 +213,13 @@ def _decimal(avro: Json) -> Json:
 
 def _fixed(name: str, size: int) -> dict[str, object]:
     return {"name": name, "type": {"type": "fixed", "name": f"{name}_bytes", "size": size}}
+
+
+def names_no_row(text: str) -> bool:
+    """Whether a schema is of no table: a message's, or the empty key of one."""
+    try:
+        if not json.loads(text).get("fields"):
+            return True
+        return not read_value_schema(text).bare
+    except (ValueError, AttributeError, SchemaMismatchError):
+        return False

@@ -40,6 +40,19 @@ _ONLY_CANAL_JSON = (
 )
 
 
+# Of those, what debezium-avro takes; beside them it has a section of its own.
+_DEBEZIUM = ("schema-registry",)
+_FOREIGN = {
+    "flat-avro": (*_ONLY_CANAL_JSON, "debezium"),
+    "canal-json": (*_ONLY_FLAT_AVRO, "debezium"),
+    "debezium-avro": (
+        *(name for name in (*_ONLY_FLAT_AVRO, *_ONLY_CANAL_JSON) if name not in _DEBEZIUM),
+        "output-raw-change-event",
+        "enable-tidb-extension",
+    ),
+}
+
+
 def cross_problems(config: Config) -> list[Problem]:
     """Every contradiction in a config whose fields are right one by one."""
     return [problem for check in _CHECKS for problem in check(config)]
@@ -53,7 +66,7 @@ def _given(source: SourceSettings, names: tuple[str, ...]) -> Iterator[str]:
 
 def _without_effect(config: Config) -> Iterator[Problem]:
     source = config.source
-    foreign = _ONLY_CANAL_JSON if source.protocol == "flat-avro" else _ONLY_FLAT_AVRO
+    foreign = _FOREIGN[source.protocol]
     for name in _given(source, foreign):
         yield Problem(f"source.{name}", f"has no effect with protocol {source.protocol}", "remove it")
     if not source.enable_tidb_extension:
@@ -68,10 +81,10 @@ def _without_effect(config: Config) -> Iterator[Problem]:
 
 def _registry(config: Config) -> Iterator[Problem]:
     source = config.source
-    if source.protocol == "flat-avro" and source.schema_registry is None:
+    if source.protocol in ("flat-avro", "debezium-avro") and source.schema_registry is None:
         yield Problem(
             "source.schema-registry",
-            "flat-avro needs the schema registry that TiCDC writes to",
+            f"{source.protocol} needs the schema registry that its producer writes to",
             "add it, such as schema-registry: http://127.0.0.1:8081",
         )
     if source.schema_registry is not None:

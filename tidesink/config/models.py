@@ -69,7 +69,7 @@ class TableOverride(Model):
     match: Annotated[str, AfterValidator(_table_name)] | None = None
     """All tables that a pattern fits, `shop.*`; names come before patterns, and those in order."""
     topic: str | None = None
-    """The topic of this table, where no rule says it. flat-avro only."""
+    """The topic of this table, where no rule says it. Not for canal-json."""
     keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
     """The columns that name a row, where neither the key record nor `pkNames` says them."""
     definition: (
@@ -221,6 +221,10 @@ class Config(Model):
         if len(found) > 1 and record is not None:
             found = {table for table in found if _record_names(table) == record}
         return found.pop() if len(found) == 1 else None
+
+    def named_table_of_topic(self, topic: str) -> TableId | None:
+        """The table that ``tables`` names for a topic, by its own topic or by the rule."""
+        return self._bound_topics.get(topic)
 
     def reads_topic(self, topic: str) -> bool:
         """Whether this pipeline reads a topic; Kafka's own topics (``__…``) match no rule."""

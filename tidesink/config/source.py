@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions, LargeMessageOption
 from tidesink.codecs.compression import Compression
+from tidesink.codecs.debezium_values_modes import BinaryHandling, DebeziumModes
 from tidesink.codecs.opening import DEBEZIUM_ALIASES, RESERVED
 from tidesink.config.fields import MOST_BYTES, ByteSize, Listed, LocalPath, Model, PositiveDuration, Texts
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
@@ -26,9 +27,11 @@ from tidesink.schema_registry.opening import open_registry
 from tidesink.schema_registry.transport import Timeouts
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 
-Protocol = Literal["flat-avro", "canal-json"]
+Protocol = Literal["flat-avro", "canal-json", "debezium-avro"]
 
 PROTOCOL_ALIASES = {"avro": "flat-avro", "flat-avro": "flat-avro", "canal-json": "canal-json"}
+# What a worker reads of DEBEZIUM_ALIASES.
+_READ_DEBEZIUM = frozenset({"debezium-avro"})
 
 
 def _protocol(value: Any) -> Any:
@@ -37,10 +40,13 @@ def _protocol(value: Any) -> Any:
         return value
     if value.lower() in RESERVED:
         raise ValueError(f"{value.lower()} {RESERVED[value.lower()]}")
-    if value.lower() in DEBEZIUM_ALIASES:
+    debezium = DEBEZIUM_ALIASES.get(value.lower())
+    if debezium in _READ_DEBEZIUM:
+        return debezium
+    if debezium is not None:
         raise ValueError(
-            f"{value.lower()} is read by tidesink decode and by open_codec, and not by workers yet: "
-            "let the changefeed write avro or canal-json, or read the topic with the codec"
+            f"{value.lower()} is read by tidesink decode and by open_codec, and not by workers yet: use "
+            "debezium-avro (an Avro converter at the connector), or let TiCDC write avro or canal-json"
         )
     return PROTOCOL_ALIASES.get(value.lower(), value)
 
@@ -178,6 +184,26 @@ class RegistrySettings(Model):
         return open_registry(self.urls, auth=auth, tls=tls.options(), timeouts=Timeouts(read=self.timeout))
 
 
+class DebeziumSettings(Model):
+    """What a Debezium connector's records do not tell of its options, under Debezium's names with ``-``."""
+
+    binary_handling_mode: BinaryHandling = DebeziumModes.binary_handling_mode
+    """How binary columns are written where a definition says that a text is one: `bytes`, `base64`,
+    `base64-url-safe` or `hex`."""
+    unavailable_value_placeholder: str = Field(
+        default=DebeziumModes.unavailable_value_placeholder, min_length=1
+    )
+    """The connector's `unavailable.value.placeholder`: what stands for a value it was not sent."""
+
+    def modes(self, time_zone: str) -> DebeziumModes:
+        """The same as the codec takes it."""
+        return DebeziumModes(
+            binary_handling_mode=self.binary_handling_mode,
+            unavailable_value_placeholder=self.unavailable_value_placeholder,
+            time_zone=time_zone,
+        )
+
+
 class SourceSettings(Model):
     """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
 
@@ -185,9 +211,12 @@ class SourceSettings(Model):
     """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
     protocol: Annotated[
         Protocol,
-        BeforeValidator(_protocol, json_schema_input_type=Literal["avro", "flat-avro", "canal-json"]),
+        BeforeValidator(
+            _protocol, json_schema_input_type=Literal["avro", "flat-avro", "canal-json", "debezium-avro"]
+        ),
     ]
-    """The changefeed's protocol: `flat-avro` (or its alias `avro`) or `canal-json`, in any case."""
+    """The producer's protocol: TiCDC's `flat-avro` (or its alias `avro`) or `canal-json`, or `debezium-avro`
+    of a Debezium connector or of new TiCDC; in any case."""
     topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
     """A topic rule as in the changefeed's dispatchers (`{schema}_{table}`), or topics one by one. A flat-avro
     rule must contain `{schema}` and `{table}`; a fixed flat-avro topic serves exactly one table, named
@@ -196,7 +225,8 @@ class SourceSettings(Model):
         RegistrySettings | None,
         BeforeValidator(registry_section, json_schema_input_type=Texts | RegistrySettings | None),
     ] = None
-    """The registry that TiCDC writes to: a URL, or a section. flat-avro only, and required there."""
+    """The registry that the producer writes to: a URL, or a section. Required by flat-avro and debezium-avro,
+    which alone have one."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: the messages carry `_tidb` fields."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
@@ -241,6 +271,8 @@ class SourceSettings(Model):
     """What to do about a row whose TiCDC checksum does not match: `off` (not asked), `warn` (applied, counted
     and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the changefeed.
     flat-avro only."""
+    debezium: DebeziumSettings = DebeziumSettings()
+    """A Debezium connector's own options. debezium-avro only."""
     kafka: Annotated[
         KafkaProperties,
         BeforeValidator(normalised_kafka, json_schema_input_type=dict[str, SecretStr | int | bool]),
@@ -271,6 +303,7 @@ class SourceSettings(Model):
         """The producer's options for ``open_codec``."""
         given = {name: getattr(self, name) for name in _CODEC_OPTIONS}
         given |= {name: value.get_secret_value() if value else "" for name, value in self._places.items()}
+        given["debezium"] = self.debezium.modes(self.time_zone)
         return CodecOptions(**given)
 
     @property

@@ -65,7 +65,7 @@ class FlatAvroDecoding:
         """Read the topic's subjects; where there are none, the ids in its first records."""
         self._schemas.read_subjects()
         if not any(self._schemas.texts.values()):
-            self._schemas.look_up(self._peek(found))
+            self._schemas.look_up(peeked_ids(self._around, self._session, found))
         self._make()
 
     def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
@@ -98,17 +98,6 @@ class FlatAvroDecoding:
         """Nothing: types come with the writer schemas."""
         return False
 
-    def _peek(self, found: TopicOffsets) -> dict[SubjectPart, tuple[int, ...]]:
-        """Schema ids in the topic's first records (Confluent framing: 00, then 4 bytes, big-endian)."""
-        everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
-        ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
-        if not any(part.records for part in ranges):
-            return {}
-        raw = self._around.source.frame(self._session, ranges)
-        with translated_read_errors(self._topic):
-            rows = schema_heads(raw)
-        return {part: _ids(row[part] for row in rows) for part in PARTS}
-
     def _make(self) -> None:
         settings = self._settings
         self._plan = flat_avro_columns(
@@ -122,6 +111,20 @@ class FlatAvroDecoding:
             time_zone=settings.time_zone,
             checksum=self._around.config.source.checksum,
         )
+
+
+def peeked_ids(
+    around: Surroundings, session: SparkSession, found: TopicOffsets
+) -> dict[SubjectPart, tuple[int, ...]]:
+    """Schema ids in a topic's first records (Confluent framing: 00, then 4 bytes, big-endian)."""
+    everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
+    ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
+    if not any(part.records for part in ranges):
+        return {}
+    raw = around.source.frame(session, ranges)
+    with translated_read_errors(found.topic):
+        rows = schema_heads(raw)
+    return {part: _ids(row[part] for row in rows) for part in PARTS}
 
 
 def _ids(heads: Iterable[str | None]) -> tuple[int, ...]:

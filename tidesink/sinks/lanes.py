@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tidesink.change import TableId
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, SourceError, TidesinkError
+from tidesink.sinks.debezium_tables import debezium_tables
 from tidesink.sinks.lane import UNKNOWN_SCHEMA, Lane
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import topic_gone
@@ -146,4 +147,5 @@ def canal_tables(around: Surroundings) -> TablesOfTopic:
 TABLES_OF: dict[str, Callable[[Surroundings], TablesOfTopic]] = {
     "flat-avro": avro_tables,
     "canal-json": canal_tables,
+    "debezium-avro": debezium_tables,
 }

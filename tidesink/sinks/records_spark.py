@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.change import TableId
+from tidesink.change import Message, TableId
 from tidesink.codecs.columns_base import BAD, DDL
 from tidesink.codecs.compression import Compression, compression_of
 
@@ -24,6 +25,14 @@ def schema_heads(raw: DataFrame) -> list[Any]:
     """The distinct first five bytes of keys and values, as hexadecimal text."""
     heads = [F.hex(F.substring(part, 1, 5)).alias(part) for part in ("key", "value")]
     return raw.select(*heads).distinct().collect()
+
+
+def with_values(raw: DataFrame) -> Iterator[Message]:
+    """The records with a value, partition after partition, as they are asked for."""
+    names = ("topic", "partition", "offset", "key", "value")
+    for row in raw.where(F.col("value").isNotNull()).select(*names).toLocalIterator():
+        key = None if row["key"] is None else bytes(row["key"])
+        yield Message(row["topic"], row["partition"], row["offset"], key, bytes(row["value"]))
 
 
 def marked_ddl(raw: DataFrame) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The writer schemas of one flat-avro topic, by the registry's ids, and the ids it does not know.
+"""The writer schemas of one Avro topic, by the registry's ids, and the ids it does not know.
 
 A registry may be a follower that lags behind the producer's, so that "no such id" is an answer of the
 moment: it is believed after some seconds, and asked again later.
@@ -44,7 +44,8 @@ class _Unknown(NamedTuple):
 class WriterSchemas:
     """What is known of a topic's two subjects. Used by one thread at a time.
 
-    ``lag`` says how long a registry may lag (``may_lag``). Every method that asks raises RegistryError
+    ``lag`` says how long a registry may lag (``may_lag``), ``subject_of`` how subjects are named, and
+    ``of_no_table`` which schemas may come beside the table's own. Every method that asks raises RegistryError
     where the registry refuses, or does not answer, and StopRequestedError for a stop while it waits.
     """
 
@@ -55,11 +56,15 @@ class WriterSchemas:
         *,
         lag: RetryPolicy,
         clock: Callable[[], float] = time.monotonic,
+        subject_of: Callable[[str, SubjectPart], str] = subject,
+        of_no_table: Callable[[str], bool] = lambda _text: False,
     ) -> None:
         self._registry = registry
         self._topic = topic
         self._lag = lag
         self._clock = clock
+        self._subject_of = subject_of
+        self._of_no_table = of_no_table
         self._unknown: dict[tuple[SubjectPart, int], _Unknown] = {}
         self.texts: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
 
@@ -121,7 +126,7 @@ class WriterSchemas:
         except SchemaNotFoundError:
             return False
         names = {_full_name(known) for known in self.texts[part].values()}
-        if names and _full_name(text) not in names:
+        if names and _full_name(text) not in names and not self._of_no_table(text):
             self._refuse(part, schema_id, _OTHERS_SCHEMA.format(schema_id, _full_name(text)))
         else:
             self._take(part, schema_id, text)
@@ -132,7 +137,7 @@ class WriterSchemas:
             self._read_subject(part)
 
     def _read_subject(self, part: SubjectPart) -> None:
-        name = subject(self._topic, part)
+        name = self._subject_of(self._topic, part)
         try:
             versions = self._registry.versions(name)
         except SchemaNotFoundError:

@@ -1,0 +1,181 @@
+"""Whole captures of real Debezium connectors, through a real broker and registry, into Delta.
+
+Every table ends as its database held it, but for what Debezium's wire does not tell (the golden tests'
+exclusions, each with its reason).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.e2e.replay import Servers
+from tests.golden.debezium_captures import Capture, find_captures
+from tests.golden.debezium_compare import same
+from tests.golden.debezium_exclusions import excluded_cell
+from tests.golden.debezium_tables import kinds_of
+from tests.servers import create_topics
+from tests.sessions import SMALL_SPARK
+from tests.vectors import vectors_dir
+from tidesink.change import ChangeEvent
+from tidesink.config import load_config
+from tidesink.dev.lake_reader import open_lake_table
+from tidesink.schema_registry import open_registry
+from tidesink.sinks.report import RunReport
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_KEYS: Final = {"t_compk": 2, "t_nopk": 2, "p_nopk": 2}
+_NAMED_KEYS: Final = {"t_nopk": "labdb.t_nopk", "p_nopk": "lab.p_nopk"}
+# Renamed to a table that has a topic of its own: its rows are moved by that DDL, which is on none of them.
+_MOVED: Final = frozenset({"late_t", "late_t2"})
+SMALL_BATCH: Final = 7
+_soak = pytest.mark.skipif(not os.environ.get("TIDESINK_SOAK"), reason="long: make soak")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "capture" in metafunc.fixturenames:
+        captures = [one for one in find_captures(vectors_dir(metafunc.config)) if one.is_avro]
+        metafunc.parametrize("capture", [pytest.param(one, id=one.name) for one in captures])
+
+
+def _row_topics(capture: Capture) -> frozenset[str]:
+    return frozenset(event.position.topic for event in capture.events() if isinstance(event, ChangeEvent))
+
+
+def _replay(capture: Capture, servers: Servers) -> None:
+    """Produce the topics that hold rows, with their schemas registered anew."""
+    topics = _row_topics(capture)
+    create_topics(servers["brokers"], {f"{servers['prefix']}{topic}": 1 for topic in topics})
+    ids = _register(capture, topics, servers) if capture.is_avro else {}
+    producer = Producer({"bootstrap.servers": servers["brokers"], "linger.ms": 20})
+    for message in capture.messages:
+        if message.topic in topics:
+            producer.produce(
+                f"{servers['prefix']}{message.topic}",
+                key=_with_own_id(message.key, ids),
+                value=_with_own_id(message.value, ids),
+                partition=0,
+                headers=list(message.headers),
+                timestamp=message.timestamp or 0,
+            )
+    assert producer.flush(60) == 0
+
+
+def _register(capture: Capture, topics: frozenset[str], servers: Servers) -> dict[int, int]:
+    """The registry's own ids by the captured ones."""
+    answers = json.loads((capture.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))
+    registry = open_registry(servers["registry_url"])
+    ids: dict[int, int] = {}
+    for message in capture.messages:
+        for part in ("key", "value"):
+            data = getattr(message, part)
+            if message.topic in topics and data is not None and (found := _id(data)) not in ids:
+                subject = f"{servers['prefix']}{message.topic}-{part}"
+                ids[found] = registry.register(subject, answers[str(found)]["schema"])
+    registry.close()
+    return ids
+
+
+def _id(data: bytes) -> int:
+    found: int = struct.unpack(">I", data[1:5])[0]
+    return found
+
+
+def _with_own_id(data: bytes | None, ids: dict[int, int]) -> bytes | None:
+    return data if data is None or not ids else data[:1] + struct.pack(">I", ids[_id(data)]) + data[5:]
+
+
+def _config(folder: Path, capture: Capture, servers: Servers, size: int | None) -> Path:
+    settings: dict[str, Any] = {
+        "pipeline": "debezium",
+        "source": {
+            "brokers": servers["brokers"],
+            "protocol": "debezium-avro",
+            "topics": f"{servers['prefix']}{capture.name}.{{schema}}.{{table}}",
+            "schema-registry": servers["registry_url"],
+        },
+        # Dates that no calendar has: infinity and years before 1 are kept as text.
+        "defaults": {"zero-date": "text" if capture.is_postgres else "null"},
+        "tables": [{"name": name, "keys": ["a", "b"]} for name in _NAMED_KEYS.values()],
+        "target": {"type": "delta", "path": "./lake"},
+        "state": "./state.db",
+        "retry": {"for": "30s"},
+        "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
+    }
+    if size is not None:
+        settings["batch"] = {"max-records": size}
+    path = folder / "tidesink.yaml"
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    return path
+
+
+def _wrong_cells(capture: Capture, lake: Path) -> Iterator[str]:
+    schema = "lab" if capture.is_postgres else "labdb"
+    for table, expected in capture.final_state().items():
+        if table in _MOVED:
+            continue
+        folder = lake / schema / table
+        stored = open_lake_table(folder).read().to_pylist() if folder.exists() else []
+        rows = [{capture.column_name(name): value for name, value in row.items()} for row in stored]
+        missing = 0
+        for row in expected:
+            found = _found(table, row, rows)
+            if found is None:
+                missing += 1
+                yield _cell(capture, table, row, "-")
+                continue
+            for name, text in row.items():
+                if not _same(table, name, text, found):
+                    yield _cell(capture, table, row, name)
+        if len(rows) != len(expected) - missing:
+            yield f"{capture.name}/{table}: {len(rows)} rows, {len(expected)} expected"
+
+
+def _found(table: str, row: dict[str, str | None], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    keys = list(row)[: _KEYS.get(table, 1)]
+    return next((one for one in rows if all(_same(table, name, row[name], one) for name in keys)), None)
+
+
+def _same(table: str, name: str, text: str | None, row: dict[str, Any]) -> bool:
+    return name in row and same(kinds_of(table)[name], text, row[name])
+
+
+def _cell(capture: Capture, table: str, row: dict[str, str | None], column: str) -> str:
+    keys = [value or "" for value in list(row.values())[: 2 if table == "t_compk" else 1]]
+    return f"{capture.name}/{table}/{'+'.join(keys)}/{column}"
+
+
+def _ends_as_the_database(capture: Capture, size: int | None, servers: Servers, folder: Path) -> RunReport:
+    _replay(capture, servers)
+    report = run(load_config(_config(folder, capture, servers, size)), until="drained")
+    assert report.exit_code == 0, [(table.table, table.error) for table in report.tables if table.error]
+    wrong = [cell for cell in _wrong_cells(capture, folder / "lake") if excluded_cell(cell) is None]
+    assert wrong == []
+    return report
+
+
+def test_the_lake_ends_as_the_database_held_it(
+    spark: SparkSession, tmp_path: Path, capture: Capture, servers: Servers
+) -> None:
+    report = _ends_as_the_database(capture, None, servers, tmp_path)
+    assert {table.lag for table in report.tables} == {0}
+    assert len(report.tables) == len(_row_topics(capture))
+
+
+@_soak
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [1, SMALL_BATCH])
+def test_the_lake_ends_so_in_small_batches(
+    spark: SparkSession, tmp_path: Path, capture: Capture, servers: Servers, size: int
+) -> None:
+    _ends_as_the_database(capture, size, servers, tmp_path)
