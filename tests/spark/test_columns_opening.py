@@ -10,6 +10,7 @@ import pytest
 from tests.sessions import raw_frame
 from tidesink.change import ChangeEvent, Message, Op, Position, TableId
 from tidesink.codecs import columns, open_codec
+from tidesink.codecs.base import CodecOptions
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
@@ -38,7 +39,8 @@ def _events() -> list[ChangeEvent]:
 
 def _decoded(spark: SparkSession, protocol: str, **parts: Any) -> list[Any]:
     registry = MemorySchemaRegistry()
-    codec = open_codec(protocol, registry=registry, table_of_topic=lambda _: TABLE)
+    options = CodecOptions(avro_bigint_unsigned_handling_mode="string")
+    codec = open_codec(protocol, options=options, registry=registry, table_of_topic=lambda _: TABLE)
     messages = []
     for event in _events():
         record = codec.encode(event, topic=TOPIC)
@@ -51,7 +53,13 @@ def _decoded(spark: SparkSession, protocol: str, **parts: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "parts"), [("flat-avro", {}), ("avro", {}), ("canal-json", {"definition": DEFINITION})]
+    ("protocol", "parts"),
+    [
+        ("flat-avro", {}),
+        ("avro", {}),
+        ("canal-json", {"definition": DEFINITION}),
+        ("debezium-avro", {"definition": DEFINITION}),
+    ],
 )
 def test_a_frame_of_records_becomes_a_frame_of_events(
     spark: SparkSession, protocol: str, parts: dict[str, Any]

@@ -51,6 +51,27 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "not by workers yet",
     ),
     (
+        "debezium-avro without a registry",
+        changed(CANAL_JSON, source__protocol="debezium-avro"),
+        "source.schema-registry",
+        "debezium-avro needs the schema registry",
+        "schema-registry: http",
+    ),
+    (
+        "TiCDC's options for debezium-avro",
+        changed(FLAT_AVRO, source__protocol="debezium-avro", source__content_compatible=True),
+        "source.content-compatible",
+        "has no effect with protocol debezium-avro",
+        "remove it",
+    ),
+    (
+        "Debezium's options for flat-avro",
+        changed(FLAT_AVRO, source__debezium={"binary-handling-mode": "hex"}),
+        "source.debezium",
+        "has no effect with protocol flat-avro",
+        "remove it",
+    ),
+    (
         "large messages without the extension",
         changed(CANAL_JSON, source__large_message_handle_option="handle-key-only"),
         "source.large-message-handle-option",

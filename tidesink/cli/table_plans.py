@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from tidesink.change import ChangeEvent, TableId, TableSchema
+from tidesink.change import ChangeEvent, Op, TableId, TableSchema
 from tidesink.cli.kafka import Start, read_topic, topic_names
+from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
@@ -80,6 +81,10 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
         return
     registry = config.source.open_registry()
     try:
+        if config.source.protocol == "debezium-avro":
+            for topic in topics:
+                yield _debezium(config, registry, topic, sample)
+            return
         table_of = topic_tables(config, registry)
         for topic in topics:
             try:
@@ -164,6 +169,38 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             yield TablePlan(None, topic, problem=f"{len(bad)} records cannot be decoded; the first: {bad[0]}")
         elif not seen:
             yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
+
+
+def _debezium(config: Config, registry: SchemaRegistry, topic: str, sample: int) -> TablePlan:
+    """The plan of a Debezium topic's one table, by its first rows."""
+    stated = _stated(config)
+    codec = open_codec(
+        config.source.protocol,
+        options=config.source.codec_options(),
+        registry=registry,
+        definitions=stated,
+    )
+    found: ChangeEvent | None = None
+    for message in read_topic(
+        config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
+    ):
+        try:
+            events = codec.decode(message)
+        except DecodeError as error:
+            return TablePlan(None, topic, problem=f"a record cannot be decoded: {error}")
+        rows = [
+            one for one in events if isinstance(one, ChangeEvent) and one.schema and one.op is not Op.TRUNCATE
+        ]
+        # The newest says most: a column that was added is in it.
+        found = rows[-1] if rows else found
+    if found is None or found.schema is None:
+        return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
+    settings = config.table_config(found.table)
+    try:
+        shape = _shape(found.schema, settings, settings.keys or tuple(found.key or ()))
+    except TidesinkError as error:
+        return _unplanned(config, topic, found.table, error.message)
+    return _planned(config, topic, shape, types_from="definition" if found.table in stated else "avro")
 
 
 def _stated(config: Config) -> TableDefinitions:

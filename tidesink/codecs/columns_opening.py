@@ -7,17 +7,17 @@ The session's settings matter: the zone must be UTC and Avro needs the ``spark-a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId, TableSchema
+from tidesink.codecs.base import CodecOptions
 from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.schema_registry.naming import SubjectPart, subject
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:
-    from tidesink.codecs.base import CodecOptions
     from tidesink.codecs.columns_base import DecodeColumns
     from tidesink.schema_registry.base import SchemaReader
 
@@ -55,14 +55,39 @@ def _flat_avro(parts: ColumnsParts) -> DecodeColumns:
 
 
 def _schemas(registry: SchemaReader, topic: str, part: SubjectPart) -> dict[int, str]:
+    """Every version of TiCDC's subject of a topic, by id."""
+    return _versions(registry, subject(topic, part))
+
+
+def _versions(registry: SchemaReader, name: str) -> dict[int, str]:
     """Every version of a subject, by id; none for a subject the registry does not have."""
-    name = subject(topic, part)
     try:
         versions = registry.versions(name)
     except SchemaNotFoundError:
         return {}
     found = [registry.schema_by_version(name, version) for version in versions]
     return {one.id: one.schema_text for one in found}
+
+
+def _debezium_avro(parts: ColumnsParts) -> DecodeColumns:
+    from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
+
+    if parts.registry is None or parts.topic is None:
+        raise ConfigError(
+            "debezium-avro's schemas are in the registry, under the topic's subjects: give registry= and "
+            "topic="
+        )
+    options = parts.options or CodecOptions()
+    return debezium_avro_columns(
+        parts.table,
+        key_schemas=_versions(parts.registry, f"{parts.topic}-key"),
+        value_schemas=_versions(parts.registry, f"{parts.topic}-value"),
+        definition=_defined(parts) if parts.definition is not None else None,
+        keys=parts.keys,
+        zero_date=parts.zero_date,
+        time_zone=parts.time_zone,
+        modes=replace(options.debezium, time_zone=parts.time_zone),
+    )
 
 
 def _canal_json(parts: ColumnsParts) -> DecodeColumns:
@@ -92,4 +117,5 @@ COLUMNS: Final[Mapping[str, Callable[[ColumnsParts], DecodeColumns]]] = {
     "flat-avro": _flat_avro,
     "avro": _flat_avro,
     "canal-json": _canal_json,
+    "debezium-avro": _debezium_avro,
 }
