@@ -29,7 +29,7 @@ test: setup-dev ## The whole test suite, on a real broker and registry
 	@$(BIN)/python -m pytest
 
 test-unit: setup-dev ## The fast tests: no Java, under a minute
-	@$(BIN)/python -m pytest -m "not spark and not servers and not soak" -p no:cacheprovider
+	@$(BIN)/python -m pytest -m "not spark and not servers and not slow and not soak" --vectors tests/golden/data -p no:cacheprovider
 
 lint: setup-dev ## ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -48,6 +48,7 @@ def test_wrong_use_ends_with_2_and_says_what_to_do(args: tuple[str, ...], messag
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_an_unreachable_broker_is_a_failure_at_run_time() -> None:
     result = run("decode", "--protocol", "canal-json", "--topic", "t", "--brokers", "127.0.0.1:1")
     assert result.exit_code == 1
@@ -76,6 +77,7 @@ def test_validate_lists_problems_for_programs_too(tmp_path: Path) -> None:
     assert problem["field"] == "batch.max-tables"
 
 
+@pytest.mark.slow
 def test_validate_connect_says_what_does_not_answer(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     run("init", str(file), "--brokers", "127.0.0.1:1", "--schema-registry", "http://127.0.0.1:1")

@@ -43,6 +43,7 @@ def test_other_file_systems_are_not_tried() -> None:
     assert "not tried here: the worker opens s3a through Spark" in try_path("s3a://bucket/lake")
 
 
+@pytest.mark.slow
 def test_validate_says_it(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     run("init", str(file), "--brokers", "127.0.0.1:1", "--schema-registry", "http://127.0.0.1:1")

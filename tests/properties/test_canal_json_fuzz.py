@@ -83,6 +83,7 @@ def test_any_bytes(codec: CanalJsonCodec, value: bytes) -> None:
     _is_decoded_or_refused(codec, value)
 
 
+@pytest.mark.slow
 @MANY
 @given(message=_MESSAGE, kind=st.sampled_from(KINDS))
 def test_any_json_in_the_members_places(codec: CanalJsonCodec, message: Any, kind: Compression) -> None:

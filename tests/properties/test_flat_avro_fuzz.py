@@ -84,6 +84,7 @@ def _headed() -> st.SearchStrategy[bytes]:
     return st.builds(bytes.__add__, st.sampled_from(heads), st.binary(max_size=200))
 
 
+@pytest.mark.slow
 @settings(max_examples=800, deadline=None)
 @given(data=st.data())
 def test_any_bytes_are_an_event_or_a_decode_error(data: st.DataObject) -> None:

@@ -49,6 +49,7 @@ def test_no_more_than_the_limit_is_taken_in(kind: Compression) -> None:
         decompressed(value, most=len(text) - 1)
 
 
+@pytest.mark.slow
 def test_an_lz4_bomb_is_refused_before_it_is_made() -> None:
     bomb = compressed(b"{" + bytes(300_000_000), "lz4")
     assert len(bomb) < 2_000_000
@@ -116,6 +117,7 @@ def test_what_is_compressed_twice_is_refused() -> None:
         CanalJsonCodec().decode(message_of(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [b"{},", b'"",', b"[[", b"1,", b'{"a":', b"\n", b"nul"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_value_of_nothing_but_structure_is_not_parsed(kind: Compression, piece: bytes) -> None:
