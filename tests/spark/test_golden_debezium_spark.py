@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, Values, collect
-from tests.spark.python_rows import stored
+from tests.spark.debezium_rows import differences, place
+from tests.spark.decoded import collect
 from tests.vectors import vectors_dir
-from tidesink.change import ChangeEvent, DdlEvent, Message, Op, TableId
-from tidesink.codecs.base import Codec
+from tidesink.change import ChangeEvent, Message, TableId
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
-from tidesink.errors import DecodeError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,49 +70,9 @@ def test_every_record_is_what_the_python_codec_reads(capture: Capture, spark: Sp
         decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
         wrong = [
             line
-            for message, row in zip(sorted(messages, key=_place), decoded, strict=True)
-            for line in _differences(codec, message, row, plan)
+            for message, row in zip(sorted(messages, key=place), decoded, strict=True)
+            for line in differences(codec, message, row, plan)
         ]
         assert not wrong, "\n".join([f"{table} {plan.shape.ddl}", *wrong[:30]])
         rows += sum(row.kind in ("upsert", "delete") for row in decoded)
     assert rows > 50
-
-
-def _place(message: Message) -> tuple[str, int, int]:
-    return message.topic, message.partition, message.offset
-
-
-def _differences(codec: Codec, message: Message, row: Decoded, plan: DecodeColumns) -> list[str]:
-    assert (row.topic, row.partition, row.offset) == _place(message)
-    found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
-    found |= {f"key.{name}": value for name, value in (row.key or {}).items()}
-    found |= {f"after.{name}": value for name, value in (row.after or {}).items()}
-    found["kept"] = tuple(row.raw.get("_kept") or ())
-    expected = _expected(codec, message, row, plan)
-    return [
-        f"{_place(message)} {name}: {found.get(name)!r}, expected {value!r} ({row.reason})"
-        for name, value in expected.items()
-        if _shown(found.get(name)) != _shown(value)
-    ]
-
-
-def _shown(value: object) -> str:
-    """NaN is itself here; of a decimal the digits behind the point are its column's."""
-    return f"{value.normalize():f}" if isinstance(value, Decimal) else repr(value)
-
-
-def _expected(codec: Codec, message: Message, row: Decoded, plan: DecodeColumns) -> Values:
-    try:
-        events = codec.decode(message)
-    except DecodeError as error:
-        return {"kind": "bad", "error": type(error).__name__}
-    if not events or not isinstance(events[0], ChangeEvent):
-        ddl = bool(events) and isinstance(events[0], DdlEvent)
-        return {"kind": "ddl" if ddl else "message", "error": None}
-    event = events[0]
-    if event.op is Op.TRUNCATE:
-        return {"kind": "truncate", "error": None}
-    if event.key is None:  # its key is the config's
-        image = event.after or event.before or {}
-        event = event._replace(key={name: image[name] for name in plan.shape.keys})
-    return {**stored(event, plan.shape), "kept": (event.extension or {}).get("unavailable", ())}

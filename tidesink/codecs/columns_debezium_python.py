@@ -22,8 +22,10 @@ from tidesink.change import Column as SourceColumn
 from tidesink.codecs.columns_types import Reading, lit_binary, try_cast
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, reader_of
+from tidesink.codecs.debezium_values_scalars import WORDS
 from tidesink.errors import DecodeError
 from tidesink.typemap.parse import target_reader
+from tidesink.typemap.semantic import semantic_type
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of
 
@@ -56,9 +58,13 @@ def reader(schema: ConnectSchema, source: SourceColumn, shape: TableShape, modes
     value = reader_of(schema, column=source, modes=modes)
     stored = target_reader(source.type, time_zone=ZoneInfo(shape.time_zone), zero_date=shape.zero_date)
 
+    semantic = semantic_type(schema.name, schema.type)
+    coordinates = _coordinates if semantic is not None and semantic.form == "geometry" else None
+
     def read(text: str) -> bytes:
         try:
-            found = value(json.loads(text, parse_float=Decimal)[_MEMBER])
+            raw = json.loads(text, parse_float=Decimal)[_MEMBER]
+            found = value(raw if coordinates is None else coordinates(raw))
             if found is UNAVAILABLE:
                 return KEEP
             held = stored(found)
@@ -69,6 +75,13 @@ def reader(schema: ConnectSchema, source: SourceColumn, shape: TableShape, modes
         return VALUE + (held if isinstance(held, bytes) else _text(held).encode("utf-8", "surrogatepass"))
 
     return read
+
+
+def _coordinates(raw: Any) -> Any:
+    """A point whose numbers are numbers: JSON has none for an infinity."""
+    if not isinstance(raw, dict):
+        return raw
+    return {name: WORDS.get(one, one) if name in ("x", "y") else one for name, one in raw.items()}
 
 
 def _text(value: object) -> str:

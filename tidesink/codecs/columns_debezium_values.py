@@ -22,6 +22,7 @@ from tidesink.codecs.columns_types import Reading, read_as_is, read_text, try_ca
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values_columns import wire_type
 from tidesink.codecs.debezium_values_decimals import whole_parameter
+from tidesink.codecs.debezium_values_time import INFINITE_TIMESTAMPS
 from tidesink.typemap.semantic import Form, semantic_type
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of
@@ -156,7 +157,7 @@ def _timestamp(micros: int) -> Native:
     def read(
         wire: Column, _schema: ConnectSchema, _type: ColumnType, target: ShapeColumn, shape: TableShape
     ) -> Reading:
-        inside = wire.between(first, end - 1)
+        inside = wire.between(first, end - 1) & ~wire.isin(*INFINITE_TIMESTAMPS)
         # The session's zone is UTC, so this cast changes nothing but the type.
         moment = F.timestamp_micros(F.when(inside, wire) * micros).cast("timestamp_ntz")
         return _calendar(moment, wire.isNotNull() & ~inside, target, shape)
@@ -238,7 +239,10 @@ def prepared_text(wire: Column, schema: ConnectSchema) -> Column | None:
 def _iso(
     text: Column, _schema: ConnectSchema, column_type: ColumnType, target: ShapeColumn, shape: TableShape
 ) -> Reading:
-    return read_text(text, column_type, target, shape)
+    reading = read_text(text, column_type, target, shape)
+    # What is no such text at all was prepared as null.
+    zero = None if reading.zero is None else F.coalesce(reading.zero, F.lit(False))
+    return reading._replace(zero=zero)
 
 
 def _plain_iso(wire: Column, suffix: str) -> Column:
@@ -251,7 +255,7 @@ def _plain_iso(wire: Column, suffix: str) -> Column:
         (r"(T[0-9]{2}:[0-9]{2})(?=Z|[+-]|\z)", "$1:00"),
         (r"(?<=[0-9])Z\z", "+00:00"),
         ("T", " "),
-        *(() if suffix else ((r"(?<=\A.{10,25})[+-][0-9]{2}(:[0-9]{2}){0,2}\z", ""),)),
+        *(() if suffix else ((r"(?<=\A.{10,60})[+-][0-9]{2}(:[0-9]{2}){0,2}\z", ""),)),
     ):
         text = F.regexp_replace(text, pattern, instead)
     early = text.rlike(r"\A-[0-9]")

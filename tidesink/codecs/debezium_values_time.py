@@ -28,7 +28,7 @@ _INFINITY: Final = "infinity"
 # as Debezium 3.5 sends them in ms and in us. A date's are INT_MAX and INT_MIN days from 2000-01-01,
 # which wrap around in 32 bits when they are counted from 1970.
 _INFINITE_DAYS: Final = {-2_147_472_692: _INFINITY, -2_147_472_691: f"-{_INFINITY}"}
-_INFINITE_TIMESTAMPS: Final = {
+INFINITE_TIMESTAMPS: Final = {
     9_223_372_036_825_200: _INFINITY,
     -9_223_372_036_832_400: f"-{_INFINITY}",
     9_223_372_036_825_200_000: _INFINITY,
@@ -54,7 +54,7 @@ def date_text(days: int) -> str:
 
 def timestamp_text(units: int, per_second: int) -> str:
     """A date and time from its units since 1970-01-01, of which there are ``per_second``."""
-    found = _INFINITE_TIMESTAMPS.get(units) if per_second < 10**9 else None
+    found = INFINITE_TIMESTAMPS.get(units) if per_second < 10**9 else None
     if found is not None:
         return found
     seconds, fraction = divmod(units, per_second)

@@ -1,0 +1,58 @@
+"""Decoded Debezium records against what the Python codec reads of the same bytes."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from tests.spark.decoded import Decoded, Values
+from tests.spark.python_rows import stored
+from tidesink.change import ChangeEvent, DdlEvent, Message, Op
+from tidesink.codecs.base import Codec
+from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.errors import DecodeError
+
+
+def place(message: Message) -> tuple[str, int, int]:
+    """Where a record stands in Kafka."""
+    return message.topic, message.partition, message.offset
+
+
+def differences(codec: Codec, message: Message, row: Decoded, plan: DecodeColumns) -> list[str]:
+    """Each member of a decoded record that is not what the codec reads; in words."""
+    assert (row.topic, row.partition, row.offset) == place(message)
+    found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
+    found |= {f"key.{name}": value for name, value in (row.key or {}).items()}
+    found |= {f"after.{name}": value for name, value in (row.after or {}).items()}
+    found["kept"] = tuple(row.raw.get("_kept") or ())
+    expected = _expected(codec, message, row, plan)
+    return [
+        f"{place(message)} {name}: {found.get(name)!r}, expected {value!r} ({row.reason})"
+        for name, value in expected.items()
+        if _shown(found.get(name)) != _shown(value)
+    ]
+
+
+def _shown(value: object) -> str:
+    """NaN is itself here; of a decimal the digits behind the point are its column's."""
+    return f"{value.normalize():f}" if isinstance(value, Decimal) else repr(value)
+
+
+def _expected(codec: Codec, message: Message, row: Decoded, plan: DecodeColumns) -> Values:
+    try:
+        events = codec.decode(message)
+    except DecodeError as error:
+        return {"kind": "bad", "error": type(error).__name__}
+    if not events or not isinstance(events[0], ChangeEvent):
+        ddl = bool(events) and isinstance(events[0], DdlEvent)
+        return {"kind": "ddl" if ddl else "message", "error": None}
+    event = events[0]
+    if event.op is Op.TRUNCATE:
+        return {"kind": "truncate", "error": None}
+    if event.key is None:  # its key is the config's
+        image = event.after or event.before or {}
+        event = event._replace(key={name: image[name] for name in plan.shape.keys})
+    kept = (event.extension or {}).get("unavailable", ())
+    try:
+        return {**stored(event, plan.shape), "kept": kept}
+    except DecodeError as error:  # a day or a time that no target can store
+        return {"kind": "bad", "error": type(error).__name__}
