@@ -67,7 +67,7 @@ def test_the_page_does_what_it_says(folder: Path, servers: Servers) -> None:
     assert f"{servers['prefix']}shop_orders" in shown
     assert "index-value" in shown
 
-    events, plain = (here(text, servers) for text in snippets("python"))
+    events, plain, _ = (here(text, servers) for text in snippets("python"))
     # Ten lines and an import, as the page is meant to show.
     assert max(len([line for line in text.splitlines() if line]) for text in (events, plain)) <= 11
     insert, delete = run(folder, sys.executable, "-c", events).splitlines()
@@ -81,3 +81,15 @@ def test_the_page_does_what_it_says(folder: Path, servers: Servers) -> None:
     assert "shop.orders" in run(folder, *from_config)
     (wrong,) = map(json.loads, run(folder, *shlex.split(strict), code=1).splitlines())
     assert wrong["reason"].startswith("$.es: '1' is not of the type integer")
+
+
+def test_the_spark_snippet_decodes_the_topic(kept_classes: bool, folder: Path, servers: Servers) -> None:
+    text = here(snippets("python")[2], servers)
+    assert len([line for line in text.splitlines() if line]) <= 11
+    shown = run(folder, sys.executable, "-c", text)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if "|" in line]
+    assert rows == [
+        ["_offset", "_kind", "key", "after"],
+        ["0", "upsert", "{1}", "{1, one}"],
+        ["1", "delete", "{1}", "NULL"],
+    ]
