@@ -25,6 +25,7 @@ from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tests.vectors import vectors_dir
 from tidesink.change import ChangeEvent
+from tidesink.cli.table_plans import table_plans
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.schema_registry import open_registry
@@ -168,6 +169,9 @@ def test_the_lake_ends_as_the_database_held_it(
     spark: SparkSession, tmp_path: Path, capture: Capture, servers: Servers
 ) -> None:
     report = _ends_as_the_database(capture, None, servers, tmp_path)
+    plans = list(table_plans(load_config(tmp_path / "tidesink.yaml"), sample=1000))
+    assert {(plan.topic, plan.table) for plan in plans} == {(one.topic, one.table) for one in report.tables}
+    assert [plan.problem for plan in plans if plan.problem] == []
     assert {table.lag for table in report.tables} == {0}
     assert len(report.tables) == len(_row_topics(capture))
 
