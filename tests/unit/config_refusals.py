@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
+from tests.unit.debezium_refusals import DEBEZIUM
 
 CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
+    *DEBEZIUM,
     (
         "unknown key",
         changed(FLAT_AVRO, source__protocl="x"),
@@ -42,34 +44,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "source.protocol",
         "'maxwell'",
         "'flat-avro'",
-    ),
-    (
-        "debezium",
-        changed(FLAT_AVRO, source__protocol="Debezium-JSON"),
-        "source.protocol",
-        "is not allowed",
-        "not by workers yet",
-    ),
-    (
-        "debezium-avro without a registry",
-        changed(CANAL_JSON, source__protocol="debezium-avro"),
-        "source.schema-registry",
-        "debezium-avro needs the schema registry",
-        "schema-registry: http",
-    ),
-    (
-        "TiCDC's options for debezium-avro",
-        changed(FLAT_AVRO, source__protocol="debezium-avro", source__content_compatible=True),
-        "source.content-compatible",
-        "has no effect with protocol debezium-avro",
-        "remove it",
-    ),
-    (
-        "Debezium's options for flat-avro",
-        changed(FLAT_AVRO, source__debezium={"binary-handling-mode": "hex"}),
-        "source.debezium",
-        "has no effect with protocol flat-avro",
-        "remove it",
     ),
     (
         "large messages without the extension",
