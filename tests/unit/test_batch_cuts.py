@@ -1,0 +1,85 @@
+"""Where a batch ends that holds a bad record, or an event that empties the table, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tidesink.change import TableId
+from tidesink.sinks.batch import Batch, BatchPlan, Hold, Reduction
+from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.source import KafkaRead
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.summary import BadRecord, BatchSummary, Place, Truncate
+
+T, P = TableId("s", "t"), Place("t", 0)
+
+
+class _Knows:
+    """A decoding that has nothing to learn."""
+
+    def learn(self, _missed: object) -> bool:
+        return False
+
+
+class _Scripted(Batch):
+    """A batch of a topic of which one knows where the truncates and the bad records are."""
+
+    def __init__(self, start: int, end: int, *, truncates: Sequence[int], bad: Sequence[int]) -> None:
+        found = TopicOffsets("t", "id", {0: PartitionOffsets(0, end)})
+        super().__init__(
+            cast("Any", SimpleNamespace(stop=StopFlag())),
+            Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
+            cast("Any", _Knows()),
+            settings=cast("Any", SimpleNamespace(bad_record="pause", sequence_by="kafka", table=T)),
+            session=cast("Any", None),
+            plan=BatchPlan((OffsetRange("t", 0, start, end),), found),
+            reader=cast("Any", None),
+        )
+        self._truncates, self._bad = truncates, bad
+
+    def _reduce_once(self, plan: BatchPlan) -> Reduction:
+        (part,) = plan.ranges
+        cut, bad = ([n for n in of if part.start <= n < part.end] for of in (self._truncates, self._bad))
+        summary = BatchSummary(
+            bad=len(bad),
+            bad_records=tuple(BadRecord(P, n, "DecodeError", "odd") for n in bad[:1]),
+            truncates=tuple(Truncate(P, n) for n in cut[:1]),
+        )
+        frame = cast("Any", SimpleNamespace(unpersist=lambda: None))
+        return Reduction(plan, frame, summary, KafkaRead(part.records, 0))
+
+    def cut(self) -> tuple[int, int | None]:
+        """Where the batch ends, and the record the table is to pause before."""
+        reduction = self._reduced(self._plan)
+        return reduction.plan.ranges[0].end, reduction.bad.offset if reduction.bad else None
+
+
+def test_a_batch_ends_before_its_first_bad_record() -> None:
+    assert _Scripted(0, 9, truncates=[], bad=[5, 7]).cut() == (5, 5)
+    assert _Scripted(5, 9, truncates=[], bad=[5, 7]).cut() == (5, 5)
+
+
+def test_a_truncate_is_a_batch_by_itself() -> None:
+    assert _Scripted(0, 9, truncates=[4], bad=[]).cut() == (4, None)
+    assert _Scripted(4, 9, truncates=[4], bad=[]).cut() == (5, None)
+    assert _Scripted(5, 9, truncates=[4], bad=[]).cut() == (9, None)
+
+
+def test_the_table_pauses_where_it_stands_right_before_the_bad_record() -> None:
+    """A truncate ends the batch sooner: then there are rows left to apply before the pause."""
+    stops = []
+    at: int = 0
+    while True:
+        at, bad = _Scripted(at, 9, truncates=[2, 5], bad=[7]).cut()
+        stops.append(at)
+        if bad is not None:
+            break
+    assert (stops, bad) == ([2, 3, 5, 6, 7], 7)
+
+
+def test_a_bad_record_right_behind_a_truncate_is_told_of() -> None:
+    assert _Scripted(4, 9, truncates=[4], bad=[5]).cut() == (5, 5)
