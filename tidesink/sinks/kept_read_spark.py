@@ -52,16 +52,30 @@ class KeptRead:
         self._size = size
         self._lock = threading.Lock()
         self._records: _Records | None = None
+        self._failed: tuple[int, Exception | None] = (0, None)
 
     def records(self, session: SparkSession) -> _Records:
         """The records, read when they are asked for first; whoever asks meanwhile waits.
 
-        Raises: what reading Kafka, and telling of its tables, raises; the next to ask reads again.
+        Raises: what reading Kafka, and telling of its tables, raises, to all who waited for it; who asks
+            then reads again.
         """
+        asked_at, _ = self._failed
         with self._lock:
+            failures, error = self._failed
+            if self._records is None and error is not None and failures != asked_at:
+                # One after the other would wait as long as this read did, also after a stop.
+                raise error
             if self._records is None:
-                self._records = self._read(session)
+                self._records = self._read_or_fail(session)
             return self._records
+
+    def _read_or_fail(self, session: SparkSession) -> _Records:
+        try:
+            return self._read(session)
+        except Exception as exc:
+            self._failed = self._failed[0] + 1, exc
+            raise
 
     def release(self) -> None:
         """Let go of the records; who still has a frame of them would read Kafka."""
