@@ -62,8 +62,10 @@ class TopicTables:
         new = [table for table in tables if table not in self.known()]
         if new:
             with self._lock:
-                self._tables.update(dict.fromkeys(new))
-                self._store.save_document(_KIND, self._name, [list(table) for table in self._tables])
+                # Kept before it is known here: nobody would tell of a table again that is known already.
+                tables = self._tables | dict.fromkeys(new)
+                self._store.save_document(_KIND, self._name, [list(table) for table in tables])
+                self._tables = tables
 
     def look(self, session: SparkSession, found: TopicOffsets, *, stuck: bool = False) -> tuple[TableId, ...]:
         """The tables of a topic; where none is known, it is looked into until a row names one.
