@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.change import Column, ColumnType, EarlierType, TableId
+from tidesink.errors import ConfigError
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import NEVER, ddl_moment, reads_alike, row_moment
 from tidesink.typemap.sql_type import parse_sql_type
@@ -111,6 +112,38 @@ def test_a_statement_sent_again_behind_newer_ones_changes_nothing() -> None:
     definitions.apply(*newest[:1], "s", since=30)
     assert definitions.get(T) == before
     assert definitions.apply("drop table t", "s", since=40) == (T,)
+
+
+def _made_by_another(name: str) -> tuple[str, str]:
+    """A table made beside ``t``, and the statement in which it takes its place."""
+    create = f"create table {name} (id int primary key, e enum('b','a'))"
+    return create, f"rename table t to _t_del, {name} to t"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    ("create", "rename"),
+    [
+        _made_by_another("_t_gho"),
+        (_made_by_another("u")[0], "rename table t to x, u to t, x to u"),
+    ],
+)
+def test_a_rename_sent_again_does_not_move_tables_twice(create: str, rename: str, restarts: bool) -> None:
+    definitions = _definitions((CREATE, 10), (create, 20), (rename, 30))
+    before = definitions.get(T)
+    if restarts:
+        definitions = TableDefinitions.from_json(definitions.to_json())
+    assert definitions.apply(rename, "s", since=30) == ()
+    assert definitions.get(T) == before
+    assert _labels(_column(definitions), 29, 30) == [("a", "b"), ("b", "a")]
+    assert definitions.apply("drop table t", "s", since=30) == (T,)
+
+
+def test_a_statement_that_could_not_be_read_is_not_taken_for_done() -> None:
+    definitions = _definitions((CREATE, 10))
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            definitions.apply("alter table t modify nothing int", "s", since=20)
 
 
 def test_a_table_dropped_and_made_again_keeps_what_it_was() -> None:

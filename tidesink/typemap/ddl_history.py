@@ -10,6 +10,7 @@ TiCDC sends every row committed before a DDL's commit ts ahead of that DDL, and 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -26,6 +27,8 @@ Key = tuple[str, str]
 # Below the physical milliseconds of a TiDB TSO stands an 18-bit counter.
 _LOGICAL_BITS: Final = 18
 _LOGICAL: Final = (1 << _LOGICAL_BITS) - 1
+# So many statements are known again. A producer that restarts repeats what it sent since its last checkpoint.
+_MOST_HEARD: Final = 200
 # Later than every commit ts: of a row that does not say when it was committed.
 NEVER: Final = 1 << 64
 
@@ -98,16 +101,29 @@ class TypeHistory:
     """The types of every column the DDL told of, those of dropped columns and tables too.
 
     A statement that the producer sends again after a restart is older than what its table has already,
-    and is known by that.
+    and is known by that; or it is the table's last, and is known by its text: a RENAME of two tables, done
+    twice, would take the second away.
     """
 
     def __init__(self) -> None:
         self._columns: dict[Key, dict[str, tuple[str, _Versions]]] = {}
         self._latest: dict[Key, int] = {}
+        self._heard: dict[str, None] = {}
 
     def is_repeat(self, table: TableId, since: int | None) -> bool:
         """Whether a statement of this moment is older than the last one the table had."""
         return since is not None and since < self._latest.get(table_key(table), 0)
+
+    def has_heard(self, since: int | None, schema: str, query: str) -> bool:
+        """Whether this very statement of this moment was applied."""
+        return since is not None and _digest(since, schema, query) in self._heard
+
+    def hear(self, since: int | None, schema: str, query: str) -> None:
+        """Take note that a statement was applied."""
+        if since is not None:
+            self._heard[_digest(since, schema, query)] = None
+            for oldest in list(self._heard)[:-_MOST_HEARD]:
+                del self._heard[oldest]
 
     def touch(self, table: TableId, since: int | None) -> None:
         """Take note that a statement of this moment was the table's last."""
@@ -150,15 +166,21 @@ class TypeHistory:
             [*key, [[name, [[v.since, asdict(v.type)] for v in versions]] for name, versions in of.values()]]
             for key, of in self._columns.items()
         ]
-        return {"tables": tables, "latest": [[*key, since] for key, since in self._latest.items()]}
+        latest = [[*key, since] for key, since in self._latest.items()]
+        return {"tables": tables, "latest": latest, "heard": list(self._heard)}
 
     def read(self, found: Mapping[str, Any]) -> None:
-        """Know what ``as_json`` wrote."""
+        """Know what ``as_json`` wrote; versions before this one did not keep what was heard."""
+        self._heard = dict.fromkeys(found.get("heard", ()))
         self._latest = {(schema, table): since for schema, table, since in found["latest"]}
         self._columns = {
             (schema, table): {name.casefold(): (name, _versions(versions)) for name, versions in columns}
             for schema, table, columns in found["tables"]
         }
+
+
+def _digest(since: int, schema: str, query: str) -> str:
+    return hashlib.sha256(f"{since}\0{schema}\0{query}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _extended(versions: _Versions, since: int | None, column_type: ColumnType) -> _Versions:

@@ -119,11 +119,15 @@ class TableDefinitions:
         Raises:
             ConfigError: a statement about a table that cannot be read; no table is changed by it.
         """
+        if self._history.has_heard(since, default_schema, query):
+            return ()
         self._since = since
         try:
-            return self._run(producer_tokens(query), default_schema)
+            changed = self._run(producer_tokens(query), default_schema)
         finally:
             self._since = None
+        self._history.hear(since, default_schema, query)
+        return changed
 
     def _run(self, sql: Iterable[Token], default_schema: str) -> tuple[TableId, ...]:
         changed: list[TableId] = []
