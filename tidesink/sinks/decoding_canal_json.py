@@ -26,7 +26,7 @@ from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
 from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.shape import shape_of, with_defaults
+from tidesink.typemap.shape import shape_of, with_defaults, with_former
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -148,7 +148,7 @@ class CanalJsonDecoding:
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)
         if not missed.summary.unplanned:
-            return changed
+            return changed or (self._declared is None and self._newer_ddl(self._ends_now(missed.found)))
         if self._known_columns() == before and self._declared is None:
             self._newer_ddl(self._ends_now(missed.found))
         if self._known_columns() == before:
@@ -237,7 +237,11 @@ class CanalJsonDecoding:
         """The shape so far; a column met in rows before its DDL had no default yet."""
         if self._plan is None:
             return None
-        return with_defaults(self._plan.shape, shape_of(schema, keys=self._settings.keys))
+        shape = with_defaults(self._plan.shape, shape_of(schema, keys=self._settings.keys))
+        # One DDL read ahead may change a column's type and the next drop it: rows lie between the two.
+        former = () if self._declared is not None else self._ddl.former(self._table)
+        names = {column.name.casefold() for column in schema.columns}
+        return with_former(shape, (column for column in former if column.name.casefold() not in names))
 
 
 def _declared(sql: str | None, table: TableId) -> TableSchema | None:

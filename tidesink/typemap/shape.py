@@ -8,7 +8,7 @@ apart as MySQL tells them apart, without regard to case.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -183,6 +183,26 @@ def with_defaults(shape: TableShape, told: TableShape) -> TableShape:
             column = replace(column, default=default_as(found.default, found.type, column.type))  # noqa: PLW2901
         columns.append(column)
     return replace(shape, columns=tuple(columns))
+
+
+def with_former(shape: TableShape, former: Iterable[Column]) -> TableShape:
+    """The shape, whose columns that were dropped are read by every type they had until then.
+
+    One that came to have a type beside the target's stays as it is: its rows are refused by name.
+    """
+    types = {column.name.lower(): column for column in former}
+    return replace(
+        shape, columns=tuple(_as_it_was(shape, c, types.get(c.name.lower())) for c in shape.columns)
+    )
+
+
+def _as_it_was(shape: TableShape, column: ShapeColumn, former: Column | None) -> ShapeColumn:
+    if former is None:
+        return column
+    new = _shape_column(former, key=column.key, zero_date=shape.zero_date)
+    if wider_ddl(column.spark, new.spark, text_holds=row_of(new.type).reader == "decimal") is None:
+        return column
+    return _joined(shape, column, new)
 
 
 def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> ShapeColumn:
