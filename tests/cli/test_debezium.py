@@ -94,6 +94,23 @@ def test_people_see_messages_too() -> None:
     assert "status = BEGIN" in result.stdout
 
 
+def test_numbers_beyond_64_bits_are_text() -> None:
+    payload = {
+        "before": None,
+        "after": {"b": 18446744073709552000},
+        "op": "c",
+        "source": {"connector": "TiCDC", "db": "s", "table": "t", "pos": 2**70},
+    }
+    record = {"topic": "t", "partition": 0, "offset": 0, "key_b64": None}
+    value = base64.b64encode(json.dumps({"payload": payload}).encode()).decode()
+    line = json.dumps({**record, "value_b64": value})
+    result = run("decode", "--protocol", "debezium", "--input", "-", "-o", "json", stdin=line)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["after"] == {"b": "18446744073709552000"}
+    assert found["extension"]["source"]["pos"] == str(2**70)
+
+
 def test_floats_that_json_has_no_number_for_are_text() -> None:
     source = {"connector": "postgresql", "schema": "s", "table": "t", "lsn": 1}
     schema = {

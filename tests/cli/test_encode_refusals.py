@@ -104,3 +104,14 @@ def test_a_start_behind_the_end_is_told() -> None:
     )
     assert nothing_from(parse_start("@5"), ends).startswith("--from @5: nothing between")
     assert nothing_from(parse_start("earliest"), {0: 0}) == "the topic holds no record (partition 0 at 0)"
+
+
+def test_a_debezium_line_has_no_types() -> None:
+    line = {
+        **{"type": "insert", "table": {"schema": "s", "name": "t"}, "key": None, "before": None},
+        **{"after": {"a": 1}, "commit_ts": 1, "schema_id": {"key": 1, "value": 2}},
+        "position": {"topic": "t", "partition": 0, "offset": 0, "index": 0},
+    }
+    result = run("encode", "--protocol", "debezium", stdin=json.dumps(line))
+    assert result.exit_code == 1
+    assert "a Debezium line has none; give --table-definition FILE" in result.stderr

@@ -50,6 +50,14 @@ def _terminal() -> Iterator[Terminal]:
         yield screen
 
 
+def test_no_line_is_filled_with_blanks() -> None:
+    with _terminal() as terminal:
+        show_table(None, ("column", "note"), [("a", "n" * 90), ("b", ""), ("c", "of few words")])
+    lines = terminal.getvalue().splitlines()
+    assert [line.rstrip() for line in lines] == lines
+    assert lines[-2:] == ["b", "c       of few words"]
+
+
 def _report(name: str) -> TableReport:
     return TableReport(
         TableId("shop", name), f"shop_{name}", "RUNNING", 3, 12, COMMIT_TS, 0, COUNTS, {"d": 2}

@@ -255,6 +255,9 @@ def test_a_column_is_inferred_from_its_json() -> None:
         None,
         "x",
     ]
+    for beyond in (2**63, -(2**63) - 1):
+        assert isinstance(inferred_value(beyond, modes=MODES), Decimal)
+    assert isinstance(inferred_value(2**63 - 1, modes=MODES), int)
     with pytest.raises(SchemaMismatchError, match="Decimal"):
         inferred_value(1.5, modes=MODES)
 

@@ -66,7 +66,7 @@ class DebeziumLines:
             ConfigError: the line is none that ``decode -o json`` prints.
             EncodeError: nothing defines its table, or TiCDC's protocol cannot write it.
         """
-        event = event_of(line, lambda one: _defined(self._definitions, one))
+        event = event_of(line, lambda one: _defined(self._definitions, one, told="a Debezium line has none"))
         return self._codec.encode(event, topic=event.position.topic)
 
 
@@ -184,13 +184,15 @@ def _compression(extension: Mapping[str, Any]) -> Compression:
     return cast("Compression", kind)
 
 
-def _defined(definitions: TableDefinitions, line: Line) -> TableSchema:
+_TOLD = "the line has no schema_id and no extension.mysqlType, and no DDL came before it"
+
+
+def _defined(definitions: TableDefinitions, line: Line, *, told: str = _TOLD) -> TableSchema:
     table = table_of(line)
     schema = definitions.get(table)
     if schema is None:
         raise EncodeError(
-            "nothing says the column types: the line has no schema_id and no extension.mysqlType, and no "
-            "DDL came before it; give --table-definition FILE",
+            f"nothing says the column types: {told}; give --table-definition FILE",
             table=str(table),
         )
     return schema

@@ -30,6 +30,8 @@ from tidesink.cli.capture import base64_text
 from tidesink.errors import TidesinkError
 from tidesink.typemap.parse import shortest_float32
 
+_INT64_LEAST, _UINT64_MOST = -(2**63), 2**64 - 1
+
 
 def event_json(event: Event) -> dict[str, Any]:
     """One event as a JSON object."""
@@ -93,6 +95,8 @@ def _plain(value: object) -> object:
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
+    if isinstance(value, int) and not _INT64_LEAST <= value <= _UINT64_MOST:
+        return str(value)  # as a DECIMAL: many readers of JSON would round it
     return format(value, "f") if isinstance(value, Decimal) else value
 
 

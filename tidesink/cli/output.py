@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -25,6 +26,7 @@ class OutputFormat(str, Enum):
 _FILE_WIDTH = 200
 _FOLDED_WIDTH = 16
 _GAP = 2  # rich pads each side of a cell by one
+_PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
 
@@ -90,7 +92,15 @@ def show_table(
     # Height too: of a terminal it knows little of, rich heeds no width alone.
     wide = max(screen.width, sum(widths) + _GAP * (len(widths) - 1))
     screen.size = ConsoleDimensions(wide, screen.height)
-    screen.print(made)
+    with screen.capture() as shown:
+        screen.print(made)
+    screen.file.write(_PADDING.sub(_without_spaces, shown.get()))
+
+
+def _without_spaces(padding: re.Match[str]) -> str:
+    """A line's end without the blanks that fill its last cells: a narrow terminal would break the line for
+    them."""
+    return padding.group().replace(" ", "")
 
 
 def _width(cells: Iterable[Any]) -> int:

@@ -192,7 +192,7 @@ class Rows:
         return self._inferred.setdefault((name, column.type.name), column)
 
     def _plain(self, name: str, raw: object) -> Value | Unavailable:
-        if raw is None or isinstance(raw, int | Decimal):
+        if raw is None or isinstance(raw, Decimal) or (isinstance(raw, int) and raw.bit_length() < 64):
             return raw
         if isinstance(raw, str):
             return UNAVAILABLE if raw == self.modes.unavailable_value_placeholder else raw

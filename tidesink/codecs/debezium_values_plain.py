@@ -206,7 +206,7 @@ def _inferred(raw: object) -> str:
 
 
 def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
-    """A JSON value as it is; arrays and objects as JSON text.
+    """A JSON value as it is; arrays and objects as JSON text, an integer beyond a bigint as a Decimal.
 
     Raises:
         SchemaMismatchError: the value is none of JSON's.
@@ -217,6 +217,9 @@ def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
         return reader_of(kind, column=column, modes=modes)(raw)
     if isinstance(raw, Mapping):
         return reader_of(_schema("map"), column=column, modes=modes)(raw)
+    if isinstance(raw, int) and column.type.name == "decimal":
+        # The type that infer_column gives it; JSON's readers and Arrow hold no integer of more than 64 bits.
+        return Decimal(raw)
     if raw is None or isinstance(raw, int | Decimal):
         return raw
     raise SchemaMismatchError(f"{shown(raw)} is no value of JSON: read its numbers as Decimal")
