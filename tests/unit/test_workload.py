@@ -15,6 +15,7 @@ from tidesink.change import ChangeEvent, DdlEvent, Op, TableId
 from tidesink.dev.workload import shop
 from tidesink.dev.workload.expected import load_expected, save_expected, value_text
 from tidesink.dev.workload.produce import OutgoingRecord, resend_suffixes, shop_topics
+from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.table import TYPES, row_of
 
 PROTOCOLS = ("flat-avro", "canal-json")
@@ -174,6 +175,7 @@ def _values_by_type() -> set[tuple[str, object]]:
 
 def test_topics_are_those_of_the_rule() -> None:
     assert sorted(shop_topics(RULE)) == sorted(f"shop_{table.name}" for table in shop.CREATE)
+    assert shop_topics(TopicRule.parse("all_{schema}")) == ["all_shop"]
 
 
 def test_a_suffix_is_sent_again_in_order_and_up_to_the_present() -> None:

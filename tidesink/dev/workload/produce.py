@@ -109,8 +109,8 @@ def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
 
 
 def shop_topics(rule: TopicRule) -> list[str]:
-    """The topics of the shop's tables."""
-    return [rule.topic_for(table) for table in shop.CREATE]
+    """The topics of the shop's tables, each once: a rule may give several tables one."""
+    return list(dict.fromkeys(rule.topic_for(table) for table in shop.CREATE))
 
 
 def open_encoder(
