@@ -197,6 +197,7 @@ class Worker:
         late = self._late()
         if late:
             _log.warning("batches abandoned", tables=[str(self._busy[future].table) for future in late])
+        while late:  # a batch between two jobs begins the next one after it was cancelled
             self.cancel()
-            wait(late)
+            _, late = wait(late, timeout=_LOOK_SECONDS)
         self._collect()
