@@ -37,6 +37,12 @@ def refused(tmp_path: Path, sink_uri: str, toml: str = "", *more: str) -> str:
     return str(result.stderr)
 
 
+def _folder(tmp_path: Path) -> Path:
+    other = tmp_path / "other"
+    other.mkdir()
+    return other
+
+
 def test_the_config_says_what_the_changefeed_says(tmp_path: Path) -> None:
     uri = f"{AVRO}&enable-tidb-extension=true&avro-decimal-handling-mode=string&avro-enable-watermark=true"
     config = load_config(written(tmp_path, uri, PER_TABLE))
@@ -50,6 +56,14 @@ def test_the_config_says_what_the_changefeed_says(tmp_path: Path) -> None:
         "string",
         "long",
     )
+
+
+def test_new_ticdcs_debezium_avro_is_a_pipeline_too(tmp_path: Path) -> None:
+    uri = f"kafka://k1:9092/rest?protocol=debezium-avro&{REGISTRY}&enable-tidb-extension=true"
+    config = load_config(written(tmp_path, uri, PER_TABLE, "--producer", "new"))
+    assert (config.source.protocol, config.source.topics) == ("debezium-avro", ("{schema}_{table}",))
+    assert config.source.schema_registry is not None
+    assert "share the topic rest" in refused(_folder(tmp_path), uri, "", "--producer", "new")
 
 
 def test_canal_json_topics_are_those_that_rows_can_be_in(tmp_path: Path) -> None:
@@ -154,7 +168,7 @@ def test_no_error_shows_a_secret(tmp_path: Path, uri: str, toml: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "toml", "says"),
     [
-        (AVRO, "", "share the flat-avro topic rest"),
+        (AVRO, "", "share the topic rest"),
         (AVRO, "[sink]\ndispatchers=[{matcher=['a.*'],topic='x'}]", "the tables of a.* share"),
         (AVRO, PER_TABLE.replace("index-value", "ts"), "over partitions by their commit ts"),
         (CANAL, PER_TABLE.replace("index-value", "ts"), "use partition = 'index-value' or 'table'"),

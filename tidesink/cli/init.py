@@ -27,6 +27,7 @@ from tidesink.errors import ConfigError
 
 _DEFAULT = StackAddresses("127.0.0.1:9092", "http://127.0.0.1:8081")
 _RULE = "{schema}_{table}"
+_DEBEZIUM_RULE = "server1.{schema}.{table}"
 
 _CODEC = {
     "flat-avro": """\
@@ -42,6 +43,11 @@ _CODEC = {
   enable-tidb-extension: false
   content-compatible: false
 """,
+    "debezium-avro": """\
+  # The connector's topics are <topic.prefix>.<schema>.<table>: put its prefix into the rule above.
+  # The schema registry that its converter writes to.
+  schema-registry: @registry@
+""",
 }
 
 
@@ -50,6 +56,7 @@ class Protocol(str, Enum):
 
     FLAT_AVRO = "flat-avro"
     CANAL_JSON = "canal-json"
+    DEBEZIUM_AVRO = "debezium-avro"
 
 
 def init(
@@ -106,7 +113,7 @@ def _plain(protocol: Protocol, addresses: StackAddresses) -> PipelineText:
     return PipelineText(
         brokers=scalar(addresses.brokers),
         protocol=protocol.value,
-        topics=scalar(_RULE),
+        topics=scalar(_DEBEZIUM_RULE if protocol is Protocol.DEBEZIUM_AVRO else _RULE),
         codec=_CODEC[protocol.value].replace("@registry@", scalar(addresses.registry_url)),
         kafka=kafka_lines(None),
         tables=tables_lines([]),

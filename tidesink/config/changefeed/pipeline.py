@@ -28,6 +28,7 @@ _ALWAYS: Final = {
         "avro-bigint-unsigned-handling-mode",
     ),
     "canal-json": ("enable-tidb-extension", "content-compatible"),
+    "debezium-avro": (),
 }
 _WHERE_SET: Final = {
     "flat-avro": ("avro-enable-watermark", "avro-include-before-value", "output-raw-change-event"),
@@ -37,7 +38,10 @@ _WHERE_SET: Final = {
         "output-row-key",
         "output-raw-change-event",
     ),
+    "debezium-avro": (),
 }
+# Their schemas are in a registry, under the topic's subjects: a topic has one table.
+_REGISTERED: Final = frozenset({"flat-avro", "debezium-avro"})
 
 
 @dataclass
@@ -74,8 +78,9 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
 
 
 def _protocol(feed: Changefeed) -> str:
-    found = PROTOCOL_ALIASES.get(str(feed.options["protocol"]))
-    if found is None or found not in _ALWAYS:
+    given = str(feed.options["protocol"])
+    found = PROTOCOL_ALIASES.get(given, given)
+    if found not in _ALWAYS:
         raise ConfigError(
             f"the changefeed's protocol is {feed.options['protocol']}, and a pipeline reads "
             f"{' or '.join(_ALWAYS)}: make a changefeed with one of these",
@@ -129,13 +134,13 @@ def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, 
         rule = dispatcher.topic
         text = feed.router.default_topic if rule is None else rule.text
         topics.append(text)
-        if protocol == "flat-avro" and (rule is None or rule.is_fixed):
+        if protocol in _REGISTERED and (rule is None or rule.is_fixed):
             tables.append(_owner(dispatcher, text))
         if dispatcher.matcher.everything:
             break
     else:
         topics.append(feed.router.default_topic)
-        if protocol == "flat-avro":
+        if protocol in _REGISTERED:
             tables.append(_owner_of_rest(feed))
     return list(dict.fromkeys(topics)), tables
 
@@ -158,14 +163,14 @@ def _owner_of_rest(feed: Changefeed) -> dict[str, Any]:
 
 def _shared(who: str, topic: str) -> str:
     return (
-        f"{who} share the flat-avro topic {topic}, and so one subject: give them a topic each with a last "
+        f"{who} share the topic {topic}, and so one subject: give them a topic each with a last "
         "dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} in the changefeed"
     )
 
 
 def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, Any]:
     url = str(feed.options["schema-registry"])
-    if protocol != "flat-avro":
+    if protocol not in _REGISTERED:
         return {}
     if not url:
         raise ConfigError(
