@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JJavaError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,8 +37,10 @@ class Fetched:
     def look(self) -> None:
         """Take note of the consumers there are."""
         for name in self._ask("queryNames", self._pattern, None).toArray():
-            count = self._ask("getAttribute", name, "records-consumed-total")
-            self._counts[name.toString()] = float(count)
+            # A consumer may be closed between the two questions: what it had was noted before.
+            with suppress(Py4JJavaError):
+                count = self._ask("getAttribute", name, "records-consumed-total")
+                self._counts[name.toString()] = float(count)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """A method of the JVM's bean server, by its interface: its class is not open to py4j."""

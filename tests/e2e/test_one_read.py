@@ -95,6 +95,7 @@ def _keeps_nothing(spark: SparkSession) -> bool:
 def test_a_topic_is_read_once_for_all_its_tables(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
+    spark.catalog.clearCache()  # other tests share the session, and leave frames of theirs
     topic = Topic(tmp_path, servers)
     topic.write(1)
     assert topic.drain().exit_code == 0
