@@ -43,6 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        # Thousands of examples take their time.
+        if item.path.stem.endswith("_fuzz") or item.path.parent.name == "properties":
+            item.add_marker("slow")
         for fixture, marker in _MARKED_BY.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(marker)
