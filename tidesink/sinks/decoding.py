@@ -10,11 +10,13 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from tidesink.change import TableId
+from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.errors import ConfigError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.summary import BatchSummary
+from tidesink.typemap.ddl import TableDefinitions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -97,4 +99,20 @@ def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: 
     """The decoding of one table by the config's protocol."""
     module = import_module(DECODINGS[around.config.source.protocol])
     found: Decoding = module.open_decoding(around, topic, table, session=session)
+    return found
+
+
+def declared_table(sql: str | None, table: TableId) -> TableSchema | None:
+    """The table as the config defines it.
+
+    Raises:
+        ConfigError: the definition cannot be read, or is another table's.
+    """
+    if sql is None:
+        return None
+    definitions = TableDefinitions()
+    definitions.declare(sql, table.schema)
+    found = definitions.get(table)
+    if found is None:
+        raise ConfigError("the definition under tables is not this table's", table=str(table))
     return found

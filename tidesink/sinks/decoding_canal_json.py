@@ -17,7 +17,7 @@ from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.decoding import Apart, Missed
+from tidesink.sinks.decoding import Apart, Missed, declared_table
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
@@ -54,7 +54,7 @@ class CanalJsonDecoding:
         self._session = session
         self._ddl = around.topics.ddl(topic)
         self._tables = around.topics.tables(topic)
-        self._declared = _declared(self._settings.definition, table)
+        self._declared = declared_table(self._settings.definition, table)
         # Values are opened where they are read, before a table's plan sees them.
         self._options = replace(around.config.source.codec_options(), large_message_handle_compression="none")
         self._words: list[_RowWords] = []
@@ -242,22 +242,6 @@ class CanalJsonDecoding:
         former = () if self._declared is not None else self._ddl.former(self._table)
         names = {column.name.casefold() for column in schema.columns}
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
-
-
-def _declared(sql: str | None, table: TableId) -> TableSchema | None:
-    """The table as the config defines it.
-
-    Raises:
-        ConfigError: the definition cannot be read, or is another table's.
-    """
-    if sql is None:
-        return None
-    definitions = TableDefinitions()
-    definitions.declare(sql, table.schema)
-    found = definitions.get(table)
-    if found is None:
-        raise ConfigError("the definition under tables is not this table's", table=str(table))
-    return found
 
 
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:

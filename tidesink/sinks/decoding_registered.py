@@ -1,0 +1,121 @@
+"""Decoding a table whose schemas are in a registry, whichever Avro codec wrote it: by the registry's ids.
+
+Every version of the topic's two subjects is asked for first, so that a column's history is known; an id
+that a batch meets beyond them is asked for by itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from tidesink.change import TableId
+from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.errors import ConfigError
+from tidesink.schema_registry import SubjectPart
+from tidesink.sinks.decoding import Missed
+from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.ranges import OffsetRange, plan_ranges
+from tidesink.sinks.records_spark import schema_heads
+from tidesink.sinks.source import translated_read_errors
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.writer_schemas import PARTS, Ids, WriterSchemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Where the registry has no subject for the topic, so many records are looked at for their schema ids.
+_PEEKED_RECORDS: Final = 10_000
+
+Plan = TypeVar("Plan", bound=DecodeColumns)
+
+
+class RegisteredDecoding(ABC, Generic[Plan]):
+    """One table's writer schemas, and the plan they make."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        topic: str,
+        table: TableId,
+        *,
+        schemas: WriterSchemas,
+        session: SparkSession,
+    ) -> None:
+        self._around = around
+        self._topic = topic
+        self._settings = around.config.table_config(table)
+        self._session = session
+        self._schemas = schemas
+        self._plan: Plan | None = None
+
+    @abstractmethod
+    def _planned(self) -> Plan:
+        """The plan over every schema known; the shape of the last one is only added to."""
+
+    @abstractmethod
+    def _found_subjects(self) -> bool:
+        """Whether the topic's subjects told enough to plan with."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Columns whose type at the target is not the nearest one, with the reason."""
+        columns = self._plan.shape.columns if self._plan else ()
+        return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """Read the topic's subjects; where they are not there, the ids in its first records."""
+        self._schemas.read_subjects()
+        if not self._found_subjects():
+            self._schemas.look_up(peeked_ids(self._around, self._session, found))
+        self._plan = self._planned()
+
+    def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
+        """Nothing: each record names its schemas."""
+
+    def columns(self) -> Plan:
+        """The plan over every schema known."""
+        if self._plan is None:
+            raise ConfigError("prepare the table first", table=str(self._settings.table))
+        return self._plan
+
+    def apart(self) -> None:
+        """The topic holds one table."""
+
+    def meet_others(self, _missed: Missed) -> None:
+        """Never: there are no others, and a row of another table is a bad record."""
+
+    def learn(self, missed: Missed) -> bool:
+        """Look up the ids that the batch's plan did not know, or ask again for those called bad."""
+        summary = missed.summary
+        ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
+        if self._schemas.lacks(ids):
+            self._schemas.look_up(ids)
+        elif not (summary.bad and self._schemas.look_again()):
+            return False
+        self._plan = self._planned()
+        return True
+
+    def take_ddl(self, _reduced: DataFrame, _missed: Missed) -> bool:
+        """Nothing: types come with the writer schemas."""
+        return False
+
+
+def peeked_ids(
+    around: Surroundings, session: SparkSession, found: TopicOffsets
+) -> dict[SubjectPart, tuple[int, ...]]:
+    """Schema ids in a topic's first records (Confluent framing: 00, then 4 bytes, big-endian)."""
+    everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
+    ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
+    if not any(part.records for part in ranges):
+        return {}
+    raw = around.source.frame(session, ranges)
+    with translated_read_errors(found.topic):
+        rows = schema_heads(raw)
+    return {part: _ids(row[part] for row in rows) for part in PARTS}
+
+
+def _ids(heads: Iterable[str | None]) -> tuple[int, ...]:
+    found = {head for head in heads if head and len(head) == 10 and head.startswith("00")}
+    return tuple(sorted(int(head[2:], 16) for head in found))
