@@ -20,19 +20,20 @@ def settings() -> str:
 def _section(schema: Any, part: Any, name: str, seen: list[str]) -> Iterator[str]:
     rows, below = [], []
     for key, setting in part["properties"].items():
-        reference = re.search(r"#/\$defs/(\w+)", str(setting))
+        references = re.findall(r"#/\$defs/(\w+)", str(setting)) if key != "definition" else []
         place = key if name.startswith("(") else f"{name}.{key}"
-        if reference and key != "definition" and reference[1] not in seen:
-            below += list(_section(schema, schema["$defs"][reference[1]], place, [*seen, reference[1]]))
-        default = "" if reference or setting.get("default") in (None, {}, []) else _shown(setting)
+        for known in (one for one in references if one not in seen):
+            below += list(_section(schema, schema["$defs"][known], place, [*seen, known]))
+        default = "" if references or setting.get("default") in (None, {}, []) else _shown(setting)
         rows.append(f"| `{key}` | {default} | {setting.get('description', '')} |")
-    yield f"### {name}\n\n| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
+    kind = re.search(r"'const': '(\w+)'", str(part["properties"].get("type")))
+    head = f"### {name}{f' (type: {kind[1]})' if kind else ''}"
+    yield f"{head}\n\n| setting | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
     yield from below
 
 
 def _shown(setting: Any) -> str:
-    default = setting["default"]
-    if isinstance(default, bool):
+    if isinstance(default := setting["default"], bool):
         return f"`{str(default).lower()}`"
     return f"`{default:g}s`" if isinstance(default, float) else f"`{default}`"
 

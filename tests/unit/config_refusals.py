@@ -218,14 +218,14 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "one path for two tables",
         changed(FLAT_AVRO, target__table="{table}"),
         "target.table",
-        "share one path",
-        "{schema}/{table}",
+        "{table}' is not allowed",
+        "{schema}/{table}: two tables could share one place",
     ),
     (
         "no path",
         changed(FLAT_AVRO, target__path=None, target__type="delta"),
         "target.path",
-        "lake's root",
+        "required, and not there",
         "add it",
     ),
     (
@@ -317,7 +317,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "placeholder",
         changed(FLAT_AVRO, target__table="{schema}/{table}/{day}"),
         "target.table",
-        "another placeholder",
+        "{day}' is not allowed",
         "{schema} and {table} only",
     ),
     (

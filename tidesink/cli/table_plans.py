@@ -260,10 +260,9 @@ def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> Tabl
 
 
 def _path(config: Config, table: TableId) -> str:
-    from tidesink.sinks.targets.identifier import path_segment
+    from tidesink.sinks.targets import target_module
 
-    place = config.target.table.format(schema=path_segment(table.schema), table=path_segment(table.name))
-    return f"{(config.target.path or 'memory:').rstrip('/')}/{place}"
+    return target_module(config.target).place_of(config.target, table)
 
 
 def _policies(settings: TableConfig) -> dict[str, str]:

@@ -77,9 +77,8 @@ def _answers(config: Config) -> Iterator[Answer]:
         ("state store", _state_store),
         ("target", _target),
     )
-    unasked = {"registry": config.source.schema_registry is None, "target": config.target.path is None}
     for part, check in checks:
-        if unasked.get(part):
+        if part == "registry" and config.source.schema_registry is None:
             continue
         try:
             yield Answer(part, True, check(config))
@@ -121,6 +120,6 @@ def _state_store(config: Config) -> str:
 
 
 def _target(config: Config) -> str:
-    from tidesink.cli.target_path import try_path
+    from tidesink.sinks.targets import target_module
 
-    return try_path(str(config.target.path))
+    return target_module(config.target).try_target(config.target)

@@ -10,15 +10,17 @@ from tidesink.config.models import (
     TableConfig,
     TableDefaults,
     TableOverride,
-    TargetSettings,
 )
 from tidesink.config.problems import Problem
 from tidesink.config.source import RegistryAuth, RegistrySettings, RegistryTls, SourceSettings
+from tidesink.config.target import DeltaSettings, MemorySettings, TargetSettings
 
 __all__ = [
     "BatchSettings",
     "Config",
     "DeadLetterSettings",
+    "DeltaSettings",
+    "MemorySettings",
     "Problem",
     "RegistryAuth",
     "RegistrySettings",

@@ -11,6 +11,7 @@ from tidesink.config.large_messages import large_message_problems
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
 from tidesink.config.source import RegistrySettings, SourceSettings
+from tidesink.config.target import DeltaSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.ddl import TableDefinitions
@@ -229,25 +230,20 @@ def _files(config: Config) -> Iterator[Problem]:
             yield Problem(f"source.schema-registry.tls.{name}", "there is no such file", "give a PEM file")
 
 
-def _target(config: Config) -> Iterator[Problem]:
-    target = config.target
-    if target.type == "delta" and not target.path:
-        yield Problem("target.path", "a delta target needs the lake's root", "add it, such as path: ./lake")
-    if "{schema}" not in target.table or "{table}" not in target.table:
-        yield Problem(
-            "target.table",
-            "two tables could share one path",
-            "use both placeholders, as in {schema}/{table}",
-        )
-    rest = target.table.replace("{schema}", "").replace("{table}", "")
-    if "{" in rest or "}" in rest:
-        yield Problem("target.table", "it holds another placeholder", "use {schema} and {table} only")
+def _dead_letters(config: Config) -> Iterator[Problem]:
     policies = [config.defaults.bad_record, *(entry.bad_record for entry in config.tables)]
-    if config.dead_letters.path and "dead-letter" not in policies:
+    wanted, lake = "dead-letter" in policies, isinstance(config.target, DeltaSettings)
+    if config.dead_letters.path and not wanted:
         yield Problem(
             "dead-letters.path",
             "has no effect: no table has bad-record: dead-letter",
             "set bad-record: dead-letter, or remove it",
+        )
+    if wanted and not lake and not config.dead_letters.path:
+        yield Problem(
+            "dead-letters.path",
+            f"a {config.target.type} target has no folder for dead letters",
+            "give one, such as ./dead-letters: they are kept in a Delta table there",
         )
 
 
@@ -318,6 +314,6 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _kafka_list,
     _kafka_security,
     _files,
-    _target,
+    _dead_letters,
     _state,
 )

@@ -18,6 +18,8 @@ def config_schema() -> dict[str, Any]:
     registry["properties"]["url"] = registry["properties"]["urls"]
     registry["oneOf"] = [{"required": ["urls"]}, {"required": ["url"]}]
     del registry["required"]
+    target = schema["properties"]["target"]
+    target["anyOf"] = target.pop("oneOf")  # a reference as type fits all of them
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
@@ -47,7 +49,7 @@ def _member(name: str, value: Any) -> Any:
 
 
 def _referable(part: dict[str, Any]) -> dict[str, Any]:
-    if part.get("type") not in _NO_TEXT and not part.keys() & {"enum", "pattern"}:
+    if part.get("type") not in _NO_TEXT and not part.keys() & {"const", "enum", "pattern"}:
         return part
     outside: dict[str, Any] = {name: part.pop(name) for name in ("description", "default") if name in part}
     return {**outside, "anyOf": [part, _REFERENCE]}

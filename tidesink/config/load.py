@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tidesink.config.checks import cross_problems
 from tidesink.config.interpolate import Interpolated
 from tidesink.config.models import Config
-from tidesink.config.problems import Problem, problems_of
+from tidesink.config.problems import Problem, place_of, problems_of
 from tidesink.errors import ConfigError
 
 _SECRET_PLACES = ("source.kafka", "source.schema-registry", "spark.conf", "state")
@@ -76,7 +76,7 @@ def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Pro
             config = Config.model_validate(data, context={"base": base})
         except ValidationError as error:
             problems += [p for p in problems_of(error, Config, hidden=hidden) if not _said(p, problems)]
-            data = _with_placeholders(_without(data, [detail["loc"] for detail in error.errors()]))
+            data = _with_placeholders(_without(data, [place_of(detail) for detail in error.errors()]))
         else:
             return config, problems + [p for p in cross_problems(config) if not _said(p, problems)]
     return None, problems
@@ -106,7 +106,7 @@ def _with_placeholders(data: dict[str, Any]) -> dict[str, Any]:
     source = data.get("source")
     if isinstance(source, dict):
         data = {**data, "source": {"brokers": "127.0.0.1:9092", **source}}
-    return {"pipeline": "pipeline", **data}
+    return {"pipeline": "pipeline", "target": {"path": "lake"}, **data}
 
 
 def _depth(data: Any, place: tuple[int | str, ...]) -> int:

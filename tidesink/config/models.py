@@ -25,6 +25,7 @@ from tidesink.config.fields import (
     StatePlace,
 )
 from tidesink.config.source import SourceSettings
+from tidesink.config.target import TargetSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.render import ZeroDate
 
@@ -101,22 +102,11 @@ class TableOverride(Model):
         return fnmatchcase(str(table).lower(), pattern.lower())
 
 
-class TargetSettings(Model):
-    """Where the tables go. ``path`` is the lake's root, ``table`` a table's place under it."""
-
-    type: Literal["delta", "memory"] = "delta"
-    """`delta`, or `memory` for trying things out."""
-    path: LocalPath | None = None
-    """The lake's root: a folder, or a URL that Spark's file systems know. Required for delta."""
-    table: str = "{schema}/{table}"
-    """A table's path under the root; must contain `{schema}` and `{table}`."""
-
-
 class DeadLetterSettings(Model):
     """Where records go that cannot be decoded, under ``bad-record: dead-letter``."""
 
     path: LocalPath | None = None
-    """The folder of the dead-letter table; under the target's root if not given."""
+    """The folder of the dead-letter table; under the root of a delta target if not given."""
 
 
 class BatchSettings(Model):

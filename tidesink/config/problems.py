@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -45,6 +45,11 @@ def _unknown(error: ErrorDetails, _shown: str, known: Known) -> tuple[str, str]:
     names = known(error["loc"][:-1])
     hint = nearest(str(error["loc"][-1]), names)
     return f"unknown setting{hint}", f"use one of {', '.join(sorted(names))}" if names else "remove it"
+
+
+def _no_such_type(error: ErrorDetails, _shown: str, _known: Known) -> tuple[str, str]:
+    named, types = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "")
+    return f"{named} is not allowed{nearest(named, types.split(', '))}", f"use one of {types}"
 
 
 def _missing(_error: ErrorDetails, _shown: str, _known: Known) -> tuple[str, str]:
@@ -98,6 +103,7 @@ _FORMS: dict[str, str] = {
     "dict_type": "give a section of names and values",
     "model_type": "give a section of names and values",
     "model_attributes_type": "give a section of names and values",
+    "union_tag_not_found": "give a section of names and values, with a type",
     "too_short": "give at least {min_length}",
 }
 _WORDS: dict[str, Words] = {
@@ -110,7 +116,14 @@ _WORDS: dict[str, Words] = {
     "bool_parsing": _boolean,
     "bool_type": _boolean,
     "value_error": _own,
+    "union_tag_invalid": _no_such_type,
 }
+
+
+def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
+    """Where an error stands in the file: pydantic names the type of a target there too, as a level."""
+    place = error["loc"]
+    return place[:1] + place[2:] if place[0] == "target" else place
 
 
 def problems_of(
@@ -123,7 +136,8 @@ def problems_of(
 
     found = []
     for detail in error.errors(include_url=False):
-        field = dotted(detail["loc"])
+        named = ("type",) if detail["type"] == "union_tag_invalid" else ()
+        field = dotted((*place_of(detail), *named))
         value = detail.get("input")
         shown = "the value" if hidden(field) or isinstance(value, dict | list) else cut(value)
         words: Words = _WORDS.get(detail["type"], _any)
@@ -133,14 +147,16 @@ def problems_of(
 
 
 def _settings_at(model: type[BaseModel], place: list[Any]) -> list[str]:
-    current: Any = model
-    for part in place:
-        if isinstance(part, int):
-            continue
-        current = _model_in(_annotation(current, part))
-        if current is None:
-            return []
-    return [info.alias or name for name, info in current.model_fields.items()]
+    models = [model]
+    for part in (part for part in place if not isinstance(part, int)):
+        named = [one for one in models if part in _types_of(one)]
+        models = named or [below for one in models for below in _models_in(_annotation(one, part))]
+    return [info.alias or name for one in models[:1] for name, info in one.model_fields.items()]
+
+
+def _types_of(model: type[BaseModel]) -> tuple[Any, ...]:
+    """The types by which one of several models of a section is picked."""
+    return get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()
 
 
 def _annotation(model: type[BaseModel], alias: str) -> Any:
@@ -150,12 +166,9 @@ def _annotation(model: type[BaseModel], alias: str) -> Any:
     return None
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model in an annotation such as ``tuple[Table, ...]`` or ``Registry | None``."""
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in an annotation such as ``tuple[Table, ...]`` or ``Registry | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        yield annotation
     for part in getattr(annotation, "__args__", ()):
-        found = _model_in(part)
-        if found is not None:
-            return found
-    return None
+        yield from _models_in(part)

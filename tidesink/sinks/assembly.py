@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from tidesink.config import Config
+from tidesink.config import Config, DeltaSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
@@ -17,10 +17,10 @@ from tidesink.sinks.retry import RetryPolicy
 from tidesink.sinks.session import build_session, running_session, stop_session
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.state_store import StateStore, open_state_store
+from tidesink.sinks.state_store import open_state_store
 from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.surroundings import Surroundings
-from tidesink.sinks.targets.base import Target
+from tidesink.sinks.targets import target_module
 from tidesink.sinks.topics import Topics
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             spark=spark,
             source=source,
             topics=Topics(config.pipeline, source, store),
-            target=_target(config, spark, store),
+            target=target_module(config.target).open_target(config, spark, store),
             store=store,
             dead_letters=_dead_letters(config, spark),
             registry=registry,
@@ -84,28 +84,6 @@ def _spark(config: Config, closing: ExitStack) -> SparkSession:
     return session
 
 
-def _target(config: Config, spark: SparkSession, store: StateStore) -> Target:
-    return _OPENERS[config.target.type](config, spark, store)
-
-
-def _delta(config: Config, spark: SparkSession, store: StateStore) -> Target:
-    from tidesink.sinks.targets.delta_target import DeltaTarget
-
-    return DeltaTarget(spark, _lake(config), template=config.target.table, history=store)
-
-
-def _memory(_config: Config, _spark: SparkSession, _store: StateStore) -> Target:
-    from tidesink.sinks.targets.memory_target import MemoryTarget
-
-    return MemoryTarget()
-
-
-_OPENERS: dict[str, Callable[[Config, SparkSession, StateStore], Target]] = {
-    "delta": _delta,
-    "memory": _memory,
-}
-
-
 def _dead_letters(config: Config, spark: SparkSession) -> Callable[[], DeadLetters]:
     def opened() -> DeadLetters:
         from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
@@ -116,6 +94,6 @@ def _dead_letters(config: Config, spark: SparkSession) -> Callable[[], DeadLette
 
 
 def _lake(config: Config) -> str:
-    if config.target.path is None:
-        raise ConfigError("target.path says where the lake is: set it")
+    if not isinstance(config.target, DeltaSettings):
+        raise ConfigError("dead-letters.path says where dead letters are kept: set it")
     return config.target.path

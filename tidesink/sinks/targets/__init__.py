@@ -1,18 +1,54 @@
 """Targets: places that keep tables true. ``TARGETS`` names them; ``base`` says what each promises.
 
-A target is one module, one line here and one page in the docs; the contract tests run over this table.
+A target is one module, one line here, its settings in ``config.target`` and one page in the docs; the
+contract tests run over this table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
-# type in the config -> module:class; loaded when asked for, since Delta needs Spark.
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.change import TableId
+    from tidesink.config import Config, TargetSettings
+    from tidesink.sinks.state_store import StateStore
+    from tidesink.sinks.targets.base import Target
+
+# type in the config -> its TargetModule; loaded when asked for, since each brings libraries of its own.
 TARGETS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "delta": "tidesink.sinks.targets.delta_target:DeltaTarget",
-        "memory": "tidesink.sinks.targets.memory_target:MemoryTarget",
+        "delta": "tidesink.sinks.targets.delta_target",
+        "memory": "tidesink.sinks.targets.memory_target",
     }
 )
+
+
+class TargetModule(Protocol):
+    """What the module of a target offers to whoever has its settings."""
+
+    def open_target(self, config: Config, spark: SparkSession, store: StateStore) -> Target:
+        """The target of a config.
+
+        Raises:
+            ConfigError: it cannot be opened as configured.
+        """
+
+    def place_of(self, settings: TargetSettings, table: TableId) -> str:
+        """Where a table is kept, for people to read; asks nothing of the target."""
+
+    def try_target(self, settings: TargetSettings) -> str:
+        """What became of reaching the target, without leaving anything there.
+
+        Raises:
+            TidesinkError: it cannot be used, with the reason and what to do.
+        """
+
+
+def target_module(settings: TargetSettings) -> TargetModule:
+    """The module of a target."""
+    return cast(TargetModule, import_module(TARGETS[settings.type]))

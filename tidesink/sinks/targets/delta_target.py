@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
 from tidesink.errors import ConfigError, SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
@@ -39,10 +39,14 @@ from tidesink.sinks.targets.delta_merge import (
     truncate_statement,
 )
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
-from tidesink.sinks.targets.identifier import path_segment, quote_identifier
+from tidesink.sinks.targets.identifier import quote_identifier
+from tidesink.sinks.targets.lake_path import table_path, try_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tidesink.config import Config, DeltaSettings
+    from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = Capabilities(
     name="delta", exactly_once=True, evolves=True, widens=True, soft_deletes=True, durable=True
@@ -50,6 +54,22 @@ CAPABILITIES: Final = Capabilities(
 _VIEW: Final = "_tidesink_batch"
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
 _RESERVED: Final = frozenset({"_metadata", "_row_dropped_", "_source_row_present_"})
+
+
+def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
+    """The Delta tables of a config, with the state store as their history."""
+    settings = cast("DeltaSettings", config.target)
+    return DeltaTarget(spark, settings.path, template=settings.table, history=store)
+
+
+def place_of(settings: DeltaSettings, table: TableId) -> str:
+    """A table's path."""
+    return table_path(settings.path, settings.table, table)
+
+
+def try_target(settings: DeltaSettings) -> str:
+    """What became of listing and writing under the lake's path; raises ConfigError where it cannot be."""
+    return try_path(settings.path)
 
 
 @dataclass(frozen=True)
@@ -79,8 +99,7 @@ class DeltaTarget:
         """
         if "{table}" not in self.template:
             raise ConfigError(f"target.table {self.template!r} must hold {{table}}")
-        names = {"schema": path_segment(table.schema), "table": path_segment(table.name)}
-        return f"{self.root.rstrip('/')}/{self.template.format(**names)}"
+        return table_path(self.root, self.template, table)
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
         """The Delta table of ``shape``, created when missing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.change import TableId
 from tidesink.errors import (
@@ -33,6 +33,12 @@ from tidesink.sinks.targets.base import (
     ReducedRow,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.config import Config, MemorySettings
+    from tidesink.sinks.state_store import StateStore
+
 CAPABILITIES: Final = Capabilities(
     name="memory", exactly_once=True, evolves=True, widens=True, soft_deletes=True, durable=False
 )
@@ -51,6 +57,21 @@ class _State:
     applied: ApplyResult | None = None
     version: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def open_target(_config: Config, _spark: SparkSession, _store: StateStore) -> MemoryTarget:
+    """A memory of its own."""
+    return MemoryTarget()
+
+
+def place_of(_settings: MemorySettings, table: TableId) -> str:
+    """A table's name in memory."""
+    return f"memory:{table}"
+
+
+def try_target(_settings: MemorySettings) -> str:
+    """Memory is always there."""
+    return "kept in memory, and gone with the process"
 
 
 class MemoryTarget:

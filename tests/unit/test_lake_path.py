@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
-from tidesink.cli.target_path import try_path
 from tidesink.errors import ConfigError
+from tidesink.sinks.targets.lake_path import try_path
 
 
 def _everything(folder: Path) -> list[tuple[str, int]]:

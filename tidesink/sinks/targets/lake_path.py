@@ -1,4 +1,4 @@
-"""Whether the lake's path can be used, tried without leaving anything there."""
+"""Where tables stand in a lake, and whether its path can be used, tried without leaving anything there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.sinks.targets.identifier import path_segment
 
 _REMEDY: Final = "give target.path a directory that the worker's user may write to, or make it one"
+
+
+def table_path(root: str, template: str, table: TableId) -> str:
+    """The path of a table: ``template`` under ``root``, with ``{schema}`` and ``{table}`` filled in."""
+    place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
+    return f"{root.rstrip('/')}/{place}"
 
 
 def try_path(path: str) -> str:
