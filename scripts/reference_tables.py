@@ -13,8 +13,7 @@ from tidesink.errors import TidesinkError
 
 def settings() -> str:
     """Every setting of the config, section by section."""
-    schema = config_schema()
-    return "\n\n".join(_section(schema, schema, "(top level)", []))
+    return "\n\n".join(_section(schema := config_schema(), schema, "(top level)", []))
 
 
 def _section(schema: Any, part: Any, name: str, seen: list[str]) -> Iterator[str]:
