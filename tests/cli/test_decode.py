@@ -200,3 +200,22 @@ def test_ddl_in_the_topic_gives_types_to_what_follows() -> None:
     )
     assert (first["type"], first["query"]) == ("ddl", query)
     assert second["after"] == {"id": 7, "e": "y"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{\n  "type": "record"\n}', "line 1 is no JSON"),
+        ('[{"id": 1, "schema": "\\"int\\""}]', "line 1 is no JSON object"),
+        ('{"type": "record", "name": "r", "fields": []}', "line 1 is no schema with its id"),
+    ],
+)
+def test_a_schemas_file_of_another_form(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "one.avsc"
+    file.write_text(text, encoding="utf-8")
+    result = run("decode", "--protocol", "avro", "--schemas", str(file), "--input", "-", stdin="")
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert f"--schemas {file}, {words}" in said
+    assert 'give JSON Lines, one schema a line: {"id": 1, "schema": …}' in said
+    assert "tidesink registry export writes such a file" in said

@@ -94,3 +94,14 @@ def test_the_tutorial_works_as_written(tmp_path: Path, monkeypatch: pytest.Monke
             ]
             result = run(*own)
             assert result.exit_code == 0, f"{command}: {result.stdout}{result.stderr}"
+
+
+def test_a_stopped_stack_shows_no_ports(tmp_path: Path) -> None:
+    """The ports of the options would look like those it had."""
+    result = run("dev", "status", "--dir", str(tmp_path), "-o", "json")
+    services = json.loads(result.stdout)["services"]
+    assert [(one["name"], one["state"], one["port"]) for one in services] == [
+        ("kafka", "stopped", None),
+        ("registry", "stopped", None),
+    ]
+    assert "9092" not in run("dev", "status", "--dir", str(tmp_path)).stdout

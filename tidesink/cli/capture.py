@@ -23,6 +23,10 @@ from tidesink.change import Message
 from tidesink.errors import ConfigError
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_SCHEMA_LINES = (
+    'JSON Lines, one schema a line: {"id": 1, "schema": …}, its id an integer (or Glue\'s UUID); '
+    "tidesink registry export writes such a file"
+)
 
 
 @contextmanager
@@ -50,8 +54,10 @@ def _unpacked(stream: IO[bytes]) -> IO[bytes]:
     return buffered
 
 
-def json_lines(name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(name: str, *, option: str = "", form: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file with their line numbers; empty lines are skipped.
+
+    ``option`` named the file, and ``form`` is what its lines should be: what a message says of a wrong one.
 
     Raises:
         ConfigError: a line is no JSON object, or the file cannot be read.
@@ -61,18 +67,19 @@ def json_lines(name: str) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield number, _object(name, number, line)
+                    yield number, _object(f"{option} {name}".strip(), number, line, form)
         except (OSError, EOFError) as error:
             raise ConfigError(f"{name} cannot be read after line {number}: {error}") from error
 
 
-def _object(name: str, number: int, line: bytes) -> dict[str, Any]:
+def _object(name: str, number: int, line: bytes, form: str) -> dict[str, Any]:
+    remedy = f"; give {form}" if form else ""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{name}, line {number} is no JSON: {error}") from error
+        raise ConfigError(f"{name}, line {number} is no JSON: {error}{remedy}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{name}, line {number} is no JSON object")
+        raise ConfigError(f"{name}, line {number} is no JSON object{remedy}")
     return value
 
 
@@ -157,10 +164,12 @@ def read_schemas(name: str) -> SchemaFile:
         ConfigError: a line has no ``id`` and ``schema``, or one id has two schemas.
     """
     found = SchemaFile(PurePath(name).name, {}, {})
-    for number, line in json_lines(name):
+    for number, line in json_lines(name, option="--schemas", form=_SCHEMA_LINES):
         schema_id, schema = _schema_id(line.get("id")), line.get("schema")
         if schema_id is None or not isinstance(schema, str | dict | list):
-            raise ConfigError(f"{name}, line {number}: give an integer id (or Glue's UUID) and a schema")
+            raise ConfigError(
+                f"--schemas {name}, line {number} is no schema with its id; give {_SCHEMA_LINES}"
+            )
         text = (
             schema
             if isinstance(schema, str)
@@ -168,7 +177,9 @@ def read_schemas(name: str) -> SchemaFile:
         )
         held: dict[Any, str] = found.by_id if isinstance(schema_id, int) else found.by_uuid
         if held.setdefault(schema_id, text) != text:
-            raise ConfigError(f"{name}, line {number}: schema id {schema_id} is there with another schema")
+            raise ConfigError(
+                f"--schemas {name}, line {number}: schema id {schema_id} is there with another schema"
+            )
     return found
 
 

@@ -30,6 +30,8 @@ Patterns = Annotated[
     list[str] | None, typer.Argument(metavar="[SUBJECT]...", help="Subjects, or patterns such as shop_*.")
 ]
 
+_EXPORT_LINES = "a file of tidesink registry export: JSON Lines, one version of a subject a line"
+
 
 class Place(NamedTuple):
     """How the command line says which registry is meant."""
@@ -102,7 +104,7 @@ def read_export(file: Path) -> tuple[SubjectEntry, ...]:
         ConfigError: it cannot be read, or holds no subjects.
     """
     try:
-        found = entries_of(json_lines(str(file)), name=file.name)
+        found = entries_of(json_lines(str(file), form=_EXPORT_LINES), name=file.name)
     except RegistryError as error:
         raise ConfigError(error.message, **error.context) from error
     if not found:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -168,17 +169,49 @@ def of_topic(setting: Setting, topic: str, start: str, brokers: str | None, topi
         SourceUnavailableError: the broker does not answer.
     """
     messages = records(file=None, topic=topic, start=start, limit=None, brokers=brokers, found=setting)
+    return of_records(messages, setting, topic, topic_of)
+
+
+def of_records(messages: Iterable[Message], setting: Setting, topic: str, topic_of: TopicOf) -> Candidates:
+    """Schemas of the tables in a topic's records; raises as ``of_topic``."""
+    unread = Unread(setting.protocol)
     if setting.protocol in NAMED_BY_ID:
         if setting.registry is None:
             raise ConfigError("the topic's schemas are in its registry: give --config or --schema-registry")
-        return _written(messages, topic, setting.registry)
-    made = Candidates()
-    tables = list(_seen(messages, setting, made.skipped))
-    built = of_tables(tables, setting.options, topic_of)
-    return Candidates(built.found, {**made.skipped, **built.skipped}, built.failed)
+        made = _written(messages, topic, setting.registry, unread)
+    else:
+        made = of_tables(list(_seen(messages, setting, unread)), setting.options, topic_of)
+    return replace(made, skipped={**unread.reasons(), **made.skipped})
 
 
-def _written(messages: Iterable[Message], topic: str, registry: SchemaReader) -> Candidates:
+class Unread:
+    """The records of a topic that could not be read: the first of each kind of error, and how many."""
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._first: dict[type[TidesinkError], tuple[str, str]] = {}
+        self._count: Counter[type[TidesinkError]] = Counter()
+        self.read = 0
+
+    def add(self, message: Message, error: TidesinkError) -> None:
+        """Take note of a record, and of why it cannot be read."""
+        place = f"{message.topic}[{message.partition}]@{message.offset}"
+        self._first.setdefault(type(error), (place, error.message))
+        self._count[type(error)] += 1
+
+    def reasons(self) -> dict[str, str]:
+        """By the place of the first such record, what to say."""
+        return dict(self._reasons())
+
+    def _reasons(self) -> Iterator[tuple[str, str]]:
+        hint = "" if self.read else f"; no record can be read as {self._protocol}: is --protocol right?"
+        for error, (place, reason) in self._first.items():
+            more = self._count[error] - 1
+            records = f" (and {more} more like it)" if more else ""
+            yield place, f"{reason}{records}{hint}"
+
+
+def _written(messages: Iterable[Message], topic: str, registry: SchemaReader, unread: Unread) -> Candidates:
     """The schemas that the newest record of an Avro topic was written with."""
     from tidesink.codecs.wire import schema_id_of
 
@@ -192,13 +225,15 @@ def _written(messages: Iterable[Message], topic: str, registry: SchemaReader) ->
             try:
                 newest[part] = schema_id_of(data, part)
             except DecodeError as error:
-                made.skipped[f"{topic}@{message.offset}"] = error.message
+                unread.add(message, error)
+                break
+            unread.read += 1
     for part, schema_id in newest.items():
         made.found.append(Candidate(subject(topic, part), registry.schema_by_id(schema_id), None))
     return made
 
 
-def _seen(messages: Iterable[Message], setting: Setting, skipped: dict[str, str]) -> Iterator[TableSchema]:
+def _seen(messages: Iterable[Message], setting: Setting, unread: Unread) -> Iterator[TableSchema]:
     codec = open_codec(
         setting.protocol, options=setting.options, definitions=setting.definitions, keys=setting.keys
     )
@@ -207,8 +242,9 @@ def _seen(messages: Iterable[Message], setting: Setting, skipped: dict[str, str]
         try:
             events = codec.decode(message)
         except TidesinkError as error:
-            skipped[f"{message.topic}[{message.partition}]@{message.offset}"] = error.message
+            unread.add(message, error)
             continue
+        unread.read += 1
         for event in events:
             if isinstance(event, ChangeEvent) and event.schema is not None:
                 seen[event.table] = event.schema

@@ -39,12 +39,12 @@ class StackAddresses(NamedTuple):
 
 
 class ServiceStatus(NamedTuple):
-    """One service as it is now. ``detail`` is for people."""
+    """One service as it is now. ``detail`` is for people; a stopped one has no port: ``up`` is told it."""
 
     name: str
     state: State
     pid: int | None
-    port: int
+    port: int | None
     detail: str
 
 
@@ -159,7 +159,7 @@ def _status(service: Service) -> ServiceStatus:
             name, "stale pid file", None, said.port, f"pid {said.pid} is gone; up starts anew"
         )
     if running is None:
-        return ServiceStatus(name, "stopped", None, service.port, "")
+        return ServiceStatus(name, "stopped", None, None, "")
     if running.port != service.port:
         return ServiceStatus(name, "running", running.pid, running.port, "started with another port")
     state: State = "running" if service.answers() else "starting"
