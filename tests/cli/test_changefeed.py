@@ -261,3 +261,51 @@ def test_topics_need_a_changefeed_and_a_table(args: tuple[str, ...], says: str) 
 def test_the_sink_uri_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDESINK_SINK_URI", CANAL)
     assert "app" in run("topics", "--table", "a.b").stdout
+
+
+def test_the_filter_says_what_no_dispatcher_fits(tmp_path: Path) -> None:
+    """The rest is one table, or none: its topic needs no name of a table that cannot come."""
+    toml = (
+        "[filter]\nrules=['shop.*','!shop.tmp*','hr.staff']\n"
+        "[sink]\ndispatchers=[{matcher=['shop.*'],topic='{schema}_{table}'}]\n"
+    )
+    config = load_config(written(tmp_path, AVRO, toml))
+    assert config.source.topics == ("{schema}_{table}", "rest")
+    assert [(entry.name, entry.topic) for entry in config.tables] == [("hr.staff", "rest")]
+    whole = written(tmp_path, AVRO, toml.replace(",'hr.staff'", ""), "--force")
+    assert load_config(whole).source.topics == ("{schema}_{table}",)
+
+
+def test_the_filter_says_which_tables_a_dispatcher_has(tmp_path: Path) -> None:
+    toml = (
+        "[filter]\nrules=['shop.orders','hr.staff']\n"
+        "[sink]\ndispatchers=[{matcher=['shop.*'],topic='s'},{matcher=['old.*'],topic='o'}]\n"
+    )
+    config = load_config(written(tmp_path, AVRO, toml))
+    assert config.source.topics == ("s", "rest")
+    assert [(entry.name, entry.topic) for entry in config.tables] == [
+        ("shop.orders", "s"),
+        ("hr.staff", "rest"),
+    ]
+    both = toml.replace("'hr.staff'", "'shop.items'")
+    text = refused(_folder(tmp_path), AVRO, both)
+    assert "the tables of shop.* share the topic s" in text
+    assert "where: key=changefeed: sink.dispatchers[0]" in text
+
+
+@pytest.mark.parametrize(
+    "rules", ["['shop.*','hr.*']", "['*.*','!hr.*']", "['shop.*','a.b','a.c']"], ids=["schema", "all", "two"]
+)
+def test_a_filter_that_leaves_several_tables_is_refused(tmp_path: Path, rules: str) -> None:
+    toml = (
+        f"[filter]\nrules={rules}\n[sink]\ndispatchers=[{{matcher=['shop.*'],topic='{{schema}}_{{table}}'}}]"
+    )
+    assert "tables that no dispatcher fits share the topic rest" in refused(tmp_path, AVRO, toml)
+
+
+def test_a_dispatcher_that_leaves_tables_out_does_not_cover_them(tmp_path: Path) -> None:
+    toml = (
+        "[filter]\nrules=['shop.*']\n"
+        "[sink]\ndispatchers=[{matcher=['shop.*','!shop.a'],topic='{schema}_{table}'}]"
+    )
+    assert "tables that no dispatcher fits" in refused(tmp_path, AVRO, toml)

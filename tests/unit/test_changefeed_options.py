@@ -223,3 +223,33 @@ def test_a_section_that_is_none_is_told() -> None:
     for toml in ("sink=1", "[sink]\nkafka-config=1", "[sink.kafka-config]\nlarge-message-handle=1"):
         with pytest.raises(ConfigError, match="is a section"):
             read_changefeed(CANAL, read_toml(toml))
+
+
+KAFKA = "sink.kafka-config"
+UNKNOWN = "integrity-check-level='x'"
+
+
+@pytest.mark.parametrize(
+    ("sink_uri", "toml", "producer", "field"),
+    [
+        (f"{CANAL}&required-acks=2", "", "classic", "sink-uri: required-acks"),
+        (CANAL, f"[{KAFKA}]\nrequired-acks=2", "classic", f"changefeed: {KAFKA}.required-acks"),
+        (CANAL, "[sink.kafka-config]\ndial-timeout='x'", "new", "changefeed: sink.kafka-config.dial-timeout"),
+        ("kafka://k/t", "[sink]\nprotocol='maxwel'", "classic", "changefeed: sink.protocol"),
+        ("kafka://k/t", "", "classic", "sink-uri: protocol"),
+        (
+            f"{CANAL}&ca=a",
+            "[sink.kafka-config]\nkey='k'",
+            "classic",
+            "sink-uri: ca, sink-uri: cert, changefeed: sink.kafka-config.key",
+        ),
+        (CANAL, f"[integrity]\n{UNKNOWN}", "classic", "changefeed: integrity.integrity-check-level"),
+        (CANAL, f"[sink.integrity]\n{UNKNOWN}", "new", "changefeed: sink.integrity.integrity-check-level"),
+    ],
+)
+def test_a_refusal_says_where_the_option_stands(
+    sink_uri: str, toml: str, producer: Producer, field: str
+) -> None:
+    with pytest.raises(ChangefeedRefusedError) as refused:
+        read_changefeed(sink_uri, read_toml(toml), producer=producer)
+    assert [one.field for one in refused.value.refusals] == [field]

@@ -34,6 +34,12 @@ class _Name(NamedTuple):
     def fits(self, name: str) -> bool:
         return self.everything or self.pattern.search(name) is not None
 
+    def covers(self, other: _Name) -> bool:
+        """Whether every name of ``other`` fits, as far as the texts tell."""
+        if other.literal is not None:
+            return self.fits(other.literal)
+        return self.everything or self.pattern == other.pattern
+
 
 class _Rule(NamedTuple):
     schema: _Name
@@ -85,6 +91,27 @@ class TableFilter:
         if schema.literal is None or table.literal is None:
             return None
         return TableId(schema.literal, table.literal)
+
+    def rest(self, others: Sequence[TableFilter]) -> tuple[TableId, ...] | None:
+        """The tables that these patterns mean and no ``others`` do; None where nobody can list them."""
+        left = [rule for rule in self.rules if rule.positive and not any(o._covers(rule) for o in others)]
+        found: dict[tuple[str, str], TableId] = {}
+        for schema, table, _ in left:
+            if schema.literal is None or table.literal is None:
+                return None
+            named = TableId(schema.literal, table.literal)
+            if self.matches(named) and not any(other.matches(named) for other in others):
+                found.setdefault((named.schema.casefold(), named.name.casefold()), named)
+        return tuple(found.values())
+
+    def _covers(self, other: _Rule) -> bool:
+        """Whether every table of another list's pattern is one of these."""
+        for rule in reversed(self.rules):
+            if not rule.positive:
+                return False  # it may take some of them out
+            if rule.schema.covers(other.schema) and rule.table.covers(other.table):
+                return True
+        return False
 
     def __str__(self) -> str:
         return ", ".join(self.patterns)

@@ -107,6 +107,24 @@ OPTIONS: Final = (
 )
 
 
+_BY_NAME: Final = {option.name: option for option in OPTIONS}
+
+
+def place_of(field: str, given: Given) -> str:
+    """Where the options stand that a refusal is about: in the sink URI, or by section in the TOML."""
+    if field.startswith(("sink-uri", "changefeed")):
+        return field
+    return ", ".join(_place_of(name, given) for name in field.split(", "))
+
+
+def _place_of(name: str, given: Given) -> str:
+    option = _BY_NAME.get(name)
+    place = option.place if option is not None else ("sink",)
+    if name not in given.parameters and place is not None and given.setting(*place, name) is not None:
+        return f"changefeed: {'.'.join((*place, name))}"
+    return f"sink-uri: {name}"
+
+
 class Read(NamedTuple):
     """Options with their values, by name; None where nothing is given and TiCDC has no default."""
 
@@ -134,15 +152,16 @@ def _value(option: Option, given: Given, refusals: list[Refusal]) -> Any:
     if value == "" and (option.kind == "duration" or option.name.startswith("avro-")):
         value = option.default
     if option.kind == "duration" and value is not None:
-        return _duration(option, str(value), refusals)
+        return _duration(option, str(value), given, refusals)
     return value
 
 
-def _duration(option: Option, text: str, refusals: list[Refusal]) -> str | None:
+def _duration(option: Option, text: str, given: Given, refusals: list[Refusal]) -> str | None:
     try:
         return go_text.shown_duration(go_text.duration(text))
     except ValueError as error:
-        refusals.append(Refusal(option.stage, option.name, f"{shown(text)} is no duration", str(error)))
+        field = _place_of(option.name, given)
+        refusals.append(Refusal(option.stage, field, f"{shown(text)} is no duration", str(error)))
         return None
 
 

@@ -104,12 +104,12 @@ def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> st
 
 
 def _refuse_lost_order(feed: Changefeed, definitions: TableDefinitions | None) -> None:
-    for dispatcher in feed.router.dispatchers:
+    for index, dispatcher in enumerate(feed.router.dispatchers):
         keys = [key_of(definitions, table) for table in _covered(feed, dispatcher, definitions)]
         for key in keys or [None]:
             problem = lost_order(dispatcher, key)
             if problem is not None:
-                raise ConfigError(problem)
+                raise ConfigError(problem, key=f"changefeed: sink.dispatchers[{index}]")
 
 
 def _covered(
@@ -130,35 +130,59 @@ def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, 
     """The topics that rows can be in, and the tables of topics that serve one."""
     topics: list[str] = []
     tables: list[dict[str, Any]] = []
-    for dispatcher in feed.router.dispatchers:
+    registered, passed = protocol in _REGISTERED, _filter(feed)
+    for index, dispatcher in enumerate(feed.router.dispatchers):
         rule = dispatcher.topic
         text = feed.router.default_topic if rule is None else rule.text
-        topics.append(text)
-        if protocol in _REGISTERED and (rule is None or rule.is_fixed):
-            tables.append(_owner(dispatcher, text))
+        owners = _owners(feed, index, passed) if registered and (rule is None or rule.is_fixed) else None
+        if owners is None or owners:
+            topics.append(text)
+        tables += [{"name": str(table), "topic": text} for table in owners or ()]
         if dispatcher.matcher.everything:
             break
     else:
-        topics.append(feed.router.default_topic)
-        if protocol in _REGISTERED:
-            tables.append(_owner_of_rest(feed))
+        rest = _rest(feed, passed) if registered else None
+        if rest is None or rest:
+            topics.append(feed.router.default_topic)
+        tables += [{"name": str(table), "topic": feed.router.default_topic} for table in rest or ()]
+    if not topics:
+        raise ConfigError("the filter lets no table through: correct its rules", key=_FILTER_PLACE)
     return list(dict.fromkeys(topics)), tables
 
 
-def _owner(dispatcher: Dispatcher, topic: str) -> dict[str, Any]:
-    table = dispatcher.matcher.only_table
-    if table is None:
-        raise ConfigError(_shared(f"the tables of {dispatcher.matcher}", topic))
-    return {"name": str(table), "topic": topic}
+_FILTER_PLACE: Final = "changefeed: filter.rules"
 
 
-def _owner_of_rest(feed: Changefeed) -> dict[str, Any]:
-    """Who has the sink URI's topic: the only table that the changefeed's filter lets through."""
+def _filter(feed: Changefeed) -> TableFilter:
+    """The tables that the changefeed replicates: TiCDC's default is all."""
     rules = feed.given.setting("filter", "rules")
-    table = TableFilter.parse(rules).only_table if isinstance(rules, list) else None
-    if table is None or feed.router.dispatchers:
-        raise ConfigError(_shared("tables that no dispatcher fits", feed.router.default_topic))
-    return {"name": str(table), "topic": feed.router.default_topic}
+    case_sensitive = feed.given.setting("case-sensitive") is True
+    return TableFilter.parse(
+        rules if rules and isinstance(rules, list) else ["*.*"], case_sensitive=case_sensitive
+    )
+
+
+def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId, ...]:
+    """Who has the one topic of a dispatcher's tables: one table, or none that the filter lets through."""
+    dispatcher = feed.router.dispatchers[index]
+    if dispatcher.matcher.only_table is not None:
+        return (dispatcher.matcher.only_table,)
+    listed = passed.rest(())
+    owners = [table for table in listed or () if feed.router.dispatcher_of(table) is dispatcher]
+    if listed is None or len(owners) > 1:
+        topic = feed.router.default_topic if dispatcher.topic is None else dispatcher.topic.text
+        place = f"changefeed: sink.dispatchers[{index}]"
+        raise ConfigError(_shared(f"the tables of {dispatcher.matcher}", topic), key=place)
+    return tuple(owners)
+
+
+def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
+    """Who has the sink URI's topic: one table that the filter lets through and no dispatcher fits, or none."""
+    rest = passed.rest([dispatcher.matcher for dispatcher in feed.router.dispatchers])
+    if rest is None or len(rest) > 1:
+        place = "changefeed: sink.dispatchers" if feed.router.dispatchers else _FILTER_PLACE
+        raise ConfigError(_shared("tables that no dispatcher fits", feed.router.default_topic), key=place)
+    return rest
 
 
 def _shared(who: str, topic: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tidesink.codecs.base import Producer
 from tidesink.config.changefeed.given import Given
-from tidesink.config.changefeed.options import Refusal, Stage
+from tidesink.config.changefeed.options import Refusal, Stage, place_of
 from tidesink.config.problems import nearest
 from tidesink.typemap.shown import shown
 
@@ -59,6 +59,11 @@ class Facts:
     glue: Mapping[str, Any] | None
     integrity: Mapping[str, Any]
     force_replicate: bool
+
+    @property
+    def section(self) -> str:
+        """Where ``integrity`` and ``force-replicate`` stand in the TOML: of new TiCDC under ``sink``."""
+        return "sink." if self.producer == "new" else ""
 
     @property
     def checksum(self) -> bool:
@@ -172,7 +177,11 @@ def _integrity(facts: Facts) -> Found:
     for name, allowed in _INTEGRITY.items():
         value = facts.integrity.get(name, allowed[0])
         if value not in allowed and (facts.given.kafka or name != "integrity-check-level"):
-            yield f"changefeed: integrity.{name}", f"{shown(value)} is unknown", f"use {' or '.join(allowed)}"
+            yield (
+                f"changefeed: {facts.section}integrity.{name}",
+                f"{shown(value)} is unknown",
+                f"use {' or '.join(allowed)}",
+            )
     if facts.checksum and facts.given.setting("sink", "column-selectors"):
         yield "changefeed: sink.column-selectors", "excludes integrity-check-level correctness", "keep one"
 
@@ -246,7 +255,7 @@ def _is_base64(text: str) -> bool:
 def _force_replicate(facts: Facts) -> Found:
     if not facts.force_replicate:
         return
-    field = "changefeed: force-replicate"
+    field = f"changefeed: {facts.section}force-replicate"
     if facts.uses_registry:
         yield field, f"{facts.protocol} needs a key in every table", "set it to false, or use canal-json"
     if facts.producer == "classic" and facts.large_option != "none":
@@ -276,7 +285,7 @@ def _avro(facts: Facts) -> Found:
     right = options["enable-tidb-extension"] and all(options[name] == "string" for name in modes)
     if facts.checksum and facts.protocol == "avro" and not right:
         yield (
-            "changefeed: integrity.integrity-check-level",
+            f"changefeed: {facts.section}integrity.integrity-check-level",
             "correctness needs three other options with avro",
             "set enable-tidb-extension=true, avro-decimal-handling-mode=string and "
             "avro-bigint-unsigned-handling-mode=string",
@@ -316,4 +325,8 @@ RULES: Final[tuple[tuple[Stage, Rule], ...]] = (
 
 def refusals_of(facts: Facts) -> list[Refusal]:
     """Everything that TiCDC refuses, in the order of its stages."""
-    return [Refusal(stage, *found) for stage, rule in RULES for found in rule(facts)]
+    return [
+        Refusal(stage, place_of(field, facts.given), reason, remedy)
+        for stage, rule in RULES
+        for field, reason, remedy in rule(facts)
+    ]
