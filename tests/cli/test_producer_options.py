@@ -27,3 +27,23 @@ def test_the_producers_options_are_accepted(vectors: Path, schemas: str, codec: 
         options = [f"--{name}={json.dumps(v) if isinstance(v, bool) else v}" for name, v in config.items()]
         result = run("decode", *options, "--schemas", schemas, "--input", "-", "-o", "json", stdin="")
         assert (result.exit_code, result.stdout, result.stderr) == (0, "", ""), config
+
+
+@pytest.mark.parametrize("command", [("decode",), ("encode",), ("dev", "workload"), ("registry", "check")])
+def test_help_shows_each_protocols_options_by_themselves(command: tuple[str, ...]) -> None:
+    sections: dict[str, list[str]] = {}
+    heading = ""
+    for line in run(*command, "--help").stdout.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            heading = line[:-1]
+        if line.startswith("  -"):
+            words = [word for word in line.split() if word.startswith("--")]
+            sections.setdefault(heading, []).append(words[0])
+    assert "--help" in sections["Options"]
+    assert {"--enable-tidb-extension", "--time-zone"} <= set(sections["Options of the changefeed"])
+    assert "--avro-decimal-handling-mode" in sections["Options of flat-avro"]
+    assert "--max-decompressed-bytes" in sections["Options of canal-json"]
+    assert "--time-precision-mode" in sections["Options of debezium"]
+    named = [option for options in sections.values() for option in options]
+    assert sorted(set(named)) == sorted(named), "an option stands in one place"
+    assert len(sections["Options"]) < 20

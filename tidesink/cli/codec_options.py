@@ -112,6 +112,47 @@ _MEANING: Final[dict[str, Callable[[Any], dict[str, Any]]]] = {
     "terminator": lambda _: {},
 }
 
+# Under which heading --help shows an option; the others are for every protocol.
+_HEADINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Options of flat-avro": (
+        "avro_enable_watermark",
+        "avro_include_before_value",
+        "avro_decimal_handling_mode",
+        "avro_bigint_unsigned_handling_mode",
+        "integrity_check_level",
+        "checksum",
+    ),
+    "Options of canal-json": (
+        "content_compatible",
+        "only_output_updated_columns",
+        "delete_only_output_handle_key_columns",
+        "output_row_key",
+        "large_message_handle_option",
+        "large_message_handle_compression",
+        "claim_check_storage_uri",
+        "claim_check_raw_value",
+        "upstream_url",
+        "max_decompressed_bytes",
+    ),
+    "Options of debezium": (
+        "debezium_disable_schema",
+        "debezium_include_start_ts",
+        "debezium_output_old_value",
+        "debezium_unwrapped",
+        "cluster_id",
+        "decimal_handling_mode",
+        "bigint_unsigned_handling_mode",
+        "binary_handling_mode",
+        "time_precision_mode",
+        "interval_handling_mode",
+        "hstore_handling_mode",
+        "decimal_format",
+        "unavailable_value_placeholder",
+    ),
+}
+_HEADING_OF: Final = {name: heading for heading, names in _HEADINGS.items() for name in names}
+_FOR_ALL: Final = "Options of the changefeed"
+
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
@@ -120,12 +161,19 @@ def _option(name: str) -> str:
 def _parameters() -> Iterator[tuple[str, Any]]:
     for name, text in _FLAGS.items():
         flags = f"{_option(name)}/--no{_option(name)[1:]}"
-        yield name, Annotated[bool | None, typer.Option(flags, help=text, rich_help_panel="Codec")]
+        yield name, Annotated[bool | None, typer.Option(flags, help=text, rich_help_panel=_heading(name))]
     for name, text in _TEXTS.items():
-        option = typer.Option(_option(name), help=text, rich_help_panel="Codec", envvar=_SECRETS.get(name))
+        option = typer.Option(
+            _option(name), help=text, rich_help_panel=_heading(name), envvar=_SECRETS.get(name)
+        )
         yield name, Annotated[str | None, option]
     for name, text in _NUMBERS.items():
-        yield name, Annotated[int | None, typer.Option(_option(name), min=1, help=text)]
+        option = typer.Option(_option(name), min=1, help=text, rich_help_panel=_heading(name))
+        yield name, Annotated[int | None, option]
+
+
+def _heading(name: str) -> str:
+    return _HEADING_OF.get(name, _FOR_ALL)
 
 
 _PARAMETERS: Final = dict(_parameters())
@@ -220,6 +268,19 @@ class CodecCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Rewrite valued booleans to flags, then parse as ever."""
         return super().parse_args(ctx, list(_as_flags(args)))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options under the heading of each; plain help shows no panels of its own."""
+        found: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            named = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                found.setdefault(getattr(parameter, "rich_help_panel", None) or named, []).append(record)
+        for heading, records in found.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 def _as_flags(args: Sequence[str]) -> Iterator[str]:

@@ -177,7 +177,7 @@ def _owners(feed: Changefeed, index: int, passed: TableFilter) -> tuple[TableId,
 
 
 def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
-    """Who has the sink URI's topic: one table that the filter lets through and no dispatcher fits, or none."""
+    """Who has the sink URI's topic: one table that the filter lets through, no dispatcher's, or none."""
     rest = passed.rest([dispatcher.matcher for dispatcher in feed.router.dispatchers])
     if rest is None or len(rest) > 1:
         place = "changefeed: sink.dispatchers" if feed.router.dispatchers else _FILTER_PLACE
