@@ -65,7 +65,8 @@ def folder(record: Record, pytestconfig: pytest.Config) -> VectorFolder:
 def golden_names(pytestconfig: pytest.Config) -> list[str]:
     """The names of all records of the run's vectors and of our own subset."""
     roots = {vectors_dir(pytestconfig), Path(__file__).parent / "data"}
-    codecs = [(codec, kind) for codec in ("avro", "canal-json") for kind in ("rows", "control")]
+    names = ("avro", "canal-json", "debezium", "debezium-avro")
+    codecs = [(codec, kind) for codec in names for kind in ("rows", "control")]
     return [one.name for root in roots if root.is_dir() for pair in codecs for one in _records(root, *pair)]
 
 

@@ -35,3 +35,31 @@ EXCLUSIONS: Final = (
 def excluded(name: str) -> Exclusion | None:
     """The first exclusion that names a record."""
     return next((one for one in EXCLUSIONS if one.matches(name)), None)
+
+
+# Records that nobody can read; each is still refused by name.
+UNREADABLE: Final = (
+    Exclusion(
+        "*/debezium-avro/name_reserved#*",
+        "a fault of the producer: its Avro library takes the type 'record' of the source block for the "
+        "table of that name, so the bytes are no record of their schema",
+    ),
+)
+# Records that, decoded and encoded again, are not what they were.
+ROUND_TRIP: Final = (
+    *UNREADABLE,
+    Exclusion(
+        "*/debezium-avro/ddl_database@11:*",
+        "a fault of the producer: it keeps schemas by subject, which all DDL shares, and so writes this "
+        "database's DDL with another database's; we write it with its own, the bytes after the id equal",
+    ),
+    Exclusion(
+        "*/debezium-avro/ddl_database@35:*",
+        "a fault of the producer: as above, another database's schema",
+    ),
+    Exclusion(
+        "*/debezium-avro/watermark@50:*",
+        "a loss of the producer: a commit_ts beyond a long is written as the smallest long, and the wall "
+        "clock beside it is of the one that is lost",
+    ),
+)

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from tidesink.change import ChangeEvent, DdlEvent, Event, Message, MessageEvent, Op, TableId, WatermarkEvent
+from tidesink.change import (
+    ChangeEvent,
+    DdlEvent,
+    Event,
+    Message,
+    MessageEvent,
+    Op,
+    Position,
+    TableId,
+    WatermarkEvent,
+)
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_values_modes import DebeziumModes
@@ -310,8 +320,42 @@ def test_what_is_not_written_is_refused_by_name() -> None:
     avro = open_codec("debezium-avro", registry=MemorySchemaRegistry())
     with pytest.raises(EncodeError, match="commit_ts"):
         avro.encode(event, topic="t")
-    with pytest.raises(EncodeError, match="only rows"):
-        avro.encode(WatermarkEvent(1, event.position), topic="t")
+    heartbeat = _decode(_message({"ts_ms": 5}))
+    for codec in (open_codec("debezium-json"), avro):
+        with pytest.raises(EncodeError, match="a Debezium connector's"):
+            codec.encode(heartbeat, topic="t")
+
+
+def test_ddl_of_others_is_refused_by_name() -> None:
+    """TiCDC's ``tableChanges`` are the whole table as TiDB sees it, which nobody else tells."""
+    sending = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True)
+    ddl = {"source": MYSQL, "databaseName": "shop", "ddl": "DROP TABLE t", "tableChanges": []}
+    event = _decode(_message(ddl))
+    assert isinstance(event, DdlEvent)
+    bare = event._replace(commit_ts=5, extension=None)
+    codecs = (
+        open_codec("debezium-json"),
+        open_codec("debezium-avro", registry=MemorySchemaRegistry(), options=sending),
+    )
+    for codec in codecs:
+        with pytest.raises(EncodeError, match="Debezium connector's"):
+            codec.encode(event._replace(commit_ts=5), topic="t")
+        with pytest.raises(EncodeError, match="tableChanges"):
+            codec.encode(bare, topic="t")
+        with pytest.raises(EncodeError, match="commit_ts"):
+            codec.encode(bare._replace(commit_ts=None), topic="t")
+    with pytest.raises(EncodeError, match="no record of its schema"):
+        codecs[1].encode(bare._replace(extension={"tableChanges": [{"id": 1}]}), topic="t")
+
+
+def test_avro_control_messages_are_sent_with_both_options_alone() -> None:
+    position = Position("t", 0, 0)
+    ddl = DdlEvent(TableId("shop", "t"), "DROP TABLE t", "DROP", 5, position, {"tableChanges": []})
+    for extension, watermark in ((True, False), (False, True)):
+        options = CodecOptions(enable_tidb_extension=extension, avro_enable_watermark=watermark)
+        codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(), options=options)
+        assert codec.encode(WatermarkEvent(1, position), topic="t") is None
+        assert codec.encode(ddl, topic="t") is None
 
 
 def test_rows_of_one_shape_share_their_schema() -> None:

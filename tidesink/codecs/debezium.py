@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Position, WatermarkEvent
+from tidesink.change import ChangeEvent, DdlEvent, Event, Message, MessageEvent, Op, Position, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_avro import AvroParser
 from tidesink.codecs.debezium_control import control_event
 from tidesink.codecs.debezium_encode import TicdcWriter
 from tidesink.codecs.debezium_encode_avro import AvroRowWriter
+from tidesink.codecs.debezium_encode_avro_control import AvroControlWriter
 from tidesink.codecs.debezium_envelope import (
     Change,
     change_event,
@@ -190,7 +191,7 @@ class DebeziumJsonCodec(DebeziumCodec):
         self._writer = TicdcWriter(self._options, clock)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record TiCDC writes for a row or a watermark; None for a watermark without the extension.
+        """The record TiCDC writes; None for a watermark without the TiDB extension.
 
         Raises:
             EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
@@ -200,19 +201,17 @@ class DebeziumJsonCodec(DebeziumCodec):
                 return self._writer.row(event)
             if isinstance(event, WatermarkEvent):
                 return self._writer.watermark(event)
+            if isinstance(event, DdlEvent):
+                return self._writer.ddl(event)
         except EncodeError as error:
             raise error.with_context(topic=topic) from error
-        raise EncodeError(
-            "DDL and messages are not written: TiCDC's tableChanges describe the whole table, and no event "
-            "carries that",
-            topic=topic,
-        )
+        raise _unwritten(event, topic)
 
 
 class DebeziumAvroCodec(DebeziumCodec):
     """``debezium-avro``: Avro behind Confluent headers, its schemas in the registry.
 
-    It encodes rows as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
+    It encodes as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
     """
 
     name = "debezium-avro"
@@ -227,20 +226,36 @@ class DebeziumAvroCodec(DebeziumCodec):
     ) -> None:
         super().__init__(AvroParser(registry), options=options, definitions=definitions)
         self._writer = AvroRowWriter(registry, self._options, clock)
+        self._control = AvroControlWriter(registry, self._options, clock)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record TiCDC writes for a row, its schemas registered under the topic's subjects.
+        """The record TiCDC writes for a row, a DDL or a watermark, its schemas registered.
+
+        None for DDL and watermarks without ``enable_tidb_extension`` and ``avro_enable_watermark``.
 
         Raises:
             EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
             RegistryError: the schemas cannot be registered.
         """
-        if not isinstance(event, ChangeEvent):
-            raise EncodeError("only rows are written: use debezium-json for watermarks", topic=topic)
         try:
-            return self._writer.row(event, topic)
+            if isinstance(event, ChangeEvent):
+                return self._writer.row(event, topic)
+            if isinstance(event, WatermarkEvent):
+                return self._control.watermark(event)
+            if isinstance(event, DdlEvent):
+                return self._control.ddl(event)
         except EncodeError as error:
-            raise error.with_context(topic=topic, table=str(event.table)) from error
+            table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
+            raise error.with_context(topic=topic, table=table) from error
+        raise _unwritten(event, topic)
+
+
+def _unwritten(event: MessageEvent, topic: str) -> EncodeError:
+    return EncodeError(
+        f"messages ({event.kind}) are a Debezium connector's and not written, for TiCDC has none: "
+        "drop the line",
+        topic=topic,
+    )
 
 
 def _placed(error: TidesinkError, message: Message) -> TidesinkError:

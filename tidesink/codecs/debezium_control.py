@@ -60,8 +60,9 @@ def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
         raise SchemaMismatchError(f"ddl is {shown(query)}: a text was expected")
     changes = payload.get("tableChanges")
     extension = {"source": dict(source), "ts_ms": payload.get("ts_ms")}
-    if query is None:
-        extension["tableChanges"] = changes  # SQL Server and Db2 tell the columns, and no statement
+    if query is None or connector_of(source) == TICDC:
+        # SQL Server and Db2 tell the columns, and no statement; TiCDC's are needed to write it again.
+        extension["tableChanges"] = changes
     return DdlEvent(
         table=_ddl_table(payload, source),
         query=query or "",

@@ -1,7 +1,7 @@
-"""Events to TiCDC's ``debezium`` protocol, JSON (new architecture, b813e76): rows and watermarks.
+"""Events to TiCDC's ``debezium`` protocol, JSON (new architecture, b813e76): rows, DDL and watermarks.
 
-Held byte for byte to TiCDC's own messages. DDL is not written: its ``tableChanges`` describe the whole
-table as TiDB's parser sees it, which no event carries. Nor is what a Debezium connector would write.
+Held byte for byte to TiCDC's own messages. The ``tableChanges`` of a DDL describe the whole table as TiDB's
+parser sees it: they are those the event was decoded with. What a Debezium connector writes is not written.
 """
 
 from __future__ import annotations
@@ -10,59 +10,25 @@ from collections.abc import Callable
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from tidesink.change import ChangeEvent, Column, Op, Row, TableId, TableSchema, WatermarkEvent, physical_ms
+from tidesink.change import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
+from tidesink.codecs.debezium_encode_connect import (
+    DDL_KEY,
+    ddl_payload,
+    ddl_value_schema,
+    envelope_schema,
+    key_schema,
+    source_block,
+    source_schema,
+    watermark_name,
+    watermark_payload,
+)
 from tidesink.codecs.debezium_encode_values import Members, dumped, schema_field, wire_value
 from tidesink.errors import EncodeError
 from tidesink.schema_registry.naming import sanitize_name
 
 _OPS: Final = {Op.INSERT: "c", Op.UPSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
-_VERSION: Final = "2.4.0.Final"
 _MOST_TABLES: Final = 256
-
-
-def _field(kind: str, name: str, *, optional: bool = False) -> Members:
-    return {"type": kind, "optional": optional, "field": name}
-
-
-_SNAPSHOT: Final[Members] = {
-    "type": "string",
-    "optional": True,
-    "name": "io.debezium.data.Enum",
-    "version": 1,
-    "parameters": {"allowed": "true,last,false,incremental"},
-    "default": "false",
-    "field": "snapshot",
-}
-_SOURCE: Final[list[Members]] = [
-    _field("string", "version"),
-    _field("string", "connector"),
-    _field("string", "name"),
-    _field("int64", "ts_ms"),
-    _SNAPSHOT,
-    _field("string", "db"),
-    _field("string", "sequence", optional=True),
-    _field("string", "table", optional=True),
-    _field("int64", "server_id"),
-    _field("string", "gtid", optional=True),
-    _field("string", "file"),
-    _field("int64", "pos"),
-    _field("int32", "row"),
-    _field("int64", "thread", optional=True),
-    _field("string", "query", optional=True),
-]
-_TRANSACTION: Final[Members] = {
-    "type": "struct",
-    "fields": [
-        _field("string", "id"),
-        _field("int64", "total_order"),
-        _field("int64", "data_collection_order"),
-    ],
-    "optional": True,
-    "name": "event.block",
-    "version": 1,
-    "field": "transaction",
-}
 
 
 class TicdcWriter:
@@ -88,7 +54,7 @@ class TicdcWriter:
             missing = "column types" if schema is None else "commit_ts"
             raise EncodeError(f"the event has no {missing}, which TiCDC's debezium protocol writes")
         payload = {
-            "source": self._source(event.table, event.commit_ts, event),
+            "source": self._source(event, event.commit_ts),
             "ts_ms": self._clock(),
             "transaction": None,
             "op": _OPS[event.op],
@@ -96,47 +62,39 @@ class TicdcWriter:
         }
         row = event.after or event.before or {}
         key = {column.name: self._value(column, row) for column in schema.handle_columns}
-        key_schema, value_schema = self._schema_texts(schema)
-        return EncodedRecord(_wrapped(key, key_schema), _wrapped(payload, value_schema))
+        key_text, value_text = self._schema_texts(schema)
+        return EncodedRecord(_wrapped(key, key_text), _wrapped(payload, value_text))
+
+    def ddl(self, event: DdlEvent) -> EncodedRecord:
+        """The record of a DDL that was decoded from one of TiCDC's debezium protocols.
+
+        Raises:
+            EncodeError: the event has no ``tableChanges`` or no commit_ts, or is a connector's.
+        """
+        payload = ddl_payload(event, self._options, self._clock())
+        key = value = ""
+        if not self._options.debezium_disable_schema:
+            key, value = dumped(DDL_KEY), dumped(ddl_value_schema(self._control_source()))
+        return EncodedRecord(_wrapped({"databaseName": event.table.schema}, key), _wrapped(payload, value))
 
     def watermark(self, event: WatermarkEvent) -> EncodedRecord | None:
         """The record of a watermark, which TiCDC sends with the TiDB extension alone; else None."""
         if not self._options.enable_tidb_extension:
             return None
-        payload = {
-            "source": self._source(TableId("", ""), event.commit_ts, None),
-            "ts_ms": self._clock(),
-            "transaction": None,
-            "op": "m",
-        }
+        payload = watermark_payload(event, self._options, self._clock())
         key = value = ""
         if not self._options.debezium_disable_schema:
-            key = dumped(_key_schema("default.watermark", []))
-            value = dumped(_envelope_schema("default.watermark", self._source_schema(), []))
+            name = watermark_name(self._options)
+            key = dumped(key_schema(name, []))
+            value = dumped(envelope_schema(name, self._control_source(), []))
         return EncodedRecord(_wrapped({}, key), _wrapped(payload, value))
 
-    def _source(self, table: TableId, commit_ts: int, event: ChangeEvent | None) -> Members:
-        extra: Members = {"commit_ts": commit_ts}
-        if self._options.debezium_include_start_ts and event is not None:
-            extra["start_ts"] = _start_ts(event)
-        return {
-            "version": _VERSION,
-            "connector": "TiCDC",
-            "name": self._options.cluster_id,
-            "ts_ms": physical_ms(commit_ts),
-            "snapshot": "false",
-            "db": table.schema,
-            "table": table.name,
-            "server_id": 0,
-            "gtid": None,
-            "file": "",
-            "pos": 0,
-            "row": 0,
-            "thread": 0,
-            "query": None,
-            **extra,
-            "cluster_id": self._options.cluster_id,
-        }
+    def _control_source(self) -> Members:
+        return source_schema(extension=self._options.enable_tidb_extension)
+
+    def _source(self, event: ChangeEvent, commit_ts: int) -> Members:
+        extra = {"start_ts": _start_ts(event)} if self._options.debezium_include_start_ts else {}
+        return source_block(self._options, event.table, commit_ts, **extra)
 
     def _images(self, event: ChangeEvent, schema: TableSchema) -> Members:
         before, after = self._image(event.before, schema), self._image(event.after, schema)
@@ -175,24 +133,8 @@ class TicdcWriter:
         fields = [schema_field(column, extension=extension) for column in columns]
         keys = [schema_field(column, extension=extension) for column in schema.handle_columns]
         images = [_image_schema(name, part, fields) for part in ("before", "after")]
-        envelope = _envelope_schema(name, self._source_schema(), images)
-        return dumped(_key_schema(name, keys)), dumped(envelope)
-
-    def _source_schema(self) -> Members:
-        extra = []
-        if self._options.enable_tidb_extension:
-            extra.append(_field("int64", "commit_ts"))
-        if self._options.debezium_include_start_ts:
-            extra.append(_field("int64", "start_ts"))
-        if self._options.enable_tidb_extension:
-            extra.append(_field("string", "cluster_id"))
-        return {
-            "type": "struct",
-            "fields": [*_SOURCE, *extra],
-            "optional": False,
-            "name": "io.debezium.connector.mysql.Source",
-            "field": "source",
-        }
+        source = source_schema(extension=extension, start_ts=self._options.debezium_include_start_ts)
+        return dumped(key_schema(name, keys)), dumped(envelope_schema(name, source, images))
 
 
 def _start_ts(event: ChangeEvent) -> int:
@@ -203,24 +145,8 @@ def _start_ts(event: ChangeEvent) -> int:
     return found
 
 
-def _key_schema(name: str, fields: list[Members]) -> Members:
-    return {"type": "struct", "name": f"{name}.Key", "optional": False, "fields": fields}
-
-
 def _image_schema(name: str, part: str, fields: list[Members]) -> Members:
     return {"type": "struct", "optional": True, "name": f"{name}.Value", "field": part, "fields": fields}
-
-
-def _envelope_schema(name: str, source: Members, images: list[Members]) -> Members:
-    rest = [source, _field("string", "op"), _field("int64", "ts_ms", optional=True), _TRANSACTION]
-    fields = [*images, *rest]
-    return {
-        "type": "struct",
-        "optional": False,
-        "name": f"{name}.Envelope",
-        "version": 1,
-        "fields": fields,
-    }
 
 
 def _wrapped(payload: Members, schema: str) -> bytes:

@@ -1,22 +1,25 @@
 """Row changes to TiCDC's ``debezium-avro`` protocol (new architecture, b813e76).
 
-Held to TiCDC's own schemas and bytes. Control messages are not written: their subjects have no topic.
+Held to TiCDC's own schemas and bytes.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-import fastavro
-
 from tidesink.change import ChangeEvent, Column, ColumnType, Op, Row, TableId, TableSchema, Value, physical_ms
 from tidesink.codecs.base import CodecOptions, EncodedRecord
-from tidesink.codecs.debezium_avro import bare_schema
+from tidesink.codecs.debezium_encode_avro_record import (
+    AvroPart,
+    named_record,
+    optional_avro,
+    plain_avro,
+    registered,
+    source_record,
+)
 from tidesink.codecs.debezium_encode_values import (
     Members,
     connect_parameters,
@@ -24,7 +27,6 @@ from tidesink.codecs.debezium_encode_values import (
     wire_value,
 )
 from tidesink.codecs.flat_avro_values import to_wire
-from tidesink.codecs.wire import header
 from tidesink.errors import EncodeError
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
@@ -37,22 +39,6 @@ _INT64_END: Final = 1 << 63
 _MOST_TABLES: Final = 256
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A registered schema, and what fastavro writes with it."""
-
-    head: bytes
-    bare: Any
-
-    def written(self, record: Members) -> bytes:
-        stream = BytesIO()
-        try:
-            fastavro.schemaless_writer(stream, self.bare, record)
-        except (ValueError, TypeError, KeyError) as error:
-            raise EncodeError(f"the row is no record of its schema: {error!s:.200}") from error
-        return self.head + stream.getvalue()
-
-
 class AvroRowWriter:
     """Writes TiCDC's ``debezium-avro`` rows, and registers their schemas under the topic's subjects."""
 
@@ -61,7 +47,7 @@ class AvroRowWriter:
         self._options = options
         self._clock = clock
         self._zone = ZoneInfo(options.time_zone)
-        self._parts: dict[tuple[str, TableId, int], tuple[TableSchema, _Part, _Part]] = {}
+        self._parts: dict[tuple[str, TableId, int], tuple[TableSchema, AvroPart, AvroPart]] = {}
 
     def row(self, event: ChangeEvent, topic: str) -> EncodedRecord:
         """The record of a row change.
@@ -112,7 +98,7 @@ class AvroRowWriter:
             raise EncodeError("the event has no value for this column", column=column.name)
         return avro_value(column, row[column.name], self._options, self._zone)
 
-    def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[_Part, _Part]:
+    def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
         place = (topic, table, id(schema))
         known = self._parts.get(place)
         if known is None or known[0] is not schema:
@@ -123,13 +109,9 @@ class AvroRowWriter:
             record = _Records(table, schema, self._options)
             parts = (record.key(), record.envelope())
             names = (f"{topic}-key", f"{topic}-value")  # dots stay here, unlike in flat-avro's subjects
-            key, value = (self._registered(*one) for one in zip(names, parts, strict=True))
+            key, value = (registered(self._registry, *one) for one in zip(names, parts, strict=True))
             known = self._parts[place] = (schema, key, value)
         return known[1], known[2]
-
-    def _registered(self, subject: str, record: Members) -> _Part:
-        text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-        return _Part(header(self._registry.register(subject, text)), bare_schema(record))
 
 
 @dataclass(frozen=True)
@@ -146,58 +128,27 @@ class _Records:
     def envelope(self) -> Members:
         row = self._record("", [self._column(column) for column in self.schema.columns])
         fields = [
-            _optional("before", row),
-            _optional("after", f"{self._namespace}.{sanitize_name(self.table.name)}"),
-            _plain("source", self._source()),
-            _plain("op", "string"),
-            _plain("ts_ms", "long"),
+            optional_avro("before", row),
+            optional_avro("after", f"{self._namespace}.{sanitize_name(self.table.name)}"),
+            plain_avro("source", source_record(self._namespace)),
+            plain_avro("op", "string"),
+            plain_avro("ts_ms", "long"),
         ]
-        return {**self._record("Envelope", fields), "connect.version": 1}
+        return self._record("Envelope", fields, version=1)
 
     @property
     def _namespace(self) -> str:
         return f"{sanitize_name(self.options.cluster_id)}.{sanitize_name(self.table.schema)}"
 
-    def _record(self, suffix: str, fields: list[Members]) -> Members:
-        return self._named(sanitize_name(self.table.name) + suffix, fields)
-
-    def _named(self, name: str, fields: list[Members]) -> Members:
-        full = f"{self._namespace}.{name}"
-        kind = {"name": name, "namespace": self._namespace, "type": "record"}
-        return {"connect.name": full, "fields": fields, **kind}
-
-    def _source(self) -> Members:
-        long, text = "long", "string"
-        fields = [
-            *(_plain(name, text) for name in ("version", "connector", "name")),
-            _plain("ts_ms", long),
-            _optional("snapshot", text),
-            *(_plain(name, text) for name in ("db", "table")),
-            _plain("server_id", long),
-            _optional("gtid", text),
-            _plain("file", text),
-            _plain("pos", long),
-            _plain("row", "int"),
-            _optional("thread", long),
-            _optional("query", text),
-            _plain("commit_ts", long),
-            _plain("cluster_id", text),
-        ]
-        return self._named("Source", fields)
+    def _record(self, suffix: str, fields: list[Members], *, version: int | None = None) -> Members:
+        name = sanitize_name(self.table.name) + suffix
+        return named_record(self._namespace, name, fields, version=version)
 
     def _column(self, column: Column) -> Members:
-        field = _optional(column.name, avro_type(column, self.options))
+        field = optional_avro(column.name, avro_type(column, self.options))
         if self.options.enable_tidb_extension:
             field["tidb_type"] = mysql_type_word(column.type)
         return field
-
-
-def _plain(name: str, kind: Any) -> Members:
-    return {"connect.field": name, "name": sanitize_name(name), "type": kind}
-
-
-def _optional(name: str, kind: Any) -> Members:
-    return {"connect.field": name, "default": None, "name": sanitize_name(name), "type": ["null", kind]}
 
 
 def avro_type(column: Column, options: CodecOptions) -> Any:

@@ -28,6 +28,7 @@ Members = dict[str, Any]
 _UINT64: Final = 1 << 64
 _INT64_END: Final = 1 << 63
 _EPOCH: Final = datetime(1970, 1, 1)
+_ZERO_MOMENT: Final = _EPOCH.replace(tzinfo=ZoneInfo("UTC"))
 _MOMENT: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?", re.ASCII)
 _TIME: Final = re.compile(r"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
 _NOW: Final = "CURRENT_TIMESTAMP"
@@ -152,6 +153,9 @@ def _timestamp(column: Column, value: Value, zone: ZoneInfo) -> Any:
     if moment is None:
         raise _refused(column, value)
     utc = moment.replace(tzinfo=zone).astimezone(ZoneInfo("UTC"))
+    if utc == _ZERO_MOMENT:
+        # TIMESTAMP begins a second later: this is what a zero one was read as.
+        return _ZERO_TIMESTAMP
     fsp = column.type.fsp or 0
     fraction = f".{utc.microsecond:06d}"[: 1 + fsp] if fsp else ""
     return f"{utc:%Y-%m-%dT%H:%M:%S}{fraction}Z"
