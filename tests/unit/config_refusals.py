@@ -342,6 +342,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "nan",
         "a finite number",
     ),
+    (
+        "duration without a unit",
+        changed(FLAT_AVRO, batch__poll_interval=500),
+        "batch.poll-interval",
+        "500 is not allowed",
+        "give it a unit: 500ms, 10s, 5m, 1h",
+    ),
     ("long retry", changed(FLAT_AVRO, retry__for="366d"), "retry.for", "31622400.0", "31536000.0 or less"),
     (
         "too many records",

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.unit.config_refusals import CASES
-from tests.unit.config_samples import FLAT_AVRO, changed, wrong
+from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.config import check_config, load_config
 from tidesink.errors import ConfigError
 
@@ -68,6 +68,43 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> No
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_config(file)
+
+
+def test_kafkas_properties_are_told_with_what_is_wrong_elsewhere() -> None:
+    """A wrong protocol leaves too little for the checks between settings; these need nothing else."""
+    kafka = {"securty.protocol": "SSL", "sasl.mechanism": "FOO"}
+    found = wrong(changed(FLAT_AVRO, source__protocol="avrro", source__kafka=kafka))
+    assert set(found) == {
+        "source.protocol",
+        "source.kafka.securty.protocol",
+        "source.kafka.sasl.mechanism",
+    }
+    assert "did you mean security.protocol?" in found["source.kafka.securty.protocol"].reason
+
+
+def test_a_long_list_of_names_is_cut_to_the_nearest() -> None:
+    found = wrong(changed(FLAT_AVRO, source__kafka={"ssl.ca.file": "x"}, source__content_compatibel=True))
+    assert found["source.content-compatibel"].remedy.startswith("use one of content-compatible, ")
+    assert found["source.kafka.ssl.ca.file"].remedy.startswith("use one of ssl.ca.location, ")
+    for problem in found.values():
+        assert problem.remedy.count(",") == 4
+        assert ", …: docs/configuration.md lists all " in problem.remedy
+
+
+def test_no_words_of_the_library_are_shown() -> None:
+    """Its own begin with ``Value error,`` and name Python's types."""
+    for name, data, *_ in CASES:
+        for problem in wrong(data).values():
+            assert "Value error" not in f"{problem}", name
+            assert "Input should" not in f"{problem}", name
+
+
+def test_a_duration_of_nothing_needs_no_unit() -> None:
+    assert right(changed(FLAT_AVRO, retry__for=0)).retry.for_ == 0
+    assert (
+        "number greater than 0"
+        in wrong(changed(FLAT_AVRO, batch__poll_interval=0))["batch.poll-interval"].remedy
+    )
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, refusals
+from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, KafkaProperties, refusals
 from tidesink.config.large_messages import large_message_problems
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
@@ -248,7 +248,12 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
 
 
 def _kafka_list(config: Config) -> Iterator[Problem]:
-    for name, reason, remedy in refusals(config.source.kafka):
+    return kafka_problems(config.source.kafka)
+
+
+def kafka_problems(properties: KafkaProperties) -> Iterator[Problem]:
+    """Client properties that are not taken."""
+    for name, reason, remedy in refusals(properties):
         yield Problem(f"source.kafka.{name}", reason, remedy)
 
 

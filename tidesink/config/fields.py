@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -59,6 +60,9 @@ class Model(BaseModel):
 
 def _duration(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
+        # Seconds to some, milliseconds to Kafka's users; nothing is nothing in either.
+        if value and math.isfinite(value):
+            raise ValueError("give it a unit: 500ms, 10s, 5m, 1h")
         return float(value)
     found = _DURATION.fullmatch(str(value).strip())
     if found is None:
@@ -101,22 +105,28 @@ def _without_secrets(value: str) -> str:
     return _QUERY_VALUE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", value))
 
 
-def _duration_schema(least: str) -> WithJsonSchema:
-    number = {"type": "number", least: 0, "maximum": LONGEST_SECONDS}
-    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": _DURATION.pattern}]})
+def shown_seconds(value: float) -> str:
+    """A duration as a config file has it."""
+    return f"{value:g}s"
+
+
+_DURATION_TEXT: Final = {"type": "string", "pattern": _DURATION.pattern}
+_SHOWN_DURATION: Final = PlainSerializer(shown_seconds, return_type=str, when_used="json")
 
 
 Duration = Annotated[
     float,
     Field(allow_inf_nan=False, ge=0, le=LONGEST_SECONDS),
     BeforeValidator(_duration),
-    _duration_schema("minimum"),
+    WithJsonSchema({"anyOf": [{"const": 0}, _DURATION_TEXT]}),
+    _SHOWN_DURATION,
 ]
 PositiveDuration = Annotated[
     float,
     Field(allow_inf_nan=False, gt=0, le=LONGEST_SECONDS),
     BeforeValidator(_duration),
-    _duration_schema("exclusiveMinimum"),
+    WithJsonSchema(_DURATION_TEXT),
+    _SHOWN_DURATION,
 ]
 ByteSize = Annotated[
     int,

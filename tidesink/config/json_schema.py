@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidesink.config.fields import shown_seconds
 from tidesink.config.models import Config
 
 # A reference may stand for any value; it is replaced before the value is checked.
@@ -34,6 +35,8 @@ def _plain(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     kept = {name: _member(name, value) for name, value in part.items() if name != "title"}
+    if isinstance(kept.get("default"), float):
+        kept["default"] = shown_seconds(kept["default"])  # durations alone are such numbers
     if isinstance(kept.get("description"), str):
         kept["description"] = kept["description"].replace("``", "`").replace("\n", " ")
     if isinstance(kept.get("pattern"), str) and not kept["pattern"].startswith(("^", r"\$")):

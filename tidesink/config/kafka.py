@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr, ValidationInfo
 
-from tidesink.config.problems import nearest
+from tidesink.config.problems import nearest, one_of
 
 Properties = Mapping[str, SecretStr]
 
@@ -104,7 +104,7 @@ def _refusal(name: str, value: SecretStr) -> tuple[str, str] | None:
     if row is None:
         return (
             f"is not on the list of client properties{nearest(name, ALLOWED)}",
-            f"use one of {', '.join(ALLOWED)}",
+            one_of(name, ALLOWED),
         )
     if row.allowed and value.get_secret_value() not in row.allowed:
         return "has a value that is not allowed", f"use {' or '.join(row.allowed)}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
-from tidesink.config.checks import cross_problems
+from tidesink.config.checks import cross_problems, kafka_problems
 from tidesink.config.interpolate import Interpolated
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem, place_of, problems_of
@@ -79,7 +79,15 @@ def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Pro
             data = _with_placeholders(_without(data, [place_of(detail) for detail in error.errors()]))
         else:
             return config, problems + [p for p in cross_problems(config) if not _said(p, problems)]
-    return None, problems
+    return None, problems + list(_kafka_problems(found.data))
+
+
+def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
+    """What is wrong with Kafka's properties, where too little of the rest is right to make a config of it."""
+    source = data.get("source")
+    properties = source.get("kafka") if isinstance(source, dict) else None
+    if isinstance(properties, dict):
+        yield from kafka_problems({str(name): SecretStr(str(value)) for name, value in properties.items()})
 
 
 def _said(problem: Problem, before: list[Problem]) -> bool:

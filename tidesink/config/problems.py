@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tidesink.typemap.shown import shown as cut
+
+# More names than this are no help on a terminal.
+_MOST_NAMED: Final = 12
+_NEAREST: Final = 4
 
 
 class Problem(NamedTuple):
@@ -41,10 +45,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]}?)" if found else ""
 
 
+def one_of(word: str, known: Iterable[str]) -> str:
+    """What to write instead: all that is known, or of much the nearest and where the rest stands."""
+    names = sorted(known)
+    if len(names) <= _MOST_NAMED:
+        return f"use one of {', '.join(names)}"
+    near = difflib.get_close_matches(word.lower(), names, n=_NEAREST, cutoff=0)
+    return f"use one of {', '.join(near)}, …: docs/configuration.md lists all {len(names)}"
+
+
 def _unknown(error: ErrorDetails, _shown: str, known: Known) -> tuple[str, str]:
-    names = known(error["loc"][:-1])
-    hint = nearest(str(error["loc"][-1]), names)
-    return f"unknown setting{hint}", f"use one of {', '.join(sorted(names))}" if names else "remove it"
+    names, word = known(error["loc"][:-1]), str(error["loc"][-1])
+    return f"unknown setting{nearest(word, names)}", one_of(word, names) if names else "remove it"
 
 
 def _no_such_type(error: ErrorDetails, _shown: str, _known: Known) -> tuple[str, str]:
