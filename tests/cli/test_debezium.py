@@ -168,3 +168,45 @@ def test_lines_that_cannot_be_written(protocol: str, line: dict[str, Any], words
     result = run("encode", *options, stdin=json.dumps({**line, "position": position}))
     assert result.exit_code in (1, 2)
     assert words in result.stderr
+
+
+def _record(offset: int, key: object, value: object) -> str:
+    key_b64, value_b64 = (base64.b64encode(json.dumps({"payload": one}).encode()) for one in (key, value))
+    record = {"topic": "t", "partition": 0, "offset": offset, "timestamp": None, "headers": []}
+    return json.dumps({**record, "key_b64": key_b64.decode(), "value_b64": value_b64.decode()}) + "\n"
+
+
+def test_a_connectors_ddl_does_not_stop_the_rows(tmp_path: Path) -> None:
+    definition = tmp_path / "t.sql"
+    definition.write_text("CREATE TABLE shop.t (id INT PRIMARY KEY)")
+    mysql = {"connector": "mysql", "db": "shop", "table": "t", "file": "b.000001", "pos": 4, "row": 0}
+    ddl = {"source": mysql, "databaseName": "shop", "ddl": "DROP TABLE x", "tableChanges": []}
+    row = {"source": TICDC, "op": "c", "before": None, "after": {"id": 1}}
+    watermark = {"source": {**TICDC, "db": "", "table": ""}, "op": "m"}
+    stdin = _record(0, {}, ddl) + _record(1, {"id": 1}, row) + _record(2, {}, watermark)
+    options = ("--protocol", "debezium", "--table-definition", str(definition))
+    decoded = run("decode", *options, "--input", "-", "-o", "json", stdin=stdin)
+    assert decoded.exit_code == 0, decoded.output
+    encoded = run("encode", *options, "--debezium-disable-schema", stdin=decoded.stdout)
+    assert encoded.exit_code == 1
+    assert [json.loads(line)["offset"] for line in encoded.stdout.splitlines()] == [1, 2]
+    assert "a Debezium connector's: only TiCDC's is written" in encoded.stderr
+    assert "line=1" in encoded.stderr
+
+
+@pytest.mark.parametrize("protocol", ["debezium", "debezium-avro"])
+def test_ticdcs_ddl_and_watermarks_come_back(protocol: str) -> None:
+    ddl = {"ddl": "DROP TABLE t", "databaseName": "shop", "schemaName": None, "ts_ms": 5}
+    changes = [{"type": "DROP", "id": '"shop"."t"', "table": None}]
+    source = {**TICDC, "name": "default", "cluster_id": "default"}
+    watermark = {"source": {**source, "db": "", "table": ""}, "op": "m"}
+    stdin = _record(0, {}, {"source": source, **ddl, "tableChanges": changes}) + _record(1, {}, watermark)
+    decoded = run("decode", "--protocol", "debezium", "--input", "-", "-o", "json", stdin=stdin)
+    options = ("--protocol", protocol, "--schema-registry", f"memory://{protocol}", "--register")
+    given = options if protocol == "debezium-avro" else options[:2]
+    encoded = run("encode", *given, stdin=decoded.stdout)
+    assert encoded.exit_code == 0, encoded.output
+    again = run("decode", *given[:4], "--input", "-", "-o", "json", stdin=encoded.stdout)
+    first, second = (json.loads(line) for line in again.stdout.splitlines())
+    assert (first["query"], first["extension"]["tableChanges"]) == ("DROP TABLE t", changes)
+    assert (second["type"], second["commit_ts"]) == ("watermark", TICDC["commit_ts"])

@@ -94,3 +94,46 @@ def test_a_line_that_cannot_be_encoded(stdin: str, code: int, message: str) -> N
     assert result.exit_code == code
     assert message in result.stderr
     assert result.stdout == ""
+
+
+ROW = {
+    "type": "insert",
+    "table": {"schema": "a", "name": "b"},
+    "key": {"id": 1},
+    "before": None,
+    "after": {"id": 1},
+    "commit_ts": 5,
+    "extension": {"mysqlType": {"id": "int"}, "pkNames": ["id"]},
+}
+
+
+def _at(offset: int, index: int = 0, **members: object) -> str:
+    position = {"topic": "t", "partition": 0, "offset": offset, "index": index}
+    return json.dumps({**ROW, **members, "position": position}) + "\n"
+
+
+def test_a_line_that_cannot_be_written_does_not_stop_the_others() -> None:
+    stdin = _at(1) + _at(2, after={"id": "x"}) + _at(3)
+    result = run("encode", "--protocol", "canal-json", stdin=stdin)
+    assert result.exit_code == 1
+    assert [one["offset"] for one in lines(result)] == [1, 3]
+    assert "'x' is no int" in result.stderr
+    assert "line=2" in result.stderr
+    assert "lines that cannot be written as canal-json: 1; the others were written" in result.stderr
+
+
+def test_a_record_is_written_whole_or_not_at_all() -> None:
+    stdin = _at(1) + _at(1, 1, after={"id": "x"}) + _at(1, 2) + _at(2)
+    result = run("encode", "--protocol", "canal-json", stdin=stdin)
+    assert result.exit_code == 1
+    assert [one["offset"] for one in lines(result)] == [2]
+    assert result.stderr.count("another line of the same record") == 2
+    assert "canal-json: 3;" in result.stderr
+
+
+def test_a_million_refusals_are_told_in_a_few_words() -> None:
+    stdin = "".join(_at(offset, after={"id": "x"}) for offset in range(30))
+    result = run("encode", "--protocol", "canal-json", stdin=stdin)
+    assert result.exit_code == 1
+    assert result.stderr.count("EncodeError") == 20
+    assert "canal-json: 30;" in result.stderr

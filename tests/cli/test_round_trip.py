@@ -13,13 +13,14 @@ import pytest
 from tests.golden.vectors import Record, VectorFolder, find_folders, find_workloads
 from tidesink.change import Message
 from tidesink.cli.decode import decoded_lines
-from tidesink.cli.encode import joined
+from tidesink.cli.encode import Encoded, given_bytes, joined
 from tidesink.cli.encoders import line_encoder
 from tidesink.cli.observed import Observed
 from tidesink.cli.sources import FileDefinitions, Setting
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions, EncodedRecord
+from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compression_of, decompressed
+from tidesink.errors import EncodeError
 from tidesink.schema_registry import MemorySchemaRegistry
 
 
@@ -47,13 +48,15 @@ def decoded(found: Setting, messages: Iterable[Message]) -> Iterator[dict[str, A
 
 
 def encoded(found: Setting, lines: Iterable[dict[str, Any]]) -> Iterator[Message | None]:
-    from tidesink.cli.encode import given_bytes
-
     encode_line = line_encoder(found, register=False)
-    pairs: Iterator[tuple[dict[str, Any], EncodedRecord | None]] = (
-        (line, given_bytes(line) if line["type"] == "error" else encode_line(line)) for line in lines
+    records = (
+        Encoded(number, line, given_bytes(line) if line["type"] == "error" else encode_line(line))
+        for number, line in enumerate(lines, start=1)
     )
-    return joined(pairs)  # type: ignore[arg-type]
+    for one in joined(records):
+        if isinstance(one, EncodeError):
+            raise one
+        yield one
 
 
 def comparable(message: Message, protocol: str) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast, get_args
 
-from tidesink.change import ChangeEvent, TableSchema
+from tidesink.change import ChangeEvent, DdlEvent, TableSchema, WatermarkEvent
 from tidesink.cli.event_parse import event_of
 from tidesink.cli.line_members import Line, table_of
 from tidesink.cli.sources import Setting
@@ -51,13 +51,19 @@ class DebeziumLines:
 
     def __init__(self, setting: Setting, *, register: bool) -> None:
         self._definitions = setting.definitions
-        self._codec: Codec = DebeziumJsonCodec(options=setting.options)
+        # A topic that holds watermarks was written with the extension, and Avro's DDL with both options.
+        sending = replace(setting.options, enable_tidb_extension=True, avro_enable_watermark=True)
         if setting.protocol == "debezium-avro":
             if setting.registry is None or not register:
                 raise ConfigError(
                     "debezium-avro registers the schemas that --table-definition makes: give --register"
                 )
-            self._codec = DebeziumAvroCodec(registry=setting.registry, options=setting.options)
+            self._codec: Codec = DebeziumAvroCodec(registry=setting.registry, options=setting.options)
+            self._control: Codec = DebeziumAvroCodec(registry=setting.registry, options=sending)
+        else:
+            # DDL is sent with the extension or without, which only the option says.
+            self._codec = DebeziumJsonCodec(options=setting.options)
+            self._control = DebeziumJsonCodec(options=sending)
 
     def encode(self, line: Line) -> EncodedRecord | None:
         """The record of one line.
@@ -67,7 +73,11 @@ class DebeziumLines:
             EncodeError: nothing defines its table, or TiCDC's protocol cannot write it.
         """
         event = event_of(line, lambda one: _defined(self._definitions, one, told="a Debezium line has none"))
-        return self._codec.encode(event, topic=event.position.topic)
+        is_sent = isinstance(event, WatermarkEvent) or (
+            isinstance(event, DdlEvent) and self._codec.name == "debezium-avro"
+        )
+        codec = self._control if is_sent else self._codec
+        return codec.encode(event, topic=event.position.topic)
 
 
 class FlatAvroLines:

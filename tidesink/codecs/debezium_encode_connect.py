@@ -209,6 +209,7 @@ def ddl_payload(event: DdlEvent, options: CodecOptions, now_ms: int) -> Members:
     Raises:
         EncodeError: the event has none, or no commit_ts, or it is a connector's.
     """
+    changes = _table_changes(event)
     if event.commit_ts is None:
         raise EncodeError("the event has no commit_ts, which TiCDC's debezium protocols write")
     return {
@@ -217,7 +218,7 @@ def ddl_payload(event: DdlEvent, options: CodecOptions, now_ms: int) -> Members:
         "databaseName": event.table.schema,
         "schemaName": None,
         "ddl": event.query,
-        "tableChanges": _table_changes(event),
+        "tableChanges": changes,
     }
 
 
