@@ -84,6 +84,39 @@ def test_documents_are_kept_by_kind_and_name(store: StateStore) -> None:
     assert store.load_document("other", "stream") == [1]
 
 
+def test_a_document_is_swapped_only_for_the_one_that_was_seen(store: StateStore) -> None:
+    assert not store.swap_document("ledger", "t", old={"epoch": 1}, new={"epoch": 2})
+    assert store.swap_document("ledger", "t", old=None, new={"epoch": 1, "name": "ü"})
+    assert not store.swap_document("ledger", "t", old=None, new={"epoch": 7})
+    seen = store.load_document("ledger", "t")
+    assert store.swap_document("ledger", "t", old=seen, new={"epoch": 2})
+    assert not store.swap_document("ledger", "t", old=seen, new={"epoch": 3})
+    assert store.load_document("ledger", "t") == {"epoch": 2}
+    assert not store.swap_document("other", "t", old={"epoch": 2}, new={"epoch": 3})
+
+
+def test_of_many_who_swap_at_once_each_counts(store: StateStore) -> None:
+    store.save_document("ledger", "t", 0)
+
+    def count() -> None:
+        for _ in range(10):
+            while True:
+                seen = store.load_document("ledger", "t")
+                assert seen is not None
+                try:
+                    if store.swap_document("ledger", "t", old=seen, new=seen + 1):
+                        break
+                except StateStoreError:
+                    continue  # locked by another's swap
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.load_document("ledger", "t") == 40
+
+
 def test_threads_share_a_store(store: StateStore) -> None:
     def write(number: int) -> None:
         table = TableId("shop", f"t{number}")

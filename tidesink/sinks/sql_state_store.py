@@ -1,6 +1,6 @@
 """The state store on SQLAlchemy: SQLite unless told otherwise.
 
-Five methods, four tables, one version row. Each call is one short transaction on a connection of its
+Four tables, one version row. Each call is one short transaction on a connection of its
 own, so that threads of a worker share the store.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from tidesink.change import TableId
 from tidesink.errors import ConfigError, StateStoreError
@@ -108,6 +108,28 @@ class SqlStateStore:
         with self._transaction() as connection:
             text = connection.execute(wanted).scalar_one_or_none()
         return None if text is None else json.loads(text)
+
+    def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
+        """Replace a document in one step if it is still ``old`` (None: there is none); whether it was."""
+        mine = sa.and_(_documents.c.kind == kind, _documents.c.name == name)
+        held = sa.select(_documents.c.document).where(mine).with_for_update()
+        try:
+            with self._transaction() as connection:
+                if old is None:
+                    row = {"kind": kind, "name": name, "document": json.dumps(new)}
+                    connection.execute(sa.insert(_documents).values(**row))
+                    return True
+                text = connection.execute(held).scalar_one_or_none()
+                if text is None or json.loads(text) != old:
+                    return False
+                # The text once more: SQLite has no lock that a SELECT takes.
+                same = sa.and_(mine, _documents.c.document == text)
+                changed = sa.update(_documents).where(same).values(document=json.dumps(new))
+                return bool(connection.execute(changed).rowcount)
+        except StateStoreError as exc:
+            if old is None and isinstance(exc.__cause__, IntegrityError):
+                return False  # somebody else's was there first
+            raise
 
     def close(self) -> None:
         """Give back connections."""

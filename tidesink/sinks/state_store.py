@@ -65,6 +65,12 @@ class StateStore(Protocol):
     def load_document(self, kind: str, name: str) -> Any | None:
         """The document kept under kind and name; None where there is none."""
 
+    def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
+        """Replace a document in one step if it is still ``old`` (None: there is none); whether it was.
+
+        ``old`` is as ``load_document`` gave it.
+        """
+
 
 def open_state_store(url: str | Path) -> SqlStateStore:
     """The state store at a SQLAlchemy URL, or in a SQLite file at a path; made when missing.
