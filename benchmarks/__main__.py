@@ -1,33 +1,63 @@
 """``make bench``: one table of rates, all measured in one run on this machine.
 
-Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
+``python -m benchmarks [codecs] [spark] [jobs]`` measures some of its parts: the codecs in Python, which
+takes a minute and no Java; their stages on Spark; the whole job into Delta. Everything is a ratio to a floor
+or a baseline of the same run, since machines differ and are noisy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
+from benchmarks.events import OPTIONS, STEADY_BATCH, STEADY_BATCHES, write_events
+from benchmarks.table import Rows, python_rows, rate, show, spark_rows
 from tidesink.dev.ports import free_ports
 from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-Rows = list[tuple[str, str, str]]
+PARTS: Final = ("codecs", "spark", "jobs")
+Settings = Mapping[str, Any]
 
 
 def main() -> None:
     """Measure, print the table, leave nothing running."""
     arguments = _arguments()
+    parts = arguments.parts or PARTS
+    rows: Rows = []
+    if "codecs" in parts:
+        _say("codecs in Python")
+        rows += python_rows(_measure("benchmarks.codec_python"))
+    if "spark" in parts or "jobs" in parts:
+        with _stack() as settings:
+            rows += _on_spark(settings, parts, arguments.events)
+    show(rows)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    # argparse before 3.12 holds an empty list against choices.
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all without one")
+    parser.add_argument("--events", type=int, default=EVENTS, help="of the whole job; half as many a codec")
+    arguments = parser.parse_args()
+    unknown = [part for part in arguments.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}: there are {', '.join(PARTS)}")
+    return arguments
+
+
+@contextmanager
+def _stack() -> Iterator[dict[str, Any]]:
+    """A broker and a registry for the time of the measurements."""
     with tempfile.TemporaryDirectory(prefix="tidesink-bench-") as directory:
         kafka, controller, registry = free_ports(3)
         stack = DevStack(
@@ -35,68 +65,40 @@ def main() -> None:
         )
         try:
             addresses = stack.up(_say)
-            settings = {
+            yield {
                 "brokers": addresses.brokers,
                 "registry": addresses.registry_url,
                 "topic": "bench_events",
                 "directory": directory,
                 "steady_seed": 2,
-                "events": arguments.events,
             }
-            _say(f"writing {arguments.events:,} events")
-            write_events(
-                addresses.brokers, open_registry(addresses.registry_url), "bench_events", arguments.events
-            )
-            rows = [*_codec(), *_stages(settings), *_jobs(settings, arguments.events)]
         finally:
             stack.down()
-    _print(rows)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=EVENTS)
-    return parser.parse_args()
+def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Rows:
+    rows: Rows = []
+    if "spark" in parts:
+        topics = {protocol: _written(settings, protocol, events // 2) for protocol in OPTIONS}
+        _say("Spark stages: read, decode, reduce")
+        rows += spark_rows(_measure("benchmarks.spark_stages", json.dumps({**settings, "topics": topics})))
+    if "jobs" in parts:
+        _say(f"writing {events:,} events")
+        write_events(settings["brokers"], open_registry(settings["registry"]), settings["topic"], events)
+        rows += _jobs({**settings, "events": events}, events)
+    return rows
 
 
-def _codec() -> Rows:
-    _say("Python codec")
-    found = _measure("benchmarks.codec_python")
-    return [
-        ("Python decode, bare fastavro", _rate(found["fastavro"]), ""),
-        (
-            "Python decode, tidesink",
-            _rate(found["tidesink"]),
-            f"{found['tidesink'] / found['fastavro']:.2f} of bare",
-        ),
-        (
-            "Python decode, confluent",
-            _rate(found["confluent"]),
-            f"we are {found['tidesink'] / found['confluent']:.1f}×",
-        ),
-    ]
+def _written(settings: Settings, protocol: str, events: int) -> dict[str, Any]:
+    """A topic of one protocol."""
+    topic = f"bench_{protocol.replace('-', '_')}"
+    _say(f"writing {events:,} events as {protocol}")
+    registry = open_registry(settings["registry"])
+    write_events(settings["brokers"], registry, topic, events, protocol=protocol)
+    return {"name": topic, "events": events}
 
 
-def _stages(settings: dict[str, Any]) -> Rows:
-    _say("Spark stages: read, decode, reduce")
-    found = _measure("benchmarks.spark_stages", json.dumps(settings))
-    plain, read = found["plain read"], found["read"]
-    stages = (("+ decode", "decode"), ("+ reduce", "reduce"))
-    return [
-        ("Spark Kafka read only, as it comes", _rate(plain), ""),
-        ("Spark Kafka read only, our options", _rate(read), f"{read / plain:.2f} of read only as it comes"),
-        *(
-            (
-                f"Spark {name}",
-                _rate(found[key]),
-                f"{found[key] / plain:.2f}, {found[key] / read:.2f} of these",
-            )
-            for name, key in stages
-        ),
-    ]
-
-
-def _jobs(settings: dict[str, Any], events: int) -> Rows:
+def _jobs(settings: Settings, events: int) -> Rows:
     _say("whole job, ours")
     ours = _measure("benchmarks.whole_job", "ours", json.dumps(settings))
     small = _driver_memory(settings)
@@ -107,8 +109,8 @@ def _jobs(settings: dict[str, Any], events: int) -> Rows:
     # The baseline comes second and finds our steady batches in the topic too.
     base_rate = (events + STEADY_BATCH * STEADY_BATCHES) / baseline["load_seconds"]
     return [
-        ("first load, foreachBatch", _rate(base_rate), ""),
-        ("first load, tidesink", _rate(our_rate), f"{our_rate / base_rate:.2f}× the baseline"),
+        ("first load, foreachBatch", rate(base_rate), ""),
+        ("first load, tidesink", rate(our_rate), f"{our_rate / base_rate:.2f}× the baseline"),
         ("1,000-event batch, foreachBatch", f"{base_batch:.2f} s", ""),
         (
             "1,000-event batch, tidesink",
@@ -119,7 +121,7 @@ def _jobs(settings: dict[str, Any], events: int) -> Rows:
     ]
 
 
-def _driver_memory(settings: dict[str, Any]) -> float:
+def _driver_memory(settings: Settings) -> float:
     """The Python driver's peak memory for a tenth of the events."""
     topic = "bench_tenth"
     write_events(
@@ -141,19 +143,8 @@ def _measure(module: str, *arguments: str) -> dict[str, Any]:
     return figures
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f} events/s"
-
-
 def _say(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
-
-
-def _print(rows: Rows) -> None:
-    cores, memory = os.cpu_count(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    print(f"\n{platform.machine()}, {cores} cores, {memory:.0f} GiB, Python {platform.python_version()}\n")
-    for name, figure, note in rows:
-        print(f"{name:<36} {figure:>20}   {note}")
 
 
 if __name__ == "__main__":

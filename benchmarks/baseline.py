@@ -30,7 +30,7 @@ TABLE_PROPERTIES = (
 def plain_session() -> SparkSession:
     """A session with the worker's cores, memory, partitions and jars, and none of its other settings."""
     os.environ.update(spark_java_environment())
-    settings = {
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.shuffle.partitions": str(2 * local_cores("local[*]")),

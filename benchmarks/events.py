@@ -1,10 +1,11 @@
-"""The benchmark's change events: 10 columns, 200k keys, 10 % deletes, written through our own encoder."""
+"""The benchmark's change events: 10 columns, 200k keys, 10 % deletes, written through our own encoders."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
 from random import Random
+from typing import Final
 
 from confluent_kafka import Producer
 
@@ -25,20 +26,25 @@ KEYS = 200_000
 STEADY_BATCH = 1_000
 STEADY_BATCHES = 12
 SCHEMA = parse_create_table(DDL)
+# Every codec as its changefeeds are set up to be read by tidesink.
+OPTIONS: Final = {
+    "flat-avro": CodecOptions(),
+    "canal-json": CodecOptions(enable_tidb_extension=True),
+    "debezium-json": CodecOptions(enable_tidb_extension=True),
+    "debezium-avro": CodecOptions(enable_tidb_extension=True),
+}
 
 
 def events(count: int, *, seed: int, keys: int = KEYS) -> Iterator[ChangeEvent]:
-    """A repeatable stream of upserts and deletes over ``keys`` keys."""
+    """A repeatable stream of upserts and deletes over ``keys`` keys; a delete has its whole old row."""
     random = Random(seed)
     for number in range(count):
         key = random.randrange(keys)
         commit_ts = (1_767_225_600_000 + number) << 18
-        if random.random() < 0.1:
-            row: dict[str, Value] = {"id": key}
-            yield ChangeEvent(Op.DELETE, TABLE, row, row, None, commit_ts, Position("", 0, 0), SCHEMA)
-        else:
-            row = _row(random, key, number)
-            yield ChangeEvent(Op.INSERT, TABLE, {"id": key}, None, row, commit_ts, Position("", 0, 0), SCHEMA)
+        row = _row(random, key, number)
+        deletes = random.random() < 0.1
+        op, before, after = (Op.DELETE, row, None) if deletes else (Op.INSERT, None, row)
+        yield ChangeEvent(op, TABLE, {"id": key}, before, after, commit_ts, Position("", 0, 0), SCHEMA)
 
 
 def _row(random: Random, key: int, number: int) -> dict[str, Value]:
@@ -58,11 +64,18 @@ def _row(random: Random, key: int, number: int) -> dict[str, Value]:
 
 
 def write_events(
-    brokers: str, registry: SchemaRegistry, topic: str, count: int, *, seed: int = 1, keys: int = KEYS
+    brokers: str,
+    registry: SchemaRegistry,
+    topic: str,
+    count: int,
+    *,
+    seed: int = 1,
+    keys: int = KEYS,
+    protocol: str = "flat-avro",
 ) -> None:
     """Write ``count`` events to a topic, one partition a key."""
     create_topics(brokers, [topic], PARTITIONS)
-    codec = open_codec("flat-avro", options=CodecOptions(), registry=registry)
+    codec = open_codec(protocol, options=OPTIONS[protocol], registry=registry)
     producer = Producer(
         {"bootstrap.servers": brokers, "linger.ms": 50, "queue.buffering.max.messages": 500_000}
     )
