@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any, Final
-
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+from typing import Final
 
 from tidesink.errors import (
     CommitUnknownError,
     TargetError,
     TidesinkError,
     TransientTargetError,
-    ValueNotStoredError,
 )
-from tidesink.sinks.targets.base import NOT_STORED
+from tidesink.sinks.targets.spark_errors import SPARK_ERRORS, class_names, is_java, row_not_stored, summary
+
+__all__ = ["SPARK_ERRORS", "is_java", "reading_error", "translated"]
 
 # The path cannot be used as things are: no file system for its scheme, or no right to it.
 _UNUSABLE_PATH: Final = frozenset(
@@ -27,11 +23,6 @@ _UNUSABLE_PATH: Final = frozenset(
         "java.nio.file.AccessDeniedException",
     }
 )
-# What SQL's raise_error throws; only statements of ours are run where this is looked for.
-_SPARK_THROWABLE: Final = "org.apache.spark.SparkRuntimeException"
-_RAISED: Final = "USER_RAISED_EXCEPTION"
-# What a caller must catch around calls into Spark; a connection that is refused means that the JVM has ended.
-SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
 
 # Delta's conflicts are all Java ConcurrentModificationExceptions.
 # Java class (or superclass) anywhere in the chain of causes -> our class. The first row that matches wins.
@@ -59,11 +50,11 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
 
     Classes that are known to come before the commit say so; after any other the commit may have happened.
     """
-    names = tuple(_class_names(exc))
-    refused = _row_not_stored(exc)
+    names = tuple(class_names(exc))
+    refused = row_not_stored(exc)
     if refused is not None:
         return refused.with_context(table=table)
-    short = _summary(exc)
+    short = summary(exc)
     for java_class, error, message in _CLASSES:
         if java_class in names:
             return error(f"{message} ({short})", table=table)
@@ -73,78 +64,15 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
     )
 
 
-def _row_not_stored(exc: BaseException) -> TidesinkError | None:
-    """The error which a MERGE of ours raises by itself (``delta_merge``); nothing was written."""
-    for cause in _causes(exc):
-        if is_java(cause, _SPARK_THROWABLE) and cause.getCondition() == _RAISED:
-            return _not_stored(str(cause.getMessageParameters().get("errorMessage")))
-    return None
-
-
-def _not_stored(text: str) -> TidesinkError | None:
-    try:
-        told = json.loads(text)
-        columns = ", ".join(told.pop("_kept"))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # raised by a constraint of the table's own
-    place = {name.removeprefix("_"): value for name, value in told.items()}
-    return ValueNotStoredError(NOT_STORED.format(columns=columns), **place)
-
-
 def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
     """The error to raise for an exception of Spark while nothing was being written."""
-    names = tuple(_class_names(exc))
+    names = tuple(class_names(exc))
     if _UNUSABLE_PATH.intersection(names):
         return TargetError(
-            f"target.path cannot be used ({_summary(exc)}): has Spark the jars of its file system under "
+            f"target.path cannot be used ({summary(exc)}): has Spark the jars of its file system under "
             "spark.conf, and may this user write there?",
             table=table,
         )
     if "org.apache.spark.sql.AnalysisException" in names:
-        return TargetError(f"Delta cannot read the table ({_summary(exc)})", table=table)
-    return TransientTargetError(f"the table cannot be read now ({_summary(exc)})", table=table)
-
-
-def is_java(throwable: Any, name: str) -> bool:
-    """True when a Java object is of a class or of a subclass of it."""
-    return name in _superclasses(throwable)
-
-
-def _class_names(exc: BaseException) -> Iterator[str]:
-    """The classes and superclasses of the Java exception and of its causes."""
-    for throwable in _causes(exc):
-        yield from _superclasses(throwable)
-
-
-def _causes(exc: BaseException) -> Iterator[Any]:
-    """The Java exception and its causes, the outermost first."""
-    throwable, depth = _java_exception(exc), 0
-    while throwable is not None and depth < 20:
-        yield throwable
-        throwable, depth = throwable.getCause(), depth + 1
-
-
-def _java_exception(exc: BaseException) -> Any:
-    if isinstance(exc, Py4JJavaError):
-        return exc.java_exception
-    return getattr(exc, "_origin", None)
-
-
-def _superclasses(throwable: Any) -> Iterator[str]:
-    java_class = throwable.getClass()
-    while java_class is not None:
-        yield str(java_class.getName())
-        java_class = java_class.getSuperclass()
-
-
-def _summary(exc: BaseException) -> str:
-    """Java class, error class where there is one, and the classes of the causes.
-
-    The texts may hold values of rows and stay out.
-    """
-    names = [str(cause.getClass().getSimpleName()) for cause in _causes(exc)]
-    if not names:
-        return type(exc).__name__
-    condition = exc.getCondition() if isinstance(exc, PySparkException) else None
-    first = f"{names[0]} {condition}" if condition else names[0]
-    return " from ".join(dict.fromkeys((first, *names[1:])))
+        return TargetError(f"Delta cannot read the table ({summary(exc)})", table=table)
+    return TransientTargetError(f"the table cannot be read now ({summary(exc)})", table=table)
