@@ -7,7 +7,6 @@ no JSON number is (Postgres) the text NaN, Infinity or -Infinity; DECIMAL is tex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -28,7 +27,7 @@ from tidesink.change import (
 )
 from tidesink.cli.capture import base64_text
 from tidesink.errors import TidesinkError
-from tidesink.typemap.parse import shortest_float32
+from tidesink.typemap.json_value import json_value
 
 _INT64_LEAST, _UINT64_MOST = -(2**63), 2**64 - 1
 
@@ -120,21 +119,8 @@ def _row(row: Row | None, schema: TableSchema | None) -> dict[str, Any] | None:
 
 
 def _value(name: str, value: Value, schema: TableSchema | None) -> Any:
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, bytes):
-        return {"base64": base64_text(value)}
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    return _number(name, value, schema)
-
-
-def _number(name: str, value: float, schema: TableSchema | None) -> float | str:
-    if not math.isfinite(value):
-        # Postgres stores them. JSON has no such numbers; these are the texts that Kafka Connect writes.
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    column = schema.by_name.get(name) if schema else None
-    return shortest_float32(value) if column and column.type.name == "float" else value
+    column = schema.by_name.get(name) if schema and isinstance(value, float) else None
+    return json_value(value, column.type if column else None)
 
 
 _IN_POSITION = frozenset({"topic", "partition", "offset"})
