@@ -69,6 +69,9 @@ def _broker(address: str) -> str:
     return address
 
 
+Brokers = Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
+
+
 def _registry_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme == "memory":  # the shipped in-process registry, for tests and notebooks
@@ -207,7 +210,7 @@ class DebeziumSettings(Model):
 class SourceSettings(Model):
     """Kafka, the topics, and the producer's codec options under TiCDC's own names."""
 
-    brokers: Annotated[tuple[Annotated[str, AfterValidator(_broker)], ...], Listed, Field(min_length=1)]
+    brokers: Brokers
     """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
     protocol: Annotated[
         Protocol,
