@@ -203,6 +203,11 @@ def test_times_without_a_commit_ts_are_milliseconds() -> None:
     assert row_moment(ddl - 1, 5) < ddl == row_moment(ddl, 5)
     assert (ddl_moment(7, 5), ddl_moment(None, None), ddl_moment(None, "5")) == (7, None, None)
     assert (row_moment(None, None), row_moment(None, True)) == (NEVER, NEVER)
+    last = (1 << 45) - 1
+    assert ddl_moment(None, last) == last << 18
+    assert [ddl_moment(None, at) for at in (last + 1, 1 << 60, -1, 0, True, 5.0)] == [None] * 6
+    assert (ddl_moment((1 << 63) - 1, 5), ddl_moment(1 << 63, 5)) == ((1 << 63) - 1, None)
+    assert (row_moment(None, last), row_moment(None, last + 1)) == ((last << 18) + (1 << 18) - 1, NEVER)
 
 
 def test_an_old_type_is_that_of_a_column() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tidesink.change import TableId
+from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.topic_ddl import DdlStatement, TopicDdl, applied
+from tidesink.sinks.topic_ddl import DdlStatement, TopicDdl, _statement, applied
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
 
@@ -197,3 +199,129 @@ def test_definitions_without_their_times_are_read_again_while_the_topic_has_them
     again = _ddl(store, *MEMBERS)
     again.scan(NO_SESSION, TopicOffsets("cdc", "one", {0: PartitionOffsets(earliest, 3)}))
     assert _labels(again) == labels
+
+
+class _SlowDdl(_ScriptedDdl):
+    """Its reads wait until they are let go on, and fail where they are to."""
+
+    fails: Exception | None = None
+    fails_once: Exception | None = None
+
+    def __init__(self, store: SqlStateStore, *topic: str) -> None:
+        super().__init__("cdc", pipeline="p", source=KafkaSource({}), store=store)
+        self.topic, self.reads = topic, 0
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def _read(self, session: Any, start: int, end: int) -> list[DdlStatement]:
+        self.reads += 1
+        self.begun.set()
+        assert self.goes_on.wait(20)
+        failure, self.fails_once = self.fails_once or self.fails, None
+        if failure is not None:
+            raise failure
+        return super()._read(session, start, end)
+
+
+class _Scanning(threading.Thread):
+    """A table that has the DDL read."""
+
+    def __init__(self, ddl: TopicDdl, found: TopicOffsets) -> None:
+        super().__init__(daemon=True)
+        self._ddl, self._found = ddl, found
+        self.heard: object = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.heard = self._ddl.scan(NO_SESSION, self._found)
+        except (SourceUnavailableError, OSError) as exc:
+            self.heard = exc
+
+
+def test_a_table_that_knows_enough_does_not_wait_for_anothers_read(store: SqlStateStore) -> None:
+    ddl = _SlowDdl(store, CREATE, "alter table t add c int")
+    ddl.goes_on.set()
+    ddl.scan(NO_SESSION, _ends(1))
+    ddl.goes_on.clear()
+    ddl.begun.clear()
+    slow = _Scanning(ddl, _ends(2))
+    assert ddl.begun.wait(20)
+    known: list[object] = []
+    other = threading.Thread(target=lambda: known.append(_all_it_knows(ddl)), daemon=True)
+    other.start()
+    other.join(20)
+    assert known == [(T, (), (T,), False)]
+    ddl.goes_on.set()
+    slow.join(20)
+    assert slow.heard is True
+    assert "c" in getattr(ddl.get(T), "by_name", {})
+
+
+def _all_it_knows(ddl: TopicDdl) -> object:
+    ddl.recall(_ends(1))
+    schema = ddl.get(T)
+    assert schema is not None
+    return schema.table, ddl.former(T), ddl.tables(), ddl.scan(NO_SESSION, _ends(1))
+
+
+def _waiting(ddl: _SlowDdl) -> list[_Scanning]:
+    """One table that reads, and three that wait for it."""
+    first = _Scanning(ddl, _ends(1))
+    assert ddl.begun.wait(20)
+    others = [_Scanning(ddl, _ends(1)) for _ in range(3)]
+    for other in others:
+        other.join(0.1)
+        assert other.is_alive()
+    return [first, *others]
+
+
+def test_kafkas_failure_is_heard_by_all_who_waited_and_then_it_is_read_again(store: SqlStateStore) -> None:
+    """Each would wait as long as the first did, one after the other."""
+    ddl = _SlowDdl(store, CREATE)
+    ddl.fails = SourceUnavailableError("silence")
+    tables = _waiting(ddl)
+    ddl.goes_on.set()
+    for table in tables:
+        table.join(20)
+    assert ([table.heard for table in tables], ddl.reads) == ([ddl.fails] * 4, 1)
+    ddl.fails = None
+    assert ddl.scan(NO_SESSION, _ends(1))
+    assert ddl.reads == 2
+
+
+def test_a_tables_own_failure_is_no_other_tables(store: SqlStateStore) -> None:
+    ddl = _SlowDdl(store, CREATE)
+    ddl.fails_once = OSError("the first table's session is gone")
+    first, *others = _waiting(ddl)
+    ddl.goes_on.set()
+    for table in (first, *others):
+        table.join(20)
+    assert isinstance(first.heard, OSError)
+    assert sorted(str(table.heard) for table in others) == ["False", "False", "True"]
+    assert ddl.reads == 2
+
+
+@pytest.mark.parametrize(
+    "said", [{"es": 1 << 45}, {"es": -1}, {"_tidb": {"commitTs": 1 << 63}, "es": 1 << 60}]
+)
+def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) -> None:
+    def event(sql: str, **time: Any) -> DdlStatement:
+        message = {"isDdl": True, "database": "s", "sql": sql, "type": "ALTER", **time}
+        found = _statement(json.dumps(message).encode())
+        assert found is not None
+        return found
+
+    definitions = TableDefinitions()
+    statements = [
+        event(CREATE, es=1_000),
+        event("alter table t modify a bigint", **said),
+        event("alter table t add c int", es=2_000),
+    ]
+    (warning,) = applied(definitions, statements, "cdc")
+    assert warning.table == T
+    assert "says a time that cannot be (" in warning.text
+    assert str(next(reversed(said.values()))) in warning.text
+    found = definitions.get(T)
+    assert found is not None
+    assert found.by_name["a"].type.name == "bigint"
+    assert "c" in found.by_name, "what comes later is not taken for a statement sent again"

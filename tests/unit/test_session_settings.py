@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from structlog.testing import capture_logs
 
 from tidesink.errors import ConfigError
+from tidesink.sinks.class_archive import archive_options
 from tidesink.sinks.session import FIXED, local_cores, session_settings
 
 
@@ -40,3 +44,11 @@ def test_shuffles_are_small_on_one_machine(master: str, cores: int) -> None:
 def test_a_cluster_starts_with_many_partitions() -> None:
     assert local_cores("spark://host:7077") == 100
     assert local_cores("local[*]") >= 1
+
+
+def test_a_jar_that_is_not_there_is_said_and_spark_starts_without_kept_classes(tmp_path: Path) -> None:
+    missing = tmp_path / "connector.jar"
+    with capture_logs() as said:
+        assert archive_options([missing]) == ""
+    assert [(one["log_level"], one["jar"]) for one in said] == [("warning", str(missing))]
+    assert "is its path right?" in said[0]["event"]

@@ -49,6 +49,11 @@ def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
 
 def archive_options(connectors: Sequence[Path]) -> str:
     """The JVM options that use the archive; empty where there is none."""
+    missing = next((jar for jar in connectors if not jar.is_file()), None)
+    if missing is not None:
+        # Spark starts without it, and says itself which class it does not find.
+        _log.warning("a jar is not there, so that what needs it fails: is its path right?", jar=str(missing))
+        return ""
     archive = class_archive(connectors)
     # The JVM splits its options at spaces.
     if not archive.is_file() or " " in str(archive):

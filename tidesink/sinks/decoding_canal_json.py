@@ -18,7 +18,7 @@ from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.decoding import Apart, Missed, declared_table
-from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
 from tidesink.sinks.shape import TableShape
@@ -100,9 +100,7 @@ class CanalJsonDecoding:
         The brokers are asked partition by partition: a DDL can have come after partition 0 was asked, and
         the row that needs it before its own partition was.
         """
-        offsets = KafkaOffsets(self._around.config.source.confluent_properties())
-        now = offsets.lookup([self._topic]).get(self._topic, found)
-        return now if now.topic_id == found.topic_id else found
+        return self._around.topics.ends_now(found, self._around.config.source.confluent_properties)
 
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """Read the DDL that may stand before rows of the ranges, where nothing in the rows would ask for it.

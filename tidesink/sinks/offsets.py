@@ -54,7 +54,7 @@ class TopicOffsets(NamedTuple):
 
 
 class KafkaOffsets:
-    """Asks the brokers; used by one thread at a time. ``properties`` are confluent-kafka's."""
+    """Asks the brokers; may be used from several threads. ``properties`` are confluent-kafka's."""
 
     def __init__(self, properties: Mapping[str, str], *, timeout: float = TIMEOUT_SECONDS) -> None:
         self._admin = AdminClient({**_QUIET, **properties})

@@ -16,7 +16,7 @@ import orjson
 import structlog
 
 from tidesink.change import Column, TableId, TableSchema
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, SourceError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.records_spark import marked_ddl
@@ -25,6 +25,7 @@ from tidesink.sinks.state_store import StateStore
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import ddl_moment
 from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
+from tidesink.typemap.shown import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,11 +40,15 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 class DdlStatement(NamedTuple):
-    """The SQL of a DDL event, the database it was run in, and the TSO from which it holds, where it says."""
+    """The SQL of a DDL event, the database it was run in, and the TSO from which it holds, where it says.
+
+    ``odd_time`` is what it says of its time where that can be none.
+    """
 
     database: str
     sql: str
     since: int | None = None
+    odd_time: str = ""
 
 
 class DdlWarning(NamedTuple):
@@ -73,6 +78,9 @@ class TopicDdl:
         self._name = f"{pipeline}/{topic}"
         self._source = source
         self._store = store
+        # One reads, whoever only asks what is known does not wait for it.
+        self._reading = threading.Lock()
+        self._failed: tuple[int, SourceError | None] = (0, None)
         self._lock = threading.Lock()
         self._definitions = TableDefinitions()
         self._topic_id: str | None = None
@@ -112,26 +120,55 @@ class TopicDdl:
         """Read DDL up to partition 0's end; True where a definition changed.
 
         Raises:
-            SourceError: Kafka refuses, or does not answer.
+            SourceError: Kafka refuses, or does not answer: to all who waited for this read. Who asks then
+                reads again.
             StateStoreError: what was read cannot be kept.
         """
+        asked_at, _ = self._failed
+        if self._left(found) is None:
+            return False
+        with self._reading:
+            failures, error = self._failed
+            part = self._left(found)
+            if part is None:
+                return False
+            if error is not None and failures != asked_at:
+                # One after the other would wait as long as that read did.
+                raise error
+            return self._take(self._read_or_fail(session, part), found, part.end)
+
+    def _left(self, found: TopicOffsets) -> OffsetRange | None:
+        """What of partition 0 was not read yet."""
+        at = found.partitions.get(DDL_PARTITION)
         with self._lock:
             self._restore(found)
-            at = found.partitions.get(DDL_PARTITION)
             if at is None or at.latest <= self._next:
-                return False
-            statements = self._read(session, max(self._next, at.earliest), at.latest)
-            # Kept before it is known here: a scan that is tried again begins where this one did.
-            definitions = TableDefinitions.from_json(self._definitions.to_json())
-            before = definitions.version
-            heard = list(applied(definitions, statements, self._topic))
-            warnings = tuple(dict.fromkeys((*self._warnings, *heard)))[-_MOST_WARNINGS:]
-            self._save(definitions, warnings, at.latest)
-            for warning in warnings:
-                if warning not in self._warnings:
-                    _log.warning("DDL to be looked at", topic=self._topic, warning=warning.text)
-            self._definitions, self._warnings, self._next = definitions, warnings, at.latest
-            return definitions.version != before
+                return None
+            return OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
+
+    def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> list[DdlStatement]:
+        try:
+            return self._read(session, part.start, part.end)
+        except SourceError as exc:
+            self._failed = self._failed[0] + 1, exc
+            raise
+
+    def _take(self, statements: list[DdlStatement], found: TopicOffsets, end: int) -> bool:
+        """Follow the statements; nobody else does meanwhile."""
+        known = self._definitions
+        definitions = TableDefinitions.from_json(known.to_json())
+        before = definitions.version
+        heard = list(applied(definitions, statements, self._topic))
+        warnings = tuple(dict.fromkeys((*self._warnings, *heard)))[-_MOST_WARNINGS:]
+        # Kept before it is known here: a scan that is tried again begins where this one did.
+        self._save(found.topic_id, definitions, warnings, end)
+        for warning in warnings:
+            if warning not in self._warnings:
+                _log.warning("DDL to be looked at", topic=self._topic, warning=warning.text)
+        with self._lock:
+            if self._definitions is known:  # else the topic was made again, and somebody knows that already
+                self._definitions, self._warnings, self._next = definitions, warnings, end
+        return definitions.version != before
 
     def _restore(self, found: TopicOffsets) -> None:
         if self._topic_id == found.topic_id:
@@ -153,10 +190,14 @@ class TopicDdl:
         return at is not None and at.earliest > 0
 
     def _save(
-        self, definitions: TableDefinitions, warnings: tuple[DdlWarning, ...], next_offset: int
+        self,
+        topic_id: str,
+        definitions: TableDefinitions,
+        warnings: tuple[DdlWarning, ...],
+        next_offset: int,
     ) -> None:
         document = {
-            "topic_id": self._topic_id,
+            "topic_id": topic_id,
             "next_offset": next_offset,
             # Versions before this one did not keep when a definition came to hold.
             "timed": True,
@@ -194,6 +235,8 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         for table, effect in unapplied(statement.sql, statement.database):
             yield DdlWarning(f"not applied, {effect}", table)
         altered = altered_tables(statement.sql, statement.database)
+        if statement.odd_time:
+            yield from (_untimed(table, statement.odd_time) for table in altered)
         untold = [table for table in altered if table not in definitions]
         definitions.apply(statement.sql, statement.database, since=statement.since)
     except ConfigError as exc:
@@ -208,6 +251,15 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
             "values in it at the target",
             table,
         )
+
+
+def _untimed(table: TableId, said: str) -> DdlWarning:
+    return DdlWarning(
+        f"the DDL of {table} says a time that cannot be ({said}), which is not used: rows from before it "
+        "are read by the types after it; see whether the producer's es is in milliseconds",
+        table,
+        untold=True,
+    )
 
 
 def _untold(table: TableId) -> DdlWarning:
@@ -230,6 +282,12 @@ def _statement(value: bytes) -> DdlStatement | None:
     sql, database, extension = (message.get(name) for name in ("sql", "database", "_tidb"))
     if not isinstance(sql, str):
         return None
-    commit_ts = extension.get("commitTs") if isinstance(extension, dict) else None
-    since = ddl_moment(commit_ts if type(commit_ts) is int else None, message.get("es"))
-    return DdlStatement(database if isinstance(database, str) else "", sql, since)
+    commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
+    since = ddl_moment(commit_ts if type(commit_ts) is int else None, es)
+    said = "" if since is not None else _odd_time(commit_ts, es)
+    return DdlStatement(database if isinstance(database, str) else "", sql, since, said)
+
+
+def _odd_time(commit_ts: object, es: object) -> str:
+    told = {"commitTs": commit_ts, "es": es}
+    return ", ".join(f"{name} {shown(value, 40)}" for name, value in told.items() if value is not None)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 
 from tidesink.sinks.kept_read_spark import KeptRead
+from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, RecordSize
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
@@ -14,10 +16,22 @@ from tidesink.sinks.topic_tables import TopicTables
 
 
 class Topics:
-    """The memories of a pipeline's topics, made when asked for."""
+    """The memories of a pipeline's topics, made when asked for.
 
-    def __init__(self, pipeline: str, source: KafkaSource, store: StateStore) -> None:
+    ``ask`` makes what asks the brokers, of confluent-kafka's properties.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        source: KafkaSource,
+        store: StateStore,
+        *,
+        ask: Callable[[Mapping[str, str]], KafkaOffsets] = KafkaOffsets,
+    ) -> None:
         self._pipeline, self._source, self._store = pipeline, source, store
+        self._ask = ask
+        self._offsets: KafkaOffsets | None = None
         self._lock = threading.Lock()
         self._ddl: dict[str, TopicDdl] = {}
         self._tables: dict[str, TopicTables] = {}
@@ -50,6 +64,23 @@ class Topics:
 
         with self._lock:
             return self._reads.setdefault(topic, TopicReads(keep))
+
+    def ends_now(self, found: TopicOffsets, properties: Callable[[], Mapping[str, str]]) -> TopicOffsets:
+        """Where a topic ends by now; as it was found where it is gone, or was made again.
+
+        One client asks for all tables, however often: each has threads and connections of its own.
+
+        Raises:
+            SourceUnavailableError: no broker answers.
+            SourceError: the brokers refuse us.
+        """
+        with self._lock:
+            if self._offsets is None:
+                self._offsets = self._ask(properties())
+            offsets = self._offsets
+        # librdkafka's clients may be used from several threads: no table waits for another's answer.
+        now = offsets.lookup([found.topic]).get(found.topic, found)
+        return now if now.topic_id == found.topic_id else found
 
     def release(self) -> None:
         """Let go of every record kept for several tables."""

@@ -31,6 +31,9 @@ _LOGICAL: Final = (1 << _LOGICAL_BITS) - 1
 _MOST_HEARD: Final = 200
 # Later than every commit ts: of a row that does not say when it was committed.
 NEVER: Final = 1 << 64
+# A TSO has 46 bits of milliseconds, and Spark compares it with a sign; no clock shows as much.
+_LAST_TSO: Final = (1 << 63) - 1
+_LAST_MS: Final = _LAST_TSO >> _LOGICAL_BITS
 
 
 def table_key(table: TableId) -> Key:
@@ -39,23 +42,23 @@ def table_key(table: TableId) -> Key:
 
 
 def ddl_moment(commit_ts: int | None, es: object) -> int | None:
-    """The TSO from which a DDL holds; ``es`` is the message's ms since 1970. None: nothing says.
+    """The TSO from which a DDL holds; ``es`` is the message's ms since 1970. None: nothing says it.
 
     Without a commit ts a DDL holds from the beginning of its millisecond: a row of the same one is taken
     to come after it. That tie is all that is left to chance, since TiCDC's ``es`` is the commit ts cut to
     milliseconds; with the TiDB extension there is none.
     """
     if commit_ts is not None:
-        return commit_ts
-    # bool is an int, and no time.
-    return es << _LOGICAL_BITS if type(es) is int and es > 0 else None
+        return commit_ts if commit_ts <= _LAST_TSO else None
+    # bool is an int, and no time. One that cannot be would make every later DDL look like an old one.
+    return es << _LOGICAL_BITS if type(es) is int and 0 < es <= _LAST_MS else None
 
 
 def row_moment(commit_ts: int | None, es: object) -> int:
     """The TSO to hold a row against ``ddl_moment``: with ``es`` alone, the end of its millisecond."""
     if commit_ts is not None:
         return commit_ts
-    return es << _LOGICAL_BITS | _LOGICAL if type(es) is int and es >= 0 else NEVER
+    return es << _LOGICAL_BITS | _LOGICAL if type(es) is int and 0 <= es <= _LAST_MS else NEVER
 
 
 # What a column was and rows of it are read as, by what it is. In any other change of type the texts mean
