@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.shape import TableShape, shape_of
-from tidesink.sinks.targets.base import DeleteMode, ReducedBatch, ReducedRow, Target
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    SEQUENCE_DDL,
+    SOFT_DELETE_COLUMN,
+    DeleteMode,
+    ReducedBatch,
+    ReducedRow,
+    RowSequence,
+    Target,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,10 +66,22 @@ class Bed:
         delete_mode: DeleteMode = "hard",
         kept: tuple[str, ...] = (),
         anew: bool = False,
+        at: Sequence[int] = (),
     ) -> ReducedBatch:
-        """A batch of whole rows to upsert and keys to delete; upserts leave out the ``kept`` columns."""
+        """A batch of whole rows to upsert and keys to delete; upserts leave out the ``kept`` columns.
+
+        ``at``: the commit ts of each upsert and then of each delete, for a batch in the source's order.
+        """
         rows = [ReducedRow("upsert", {k: row[k] for k in shape.keys}, row, kept, anew) for row in upserts]
         rows += [ReducedRow("delete", key, None) for key in deletes]
+        rows = (
+            [
+                row._replace(sequence=RowSequence((ts,), row.op == "upsert", 0, number, 0))
+                for number, (row, ts) in enumerate(zip(rows, at, strict=True))
+            ]
+            if at
+            else rows
+        )
         return ReducedBatch(
             shape,
             len(upserts),
@@ -70,7 +91,17 @@ class Bed:
             key_range=key_range(shape, rows),
             delete_mode=delete_mode,
             keeps=bool(kept),
+            sequenced=bool(at),
         )
+
+    def living(self, table: TableId = TABLE) -> list[dict[str, Any]]:
+        """The rows a reader is meant to see of a table in the source's order, without its own columns."""
+        own = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
+        return [
+            {name: value for name, value in row.items() if name not in own}
+            for row in self.rows(table)
+            if not row[SOFT_DELETE_COLUMN]
+        ]
 
 
 def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[Any, Any]]:
@@ -86,6 +117,7 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
     from pyspark.sql.types import (
         ArrayType,
         BooleanType,
+        DataType,
         IntegerType,
         LongType,
         StringType,
@@ -105,6 +137,7 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
             StructField("_topic", StringType()),
             StructField("_partition", IntegerType()),
             StructField("_offset", LongType()),
+            StructField("_seq", DataType.fromDDL(SEQUENCE_DDL)),
         ]
     )
     values = [
@@ -117,6 +150,7 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
             "shop_orders",
             0,
             at,
+            row.sequence and (list(row.sequence.source), *row.sequence[1:]),
         )
         for at, row in enumerate(rows)
     ]

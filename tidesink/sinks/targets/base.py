@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
+from tidesink.change import TableId
+from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.progress import Progress
 
 if TYPE_CHECKING:
@@ -26,8 +28,12 @@ if TYPE_CHECKING:
 DeleteMode = Literal["hard", "soft"]
 ReducedOp = Literal["upsert", "delete"]
 
-# The column that marks a row as deleted under ``deletes: soft``.
+# The column that marks a row as deleted, under ``deletes: soft`` and under ``sequence_by: source``.
 SOFT_DELETE_COLUMN = "_tidesink_deleted"
+# Under ``sequence_by: source`` the position of the change a row is of, a deleted one's too; its members
+# are compared in this order. Null: the row was written before the table was ordered so.
+SEQUENCE_COLUMN: Final = "_tidesink_seq"
+SEQUENCE_DDL: Final = "struct<source:array<bigint>,writes:boolean,partition:int,offset:bigint,index:int>"
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Capabilities:
 
     ``exactly_once``: progress and data become visible in one commit. ``evolves``: columns can be added.
     ``widens``: an integer or decimal column can grow. ``soft_deletes``: rows can be marked deleted.
-    ``durable``: the table outlives the process.
+    ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
+    older than the one applied never wins (``sequence_by: source``).
     """
 
     name: str
@@ -45,6 +52,17 @@ class Capabilities:
     widens: bool
     soft_deletes: bool
     durable: bool
+    sequences: bool = False
+
+
+class RowSequence(NamedTuple):
+    """A row's place in the source's order; ``writes`` is false for a delete, which comes first."""
+
+    source: tuple[int, ...]
+    writes: bool
+    partition: int
+    offset: int
+    index: int  # type: ignore[assignment]  # the field hides tuple.index, which nobody wants here
 
 
 class ReducedRow(NamedTuple):
@@ -52,6 +70,7 @@ class ReducedRow(NamedTuple):
 
     Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text. Of
     ``kept`` columns the target keeps what it has; ``anew``: what it has is of a row that was deleted.
+    ``sequence`` is given where the batch is ``sequenced``.
     """
 
     op: ReducedOp
@@ -59,6 +78,7 @@ class ReducedRow(NamedTuple):
     after: Mapping[str, Any] | None
     kept: tuple[str, ...] = ()
     anew: bool = False
+    sequence: RowSequence | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +94,8 @@ class ReducedBatch:
     ``truncates``: the batch is one event that empties the table; it has no rows.
     ``keeps``: the frame has ``_kept`` and ``_anew`` besides, and some row has columns in ``_kept`` whose
     value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
+    ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than what is stored
+    leaves it alone; a delete leaves the key, its position and ``SOFT_DELETE_COLUMN``.
     """
 
     shape: TableShape
@@ -85,6 +107,7 @@ class ReducedBatch:
     delete_mode: DeleteMode = "hard"
     keeps: bool = False
     truncates: bool = False
+    sequenced: bool = False
 
     @property
     def empty(self) -> bool:
@@ -106,6 +129,8 @@ class ApplyResult:
 
     ``upserted`` were inserted or updated, ``deleted`` were there and are gone (or marked), ``absent``
     are deletes whose row was not there. ``version`` is the target's own name of the commit.
+    Of a ``sequenced`` batch, rows that mark a delete count as inserted or updated, and ``stale`` are those
+    left alone since what is stored is newer.
     """
 
     inserted: int
@@ -113,6 +138,7 @@ class ApplyResult:
     deleted: int
     absent: int
     version: str
+    stale: int = 0
 
     @property
     def upserted(self) -> int:
@@ -148,6 +174,21 @@ NOT_STORED: Final = (
     "the row: its key was changed, or an event was lost. Set REPLICA IDENTITY FULL on the table, and take a "
     "snapshot of the row; the table goes on where both are in one batch, or after a new snapshot"
 )
+
+
+def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: TableId) -> None:
+    """Refuse to go back to Kafka's order where rows keep their position: marked deletes would stay as rows.
+
+    Raises:
+        SchemaRefusedError: ``columns``, the target's own, say that the table is ordered by the source.
+    """
+    if SEQUENCE_COLUMN in columns and not batch.sequenced:
+        raise SchemaRefusedError(
+            "the table is ordered by the source (it has the column "
+            f"{SEQUENCE_COLUMN}), and the config says sequence_by: kafka. Set sequence_by: source again, or "
+            "load the table anew under another name",
+            table=str(table),
+        )
 
 
 class TargetTable(Protocol):

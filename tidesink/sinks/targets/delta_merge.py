@@ -13,12 +13,24 @@ from typing import Any, Final
 from tidesink.errors import AccountingError, SchemaRefusedError
 from tidesink.sinks.evolve import literal_text
 from tidesink.sinks.shape import ShapeColumn
-from tidesink.sinks.targets.base import PLACE_COLUMNS, SOFT_DELETE_COLUMN, ApplyResult, ReducedBatch
+from tidesink.sinks.targets.base import (
+    PLACE_COLUMNS,
+    SEQUENCE_COLUMN,
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    ReducedBatch,
+)
 from tidesink.sinks.targets.delta_log import Commit
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
 
 _TARGET: Final = "_tidesink_target"
 _SOURCE: Final = "_tidesink_source"
+_IS_DELETE: Final = f"{quote_path(_SOURCE, '_op')} = 'delete'"
+_IS_UPSERT: Final = f"{quote_path(_SOURCE, '_op')} = 'upsert'"
+_MARKS: Final[Mapping[str, str]] = {
+    quote_identifier(SOFT_DELETE_COLUMN): _IS_DELETE,
+    quote_identifier(SEQUENCE_COLUMN): quote_path(_SOURCE, "_seq"),
+}
 # What the error of a failed commit says: where the row came from, and what it leaves out.
 _PLACE: Final = (
     f"to_json(struct({', '.join(quote_path(_SOURCE, name) for name in (*PLACE_COLUMNS, '_kept'))}))"
@@ -27,36 +39,89 @@ _PLACE: Final = (
 
 def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
     """The MERGE of a batch; ``present`` are the target's columns by name with their types."""
+    if batch.sequenced:
+        return _sequenced_merge(location, view, batch, present)
     soft = batch.delete_mode == "soft"
     values = _values(batch, present)
     updated = _values(batch, present, stored=True)
-    sets = ", ".join(f"{quote_identifier(_TARGET)}.{name} = {value}" for name, value in updated.items())
     marked = f"UPDATE SET {quote_path(_TARGET, SOFT_DELETE_COLUMN)} = true" if soft else "DELETE"
-    operation = quote_path(_SOURCE, "_op")
     clauses = [
         f"MERGE INTO {location} AS {quote_identifier(_TARGET)}",
         f"USING {quote_identifier(view)} AS {quote_identifier(_SOURCE)}",
         f"ON {' AND '.join(_condition(batch, present))}",
     ]
     if batch.deletes:
-        clauses.append(f"WHEN MATCHED AND {operation} = 'delete' THEN {marked}")
+        clauses.append(f"WHEN MATCHED AND {_IS_DELETE} THEN {marked}")
     if batch.upserts:
         clauses += [
-            f"WHEN MATCHED THEN UPDATE SET {sets}",
-            f"WHEN NOT MATCHED AND {operation} = 'upsert' THEN "
-            f"INSERT ({', '.join(values)}) VALUES ({', '.join(values.values())})",
+            f"WHEN MATCHED THEN UPDATE SET {_assignments(updated)}",
+            f"WHEN NOT MATCHED AND {_IS_UPSERT} THEN INSERT {_insertion(values)}",
         ]
     return "\n".join(clauses)
+
+
+def _sequenced_merge(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """The MERGE of a batch in the source's order: what is not newer than the stored row leaves it alone."""
+    at, stored = quote_path(_SOURCE, "_seq"), quote_path(_TARGET, SEQUENCE_COLUMN)
+    newer = f"({stored} IS NULL OR {at} > {stored})"
+    values = _values(batch, present)
+    gone = _MARKS if batch.delete_mode == "soft" else {**_emptied(batch), **_MARKS}
+    return "\n".join(
+        [
+            f"MERGE INTO {location} AS {quote_identifier(_TARGET)}",
+            f"USING {quote_identifier(view)} AS {quote_identifier(_SOURCE)}",
+            f"ON {' AND '.join(_condition(batch, present))}",
+            f"WHEN MATCHED AND {newer} AND {_IS_DELETE} THEN UPDATE SET {_assignments(gone)}",
+            f"WHEN MATCHED AND {newer} THEN UPDATE SET {_assignments({**values, **_MARKS})}",
+            f"WHEN NOT MATCHED THEN INSERT {_insertion(_with_keys(batch, present, values))}",
+        ]
+    )
+
+
+def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """Counts the rows of a batch that are not newer than what ``location``, a version, has of them."""
+    same_key = " AND ".join(_condition(batch, present))
+    return (
+        f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(_TARGET)} "
+        f"JOIN {quote_identifier(view)} AS {quote_identifier(_SOURCE)} ON {same_key} "
+        f"WHERE {quote_path(_SOURCE, '_seq')} <= {quote_path(_TARGET, SEQUENCE_COLUMN)}"
+    )
+
+
+def _emptied(batch: ReducedBatch) -> dict[str, str]:
+    """What is deleted leaves no values behind but its key."""
+    return {quote_identifier(column.name): "NULL" for column in batch.shape.columns if not column.key}
+
+
+def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """The values of a row to insert, whose key comes from the key itself: a delete has no other column."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    keys = {
+        quote_identifier(column.name): _as_target(
+            quote_path(_SOURCE, "key", column.name), column, known[column.name.lower()]
+        )
+        for column in batch.shape.key_columns
+    }
+    return {**values, **keys, **_MARKS}
+
+
+def _assignments(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{quote_identifier(_TARGET)}.{name} = {value}" for name, value in values.items())
+
+
+def _insertion(values: Mapping[str, str]) -> str:
+    return f"({', '.join(values)}) VALUES ({', '.join(values.values())})"
 
 
 def append_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
     """The INSERT of a batch's upserts into an empty table, where there is nothing to match."""
     values = _values(batch, present)
-    return (
+    values = _with_keys(batch, present, values) if batch.sequenced else values
+    rows = (
         f"INSERT INTO {location} ({', '.join(values)}) SELECT {', '.join(values.values())} "
-        f"FROM {quote_identifier(view)} AS {quote_identifier(_SOURCE)} "
-        f"WHERE {quote_path(_SOURCE, '_op')} = 'upsert'"
+        f"FROM {quote_identifier(view)} AS {quote_identifier(_SOURCE)}"
     )
+    return rows if batch.sequenced else f"{rows} WHERE {_IS_UPSERT}"
 
 
 def truncate_statement(location: str, *, soft: bool) -> str:
@@ -78,7 +143,8 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
     """
     if commit.operation == "WRITE":
         inserted = commit.metrics.get("numOutputRows", 0)
-        return ApplyResult(inserted, 0, 0, batch.deletes, str(commit.version))
+        absent = 0 if batch.sequenced else batch.deletes
+        return ApplyResult(inserted, 0, 0, absent, str(commit.version))
     if batch.truncates:
         deleted = commit.metrics.get("numDeletedRows", commit.metrics.get("numUpdatedRows", 0))
         return ApplyResult(0, 0, deleted, 0, str(commit.version))
@@ -86,6 +152,9 @@ def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
         return ApplyResult(0, 0, 0, batch.deletes, str(commit.version))
     inserted = commit.metrics.get("numTargetRowsInserted", 0)
     updated = commit.metrics.get("numTargetRowsUpdated", 0)
+    if batch.sequenced:
+        left = batch.upserts + batch.deletes - inserted - updated
+        return ApplyResult(inserted, updated, 0, 0, str(commit.version), stale=left)
     deleted = commit.metrics.get("numTargetRowsDeleted", 0)
     if batch.delete_mode == "soft":
         deleted = inserted + updated - batch.upserts

@@ -17,7 +17,7 @@ from tidesink.errors import ValueOutOfRangeError
 from tidesink.sinks.evolve import Evolution, default_value, literal_text
 from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.shape import ShapeColumn, TableShape
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
 from tidesink.sinks.targets.identifier import quote_identifier, quote_text
@@ -39,6 +39,7 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
 }
 
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
+_SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
@@ -65,6 +66,14 @@ def present_columns(log: DeltaLog) -> dict[str, str]:
 def soft_delete_statement(location: str) -> str:
     """Adds the column that marks deleted rows; NULL in old rows reads as not deleted."""
     return f"ALTER TABLE {location} ADD COLUMNS ({_soft_delete_column()})"
+
+
+def sequence_statement(location: str, present: Mapping[str, str]) -> str:
+    """Adds the columns of the source's order; NULL in old rows: older than every change that comes."""
+    columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(_SEQUENCE_COMMENT)}"]
+    if SOFT_DELETE_COLUMN not in present:
+        columns.append(_soft_delete_column())
+    return f"ALTER TABLE {location} ADD COLUMNS ({', '.join(columns)})"
 
 
 def evolve_table(

@@ -13,13 +13,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
-from tidesink.errors import ConfigError, SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
+from tidesink.errors import (
+    AccountingError,
+    ConfigError,
+    SchemaRefusedError,
+    StaleProgressError,
+    TargetError,
+    TidesinkError,
+)
 from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import delta_schema
 from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Capabilities,
@@ -27,6 +35,7 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    check_order,
 )
 from tidesink.sinks.targets.delta_compaction import Compaction
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
@@ -36,6 +45,7 @@ from tidesink.sinks.targets.delta_merge import (
     append_statement,
     merge_statement,
     result_of,
+    stale_statement,
     truncate_statement,
 )
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
@@ -49,7 +59,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = Capabilities(
-    name="delta", exactly_once=True, evolves=True, widens=True, soft_deletes=True, durable=True
+    name="delta",
+    exactly_once=True,
+    evolves=True,
+    widens=True,
+    soft_deletes=True,
+    durable=True,
+    sequences=True,
 )
 _VIEW: Final = "_tidesink_batch"
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
@@ -195,7 +211,10 @@ class DeltaTable:
                 table=str(self._table),
             )
         self._compaction.run_if_due()
-        return result_of(done.commit, batch)
+        result = result_of(done.commit, batch)
+        if result.stale:
+            self._check_stale(batch, result)
+        return result
 
     def close(self) -> None:
         """Drop the batch's view; the session goes with its last reference."""
@@ -212,6 +231,11 @@ class DeltaTable:
         return False
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> None:
+        check_order(batch, self._present, table=self._table)
+        if batch.sequenced and SEQUENCE_COLUMN not in self._present:
+            with self._translating(translated):
+                self._session.sql(delta_schema.sequence_statement(self.location, self._present))
+                self._present = delta_schema.present_columns(self._log)
         if self._history:
             self._history.record_progress(progress)
         text = self._ledger.entry_text("batch", progress.epoch, progress.batch, progress=progress)
@@ -224,17 +248,14 @@ class DeltaTable:
     def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
         # A table without files has nothing to match, and the claim keeps other workers out.
         first_load = self._log.file_count() == 0
-        if batch.empty or (first_load and not batch.upserts):
+        writes = batch.upserts or (batch.sequenced and batch.deletes)
+        if batch.empty or (first_load and not writes):
             self._log.commit_marker(APPLICATION, progress.txn_version, text)
             return
         if batch.truncates:
             self._empty(batch, progress, text)
             return
-        if batch.frame is None:
-            raise TargetError(
-                "the Delta target takes a frame, and the batch has rows", table=str(self._table)
-            )
-        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
+        self._show(batch)
         statement = append_statement if first_load else merge_statement
         sql = statement(self.location, _VIEW, batch, self._present)
         with (
@@ -243,6 +264,30 @@ class DeltaTable:
             user_metadata(self._session, text),
         ):
             self._session.sql(sql)
+
+    def _show(self, batch: ReducedBatch) -> None:
+        if batch.frame is None:
+            raise TargetError(
+                "the Delta target takes a frame, and the batch has rows", table=str(self._table)
+            )
+        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
+
+    def _check_stale(self, batch: ReducedBatch, result: ApplyResult) -> None:
+        """Count the rows a merge left alone by another way: in the version before it, they were not newer.
+
+        Raises:
+            AccountingError: rows were left alone that are newer than what was stored.
+        """
+        before = f"{self.location} VERSION AS OF {int(result.version) - 1}"
+        with self._translating(reading_error):
+            self._show(batch)
+            (found,) = self._session.sql(stale_statement(before, _VIEW, batch, self._present)).collect()
+        if found["stale"] != result.stale:
+            raise AccountingError(
+                f"the merge left {result.stale} rows alone, and {found['stale']} were not newer than what is "
+                "stored",
+                table=str(self._table),
+            )
 
     def _empty(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
         """Empty the table. Where no row lives, Delta would commit nothing, and the progress with it."""
@@ -326,8 +371,9 @@ def _check_shape(shape: TableShape) -> None:
             "a column: rename it at the source",
             table=str(shape.table),
         )
-    if SOFT_DELETE_COLUMN in shape.by_name:
+    own = [name for name in (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN) if name in shape.by_name]
+    if own:
         raise SchemaRefusedError(
-            f"the source has a column {SOFT_DELETE_COLUMN}, the name of the mark of soft deletes",
+            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
             table=str(shape.table),
         )

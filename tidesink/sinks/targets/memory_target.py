@@ -15,6 +15,7 @@ from tidesink.change import TableId
 from tidesink.errors import (
     SchemaRefusedError,
     StaleProgressError,
+    TargetError,
     ValueNotStoredError,
     ValueOutOfRangeError,
 )
@@ -23,6 +24,8 @@ from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import (
     NOT_STORED,
+    SEQUENCE_COLUMN,
+    SEQUENCE_DDL,
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Capabilities,
@@ -31,6 +34,8 @@ from tidesink.sinks.targets.base import (
     EvolveResult,
     ReducedBatch,
     ReducedRow,
+    RowSequence,
+    check_order,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +45,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = Capabilities(
-    name="memory", exactly_once=True, evolves=True, widens=True, soft_deletes=True, durable=False
+    name="memory",
+    exactly_once=True,
+    evolves=True,
+    widens=True,
+    soft_deletes=True,
+    durable=False,
+    sequences=True,
 )
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -165,8 +176,12 @@ class MemoryTable:
             if state.progress is not None and progress.txn_version <= state.progress.txn_version:
                 raise StaleProgressError("a later batch is applied already", table=str(self._table))
             version = state.version + 1
+            check_order(batch, state.columns, table=self._table)
             if batch.truncates:
                 rows, result = _emptied(state.rows, batch, version=version)
+            elif batch.sequenced:
+                state.columns |= {SOFT_DELETE_COLUMN: "boolean", SEQUENCE_COLUMN: SEQUENCE_DDL}
+                rows, result = _sequenced(state.rows, batch, version=version)
             else:
                 rows, result = _merged(state.rows, batch, state.columns, version=version)
             state.rows, state.progress, state.applied = rows, progress, result
@@ -226,6 +241,28 @@ def _merged(
     return merged, ApplyResult(inserted, updated, deleted, absent, str(version))
 
 
+def _sequenced(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows, ApplyResult]:
+    """Rows that are newer than what is stored; a delete stays as its key, its mark and its position."""
+    merged = dict(rows)
+    inserted = updated = stale = 0
+    for row in _rows_of(batch):
+        key = tuple(row.key[name] for name in batch.shape.keys)
+        stored = merged.get(key)
+        at = stored.get(SEQUENCE_COLUMN) if stored is not None else None
+        if row.sequence is None:
+            raise TargetError(
+                "a row of a batch in the source's order has no position", table=str(batch.shape.table)
+            )
+        if at is not None and row.sequence <= at:
+            stale += 1
+            continue
+        inserted, updated = (inserted + 1, updated) if stored is None else (inserted, updated + 1)
+        kept = stored if stored is not None and (row.op == "upsert" or batch.delete_mode == "soft") else {}
+        marks = {SOFT_DELETE_COLUMN: row.op == "delete", SEQUENCE_COLUMN: row.sequence}
+        merged[key] = {**kept, **(row.after or row.key), **marks}
+    return merged, ApplyResult(inserted, updated, 0, 0, str(version), stale)
+
+
 def _check_stored(row: ReducedRow, stored: Mapping[str, Any] | None, batch: ReducedBatch) -> None:
     """Refuse a row that leaves out values of which none is stored."""
     gone = stored is None or row.anew or bool(stored.get(SOFT_DELETE_COLUMN))
@@ -241,8 +278,10 @@ def _rows_of(batch: ReducedBatch) -> Iterator[ReducedRow]:
         return
     if batch.frame is None:
         return
-    more = ("_kept", "_anew") if batch.keeps else ()
+    more = [*(("_kept", "_anew") if batch.keeps else ()), *(("_seq",) if batch.sequenced else ())]
     for row in batch.frame.select("_op", "key", "after", *more).toLocalIterator():
         after = row["after"].asDict() if row["after"] is not None else None
         kept, anew = (row["_kept"], row["_anew"]) if batch.keeps else (None, False)
-        yield ReducedRow(row["_op"], row["key"].asDict(), after, tuple(kept or ()), anew)
+        at = row["_seq"] if batch.sequenced else None
+        sequence = RowSequence(tuple(at["source"]), *at[1:]) if at is not None else None
+        yield ReducedRow(row["_op"], row["key"].asDict(), after, tuple(kept or ()), anew, sequence)
