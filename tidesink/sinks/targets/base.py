@@ -42,6 +42,8 @@ class Capabilities:
 
     ``exactly_once``: progress and data become visible in one commit. ``evolves``: columns can be added.
     ``widens``: an integer or decimal column can grow. ``soft_deletes``: rows can be marked deleted.
+    ``keeps_rows``: what is stored can be looked at and changed: inserts and updates are told apart, values
+    left out stay, rows already there get a new column's default. False: changes are passed on as messages.
     ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
     older than the one applied never wins (``sequence_by: source``).
     """
