@@ -54,6 +54,7 @@ class Capabilities:
     widens: bool
     soft_deletes: bool
     durable: bool
+    keeps_rows: bool = True
     sequences: bool = False
 
 
