@@ -89,7 +89,8 @@ class ReducedBatch:
     """At most one row a key, ready to be merged.
 
     ``frame`` has the columns ``_op`` ('upsert' or 'delete'), ``key`` (a struct of the key columns) and
-    ``after`` (a struct of the shape's columns, null for a delete); other columns are not looked at. It
+    ``after`` (a struct of the shape's columns, null for a delete). Targets of messages also pass on
+    ``_commit_ts`` and ``PLACE_COLUMNS`` of the event a row came from, where they are there. It
     is read more than once: whoever makes it persists it. ``rows`` are the same for targets without
     Spark; exactly one of the two is given.
     ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
