@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,24 @@ def test_dead_letters_are_kept_once(delta: Bed, tmp_path: Path) -> None:
         1,
         7,
     )
+
+
+def test_tables_that_keep_theirs_at_once_keep_each_its_own(delta: Bed, tmp_path: Path) -> None:
+    """A thread has an object of its own; where two share one they do not mix either, and no view stays."""
+    assert delta.spark is not None
+    DeltaDeadLetters(delta.spark, str(tmp_path / "lake")).append(dead_letters(delta, [0]), progress(1, 1))
+    shared = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
+    tables = [TableId("shop", f"t{number}") for number in range(3)]
+
+    def keep(number: int) -> int:
+        records = dead_letters(delta, list(range(100 * number, 100 * number + number + 1)))
+        return shared.append(records, progress(1, 1, table=tables[number]))
+
+    with ThreadPoolExecutor(len(tables)) as threads:
+        assert list(threads.map(keep, range(len(tables)))) == [1, 2, 3]
+    kept = delta.spark.sql(f"SELECT `table`, offset FROM {shared.location}").collect()
+    assert sorted((row["table"], row["offset"]) for row in kept) == [
+        ("shop.orders", 0), ("shop.t0", 0), ("shop.t1", 100), ("shop.t1", 101),
+        ("shop.t2", 200), ("shop.t2", 201), ("shop.t2", 202),
+    ]  # fmt: skip
+    assert shared._session.catalog.listTables() == []

@@ -7,6 +7,9 @@ tables which write at the same time do not conflict.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
 _VIEW: Final = "_tidesink_dead"
+# Views have names of their own, in whichever session and thread they are made.
+_NUMBERS: Final = count()
 _PLACE: Final = ("topic", "partition", "offset")
 
 
@@ -41,8 +46,8 @@ class DeltaDeadLetters:
         try:
             if not self._log.exists:
                 self._session.sql(_create_statement(self.location))
-            in_session(records, self._session).createOrReplaceTempView(_VIEW)
-            merged = self._session.sql(_merge_statement(self.location, progress)).collect()
+            with self._view_of(records) as view:
+                merged = self._session.sql(_merge_statement(self.location, view, progress)).collect()
         except SPARK_ERRORS as exc:
             raise self._error(translated(exc, table=str(progress.table))) from exc
         return int(merged[0]["num_inserted_rows"]) if merged else 0
@@ -56,6 +61,16 @@ class DeltaDeadLetters:
             return frame.where(frame["table"] == str(table)).count()
         except SPARK_ERRORS as exc:
             raise self._error(reading_error(exc, table=str(table))) from exc
+
+    @contextmanager
+    def _view_of(self, records: DataFrame) -> Iterator[str]:
+        """A name for the records in a statement, theirs alone; what is under it is let go of afterwards."""
+        view = f"{_VIEW}_{next(_NUMBERS)}"
+        in_session(records, self._session).createOrReplaceTempView(view)
+        try:
+            yield view
+        finally:
+            self._session.catalog.dropTempView(view)
 
     def _error(self, error: TidesinkError) -> TidesinkError:
         return error.with_context(place=self.path)
@@ -72,7 +87,7 @@ def _create_statement(location: str) -> str:
     )
 
 
-def _merge_statement(location: str, progress: Progress) -> str:
+def _merge_statement(location: str, view: str, progress: Progress) -> str:
     given = {
         "pipeline": quote_text(progress.pipeline),
         "table": quote_text(str(progress.table)),
@@ -83,7 +98,7 @@ def _merge_statement(location: str, progress: Progress) -> str:
     values = [given.get(name, quote_path("s", name)) for name in names]
     same_place = " AND ".join(f"{quote_path('t', name)} = {quote_path('s', name)}" for name in _PLACE)
     return (
-        f"MERGE INTO {location} AS t USING {quote_identifier(_VIEW)} AS s "
+        f"MERGE INTO {location} AS t USING {quote_identifier(view)} AS s "
         f"ON t.`pipeline` = {given['pipeline']} AND t.`table` = {given['table']} AND {same_place} "
         f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({', '.join(values)})"
     )
