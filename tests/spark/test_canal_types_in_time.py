@@ -150,6 +150,8 @@ def test_values_that_no_type_of_their_time_has_are_bad(spark: SparkSession, sche
         "no enum any more": spoilt(2, "e", "22"),
         "bytes that are no text": spoilt(0, "b", "ÿ1234"),
         "a number for a label": spoilt(1, "e", "2ab", "int"),
+        "a label's number": spoilt(2, "i", "2", "enum"),
+        "labels' number": spoilt(1, "n", "12", "set('a','b')"),
         "other members": spoilt(0, "s", "1234567", "set('r','p')"),
     }
     plan = canal_json_columns(schema)

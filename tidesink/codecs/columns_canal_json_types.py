@@ -101,22 +101,21 @@ _CODED: Final[tuple[Reader, ...]] = ("enum", "set", "binary")
 def contradictions(columns: Iterable[ShapeColumn], words: Column) -> Iterator[tuple[ShapeColumn, Column]]:
     """For each column whose texts could mean another thing: where a row's type word says they do."""
     for column in columns:
-        types = (*(was.type for was in _readings(column)), column.type)
-        if any(row_of(one).reader in ("text", *_CODED) for one in types):
-            word = words.getField(column.name)
-            differs = _in_force(column, lambda now, word=word: _contradicts(word, now))  # type: ignore[misc]
-            yield column, word.isNotNull() & differs
+        word = words.getField(column.name)
+        differs = _in_force(column, lambda now, word=word: _contradicts(word, now))  # type: ignore[misc]
+        yield column, word.isNotNull() & differs
 
 
 def _contradicts(word: Column, column_type: ColumnType) -> Column:
     reader = row_of(column_type).reader
+    if reader not in ("text", *_CODED):
+        # A number stays what it is in any other type: as a member's it is none.
+        return F.startswith(word, F.lit("enum")) | F.startswith(word, F.lit("set"))
     coded = {
         "enum": F.startswith(word, F.lit("enum")),
         "set": F.startswith(word, F.lit("set")),
         "binary": F.contains(word, F.lit("binary")) | F.contains(word, F.lit("blob")),
     }
-    if reader not in ("text", *_CODED):
-        return F.lit(False)
     own = coded.get(reader)
     agrees = ~reduce(Column.__or__, coded.values()) if own is None else own
     return ~(agrees & _same_members(word, column_type))
