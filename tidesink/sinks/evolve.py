@@ -100,6 +100,26 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
     return to_target(_default_at_source(column))
 
 
+def default_texts(
+    columns: tuple[ShapeColumn, ...], shape: TableShape
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What old rows get in new columns, as literal texts by column name, and warnings for those not given."""
+    defaults: dict[str, str] = {}
+    warnings = []
+    for column in columns:
+        try:
+            value = default_value(column, shape)
+        except ValueOutOfRangeError as exc:
+            warnings.append(
+                f"column {column.name!r}: its default {column.default!r} is not given to rows already there: "
+                f"{exc.message}"
+            )
+            continue
+        if value is not None:
+            defaults[column.name] = literal_text(value)
+    return defaults, tuple(warnings)
+
+
 def _default_at_source(column: ShapeColumn) -> int | float | Decimal | str | bytes | None:
     text = column.default or ""
     reader = row_of(column.type).reader

@@ -23,17 +23,17 @@ from tidesink.sinks.targets.base import (
 from tidesink.sinks.targets.delta_log import Commit
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
 
-_TARGET: Final = "_tidesink_target"
-_SOURCE: Final = "_tidesink_source"
-_IS_DELETE: Final = f"{quote_path(_SOURCE, '_op')} = 'delete'"
-_IS_UPSERT: Final = f"{quote_path(_SOURCE, '_op')} = 'upsert'"
+TARGET: Final = "_tidesink_target"
+SOURCE: Final = "_tidesink_source"
+_IS_DELETE: Final = f"{quote_path(SOURCE, '_op')} = 'delete'"
+_IS_UPSERT: Final = f"{quote_path(SOURCE, '_op')} = 'upsert'"
 _MARKS: Final[Mapping[str, str]] = {
     quote_identifier(SOFT_DELETE_COLUMN): _IS_DELETE,
-    quote_identifier(SEQUENCE_COLUMN): quote_path(_SOURCE, "_seq"),
+    quote_identifier(SEQUENCE_COLUMN): quote_path(SOURCE, "_seq"),
 }
 # What the error of a failed commit says: where the row came from, and what it leaves out.
 _PLACE: Final = (
-    f"to_json(struct({', '.join(quote_path(_SOURCE, name) for name in (*PLACE_COLUMNS, '_kept'))}))"
+    f"to_json(struct({', '.join(quote_path(SOURCE, name) for name in (*PLACE_COLUMNS, '_kept'))}))"
 )
 
 
@@ -44,11 +44,11 @@ def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
     soft = batch.delete_mode == "soft"
     values = _values(batch, present)
     updated = _values(batch, present, stored=True)
-    marked = f"UPDATE SET {quote_path(_TARGET, SOFT_DELETE_COLUMN)} = true" if soft else "DELETE"
+    marked = f"UPDATE SET {quote_path(TARGET, SOFT_DELETE_COLUMN)} = true" if soft else "DELETE"
     clauses = [
-        f"MERGE INTO {location} AS {quote_identifier(_TARGET)}",
-        f"USING {quote_identifier(view)} AS {quote_identifier(_SOURCE)}",
-        f"ON {' AND '.join(_condition(batch, present))}",
+        f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
+        f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
+        f"ON {' AND '.join(same_key(batch, present))}",
     ]
     if batch.deletes:
         clauses.append(f"WHEN MATCHED AND {_IS_DELETE} THEN {marked}")
@@ -62,15 +62,15 @@ def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
 
 def _sequenced_merge(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
     """The MERGE of a batch in the source's order: what is not newer than the stored row leaves it alone."""
-    at, stored = quote_path(_SOURCE, "_seq"), quote_path(_TARGET, SEQUENCE_COLUMN)
+    at, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
     newer = f"({stored} IS NULL OR {at} > {stored})"
     values = _values(batch, present)
     gone = _MARKS if batch.delete_mode == "soft" else {**_emptied(batch), **_MARKS}
     return "\n".join(
         [
-            f"MERGE INTO {location} AS {quote_identifier(_TARGET)}",
-            f"USING {quote_identifier(view)} AS {quote_identifier(_SOURCE)}",
-            f"ON {' AND '.join(_condition(batch, present))}",
+            f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
+            f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
+            f"ON {' AND '.join(same_key(batch, present))}",
             f"WHEN MATCHED AND {newer} AND {_IS_DELETE} THEN UPDATE SET {_assignments(gone)}",
             f"WHEN MATCHED AND {newer} THEN UPDATE SET {_assignments({**values, **_MARKS})}",
             f"WHEN NOT MATCHED THEN INSERT {_insertion(_with_keys(batch, present, values))}",
@@ -80,11 +80,11 @@ def _sequenced_merge(location: str, view: str, batch: ReducedBatch, present: Map
 
 def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
     """Counts the rows of a batch that are not newer than what ``location``, a version, has of them."""
-    same_key = " AND ".join(_condition(batch, present))
+    found = " AND ".join(same_key(batch, present))
     return (
-        f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(_TARGET)} "
-        f"JOIN {quote_identifier(view)} AS {quote_identifier(_SOURCE)} ON {same_key} "
-        f"WHERE {quote_path(_SOURCE, '_seq')} <= {quote_path(_TARGET, SEQUENCE_COLUMN)}"
+        f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(TARGET)} "
+        f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} ON {found} "
+        f"WHERE {quote_path(SOURCE, '_seq')} <= {quote_path(TARGET, SEQUENCE_COLUMN)}"
     )
 
 
@@ -98,7 +98,7 @@ def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[
     known = {name.lower(): ddl for name, ddl in present.items()}
     keys = {
         quote_identifier(column.name): _as_target(
-            quote_path(_SOURCE, "key", column.name), column, known[column.name.lower()]
+            quote_path(SOURCE, "key", column.name), column, known[column.name.lower()]
         )
         for column in batch.shape.key_columns
     }
@@ -106,7 +106,7 @@ def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[
 
 
 def _assignments(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{quote_identifier(_TARGET)}.{name} = {value}" for name, value in values.items())
+    return ", ".join(f"{quote_identifier(TARGET)}.{name} = {value}" for name, value in values.items())
 
 
 def _insertion(values: Mapping[str, str]) -> str:
@@ -119,7 +119,7 @@ def append_statement(location: str, view: str, batch: ReducedBatch, present: Map
     values = _with_keys(batch, present, values) if batch.sequenced else values
     rows = (
         f"INSERT INTO {location} ({', '.join(values)}) SELECT {', '.join(values.values())} "
-        f"FROM {quote_identifier(view)} AS {quote_identifier(_SOURCE)}"
+        f"FROM {quote_identifier(view)} AS {quote_identifier(SOURCE)}"
     )
     return rows if batch.sequenced else f"{rows} WHERE {_IS_UPSERT}"
 
@@ -191,38 +191,38 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
 
 def _kept_or(value: str, column: ShapeColumn, *, stored: bool, soft: bool) -> str:
     """The value, or where the source left it out the stored one; without one the commit fails."""
-    left_out = f"array_contains({quote_path(_SOURCE, '_kept')}, {quote_text(column.name)})"
+    left_out = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
     refused = f"raise_error({_PLACE})"
     if not stored:
         return f"CASE WHEN {left_out} THEN {refused} ELSE {value} END"
-    gone = quote_path(_SOURCE, "_anew")
+    gone = quote_path(SOURCE, "_anew")
     if soft:
-        gone += f" OR {quote_path(_TARGET, SOFT_DELETE_COLUMN)}"
-    kept = quote_path(_TARGET, column.name)
+        gone += f" OR {quote_path(TARGET, SOFT_DELETE_COLUMN)}"
+    kept = quote_path(TARGET, column.name)
     return f"CASE WHEN {left_out} AND ({gone}) THEN {refused} WHEN {left_out} THEN {kept} ELSE {value} END"
 
 
 def _value(column: ShapeColumn, ddl: str) -> str:
-    return _as_target(quote_path(_SOURCE, "after", column.name), column, ddl)
+    return _as_target(quote_path(SOURCE, "after", column.name), column, ddl)
 
 
 def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
     return source if ddl == column.spark else f"CAST({source} AS {ddl})"
 
 
-def _condition(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
+def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
     """Equality of the keys, which are never null, and their range for Delta to pass over other files."""
     known = {name.lower(): ddl for name, ddl in present.items()}
     # Left to itself, Spark compares text with a decimal as doubles, to which long numbers are equal.
     terms = [
-        f"{quote_path(_TARGET, column.name)} = "
-        + _as_target(quote_path(_SOURCE, "key", column.name), column, known[column.name.lower()])
+        f"{quote_path(TARGET, column.name)} = "
+        + _as_target(quote_path(SOURCE, "key", column.name), column, known[column.name.lower()])
         for column in batch.shape.key_columns
     ]
     for name, (least, greatest) in batch.key_range.items():
         low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
         if low and high:
-            column = quote_path(_TARGET, name)
+            column = quote_path(TARGET, name)
             terms.append(f"{column} >= {low} AND {column} <= {high}")
     return terms
 

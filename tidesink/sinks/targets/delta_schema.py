@@ -13,8 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from tidesink.errors import ValueOutOfRangeError
-from tidesink.sinks.evolve import Evolution, default_value, literal_text
+from tidesink.sinks.evolve import Evolution, default_texts
 from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELETE_COLUMN
@@ -84,7 +83,7 @@ def evolve_table(
         session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
     if not plan.added:
         return ()
-    defaults, warnings = _defaults(plan.added, shape)
+    defaults, warnings = default_texts(plan.added, shape)
     if defaults:
         _set_pending(session, location, {**pending_defaults(log), **defaults})
     columns = ", ".join(_column(column) for column in plan.added)
@@ -92,7 +91,7 @@ def evolve_table(
     return warnings
 
 
-def pending_defaults(log: DeltaLog) -> dict[str, str | None]:
+def pending_defaults(log: DeltaLog) -> dict[str, str]:
     """Columns whose old rows still lack their default, with the default's literal text."""
     text = log.property(BACKFILL_PROPERTY)
     return json.loads(text) if text else {}
@@ -108,7 +107,7 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
     if not pending:
         return ()
     present = present_columns(log)
-    filled = {name: text for name, text in pending.items() if name in present and text is not None}
+    filled = {name: text for name, text in pending.items() if name in present}
     if filled and log.file_count():
         version = epoch * BATCHES_PER_EPOCH + log.latest()
         sets = ", ".join(
@@ -127,28 +126,9 @@ def literal(text: str, ddl: str) -> str:
     return quote_text(text) if ddl == "string" else f"CAST({quote_text(text)} AS {ddl})"
 
 
-def _set_pending(session: SparkSession, location: str, pending: Mapping[str, str | None]) -> None:
+def _set_pending(session: SparkSession, location: str, pending: Mapping[str, str]) -> None:
     text = quote_text(json.dumps(pending))
     session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({quote_text(BACKFILL_PROPERTY)} = {text})")
-
-
-def _defaults(
-    columns: tuple[ShapeColumn, ...], shape: TableShape
-) -> tuple[dict[str, str | None], tuple[str, ...]]:
-    defaults: dict[str, str | None] = {}
-    warnings = []
-    for column in columns:
-        try:
-            value = default_value(column, shape)
-        except ValueOutOfRangeError as exc:
-            warnings.append(
-                f"column {column.name!r}: its default {column.default!r} is not given to rows already there: "
-                f"{exc.message}"
-            )
-            continue
-        if value is not None:
-            defaults[column.name] = literal_text(value)
-    return defaults, tuple(warnings)
 
 
 def _column(column: ShapeColumn) -> str:
