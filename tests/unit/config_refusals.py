@@ -180,20 +180,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "avro-include-before-value",
     ),
     (
-        "order by source",
-        changed(FLAT_AVRO, defaults__sequence_by="source"),
-        "defaults.sequence_by",
-        "not in this version",
-        "sequence_by: kafka",
-    ),
-    (
-        "order by source for one table",
-        changed(FLAT_AVRO, tables=[{"name": "a.b", "sequence_by": "source"}]),
-        "tables[0].sequence_by",
-        "not in this version",
-        "sequence_by: kafka",
-    ),
-    (
         "table name",
         changed(FLAT_AVRO, tables=[{"name": "orders"}]),
         "tables[0].name",

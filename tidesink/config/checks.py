@@ -10,6 +10,7 @@ from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, KafkaProperties, ref
 from tidesink.config.large_messages import large_message_problems
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
+from tidesink.config.sequence import sequence_problems
 from tidesink.config.source import RegistrySettings, SourceSettings
 from tidesink.config.target import DeltaSettings
 from tidesink.errors import ConfigError
@@ -48,6 +49,12 @@ _FOREIGN = {
     "canal-json": (*_ONLY_FLAT_AVRO, "debezium"),
     "debezium-avro": (
         *(name for name in (*_ONLY_FLAT_AVRO, *_ONLY_CANAL_JSON) if name not in _DEBEZIUM),
+        "output-raw-change-event",
+        "enable-tidb-extension",
+    ),
+    "debezium-json": (
+        *_ONLY_FLAT_AVRO,
+        *_ONLY_CANAL_JSON,
         "output-raw-change-event",
         "enable-tidb-extension",
     ),
@@ -202,21 +209,6 @@ def _definitions(config: Config) -> Iterator[Problem]:
             yield Problem(field, f"does not create {entry.table}", f"give the CREATE TABLE of {entry.table}")
 
 
-def _sequence(config: Config) -> Iterator[Problem]:
-    places = [("defaults", config.defaults.sequence_by)]
-    places += [
-        (f"tables[{index}]", entry.sequence_by or "kafka") for index, entry in enumerate(config.tables)
-    ]
-    for place, value in places:
-        if value == "source":
-            yield Problem(
-                f"{place}.sequence_by",
-                "order by the source's own position is not in this version",
-                "use sequence_by: kafka, which is right where a key stays in one partition "
-                "(TiCDC dispatchers table and index-value)",
-            )
-
-
 def _files(config: Config) -> Iterator[Problem]:
     """Certificates and keys are there: a worker must not find out hours later."""
     for name in FILE_PROPERTIES:
@@ -315,7 +307,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _raw_change_event,
     _tables,
     _definitions,
-    _sequence,
+    sequence_problems,
     _kafka_list,
     _kafka_security,
     _files,

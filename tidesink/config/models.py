@@ -43,7 +43,8 @@ class TableDefaults(Model):
     """What holds for every table that does not say otherwise."""
 
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
-    """Order within a key. `kafka`: partition, offset. `source` is not in this version."""
+    """Order within a key. `kafka`: partition, offset. `source`: the change's commit_ts, across partitions
+    too and however changes arrive; deleted rows stay in the table, marked (`docs/guarantees.md`)."""
     deletes: Deletes = "hard"
     """`hard` removes the row, `soft` keeps it, marked."""
     zero_date: Annotated[ZeroDate, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)] = (

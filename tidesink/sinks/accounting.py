@@ -56,17 +56,19 @@ class Account:
         )
 
 
-def account_of(summary: BatchSummary, *, kafka_records: int, applied_rows: int, rejected: int) -> Account:
+def account_of(
+    summary: BatchSummary, *, kafka_records: int, applied_rows: int, rejected: int, stale_rows: int = 0
+) -> Account:
     """The account of one batch.
 
     ``kafka_records``: records Kafka gave. A record may hold several events, so what the summary counts
     above one a record is added. ``applied_rows``: rows by the target's own numbers; a key change is two
-    rows and one event. ``rejected``: dead letters kept.
+    rows and one event. ``rejected``: dead letters kept. ``stale_rows``: rows the target had newer ones of.
     """
     return Account(
         read=kafka_records + summary.read - summary.messages,
         applied=applied_rows - summary.split_halves,
-        superseded=summary.superseded,
+        superseded=summary.superseded + stale_rows,
         filtered=summary.filtered,
         dead_lettered=rejected,
     )

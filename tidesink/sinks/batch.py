@@ -31,7 +31,7 @@ from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
-from tidesink.sinks.reduce_spark import reduce_frame, refuse_truncates, rows_to_apply
+from tidesink.sinks.reduce_spark import reduce_frame, refuse_truncates, refuse_unplaced, rows_to_apply
 from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
 from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place
 from tidesink.sinks.summary_spark import summarise
@@ -131,6 +131,7 @@ class Batch:
         self._reader = reader
         self._seconds: dict[str, float] = {}
         self._refuses_truncates = False
+        self._sequenced = settings.sequence_by == "source"
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.
@@ -178,6 +179,7 @@ class Batch:
             columns = self._decoding.columns()
             decoded = columns.decode(raw.frame)
             decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
+            decoded = refuse_unplaced(decoded) if self._sequenced else decoded
         with self._step("reduced"):
             frame = reduce_frame(
                 decoded,
@@ -213,7 +215,7 @@ class Batch:
         return False
 
     def _check_partitions(self, summary: BatchSummary) -> None:
-        if summary.mixed_keys and self._settings.sequence_by == "kafka":
+        if summary.mixed_keys and not self._sequenced:
             raise MixedPartitionsError(mixed_message(summary.mixed_keys), table=str(self._settings.table))
 
     def _cut_short(self, reduction: Reduction) -> Reduction:
@@ -254,7 +256,11 @@ class Batch:
         # What empties a table is one event, however many rows were in it.
         rows = 1 if reduction.truncates else result.applied
         account = account_of(
-            summary, kafka_records=reduction.read.records, applied_rows=rows, rejected=rejected
+            summary,
+            kafka_records=reduction.read.records,
+            applied_rows=rows,
+            rejected=rejected,
+            stale_rows=result.stale,
         )
         account.check(table=str(self._settings.table))
         around.failpoints.reach("accounted")
@@ -283,6 +289,7 @@ class Batch:
             delete_mode=self._settings.deletes,
             keeps=summary.left_out > 0,
             truncates=reduction.truncates,
+            sequenced=self._sequenced,
         )
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:

@@ -28,6 +28,8 @@ column                type              meaning
                                         source did not send, so that what is stored stays; null for none
 ``_anew``             boolean           with ``keeps_values`` alone: the batch deletes the key before this
                                         row, so that nothing stored is the row's
+``_seq``              struct            in the source's order alone: the position of the event that stays,
+                                        as ``targets.base.SEQUENCE_DDL`` says
 ====================  ================  ==========================================================
 
 Keys are compared as Spark compares values, text byte by byte, whatever collation the source has: a
@@ -56,6 +58,11 @@ _SCATTERED_TRUNCATE: Final = (
     "came before. Have the connector skip truncates (skipped.operations: t, its default) or write the table "
     "to one partition; to go on, load the table anew"
 )
+_UNPLACED: Final = (
+    "sequence_by: source needs a position of the source's in every row event, and this one has no commit_ts. "
+    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then), or "
+    "set sequence_by: kafka and load the table anew"
+)
 _WHOLE: Final = "whole"
 _DELETE_HALF: Final = "delete half"
 _INSERT_HALF: Final = "insert half"
@@ -74,7 +81,7 @@ def reduce_frame(
     ``changes_keys``: whether a record may stand for several rows: for an update that comes with its old
     key, or because it holds several events (a plan's ``changes_keys``). False spares the step, and the
     offset alone is the order. ``keeps_values``: whether the frame has ``_kept`` (a plan's ``keeps_values``).
-    Order by ``source`` needs a ``_commit_ts`` in every row event.
+    Order by ``source`` needs a ``_commit_ts`` in every row event (``refuse_unplaced``), and no kept values.
     """
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
     keys = [column.name for column in shape.key_columns]
@@ -82,6 +89,9 @@ def reduce_frame(
     order = _order(sequence_by, changes_keys=changes_keys)
     groups = _prepared(rows, keys, more=["_kept"] if keeps_values else []).groupBy("group_hash", *key_names)
     output = _output(keys, key_names)
+    if sequence_by == "source":
+        greatest = F.max(order).alias("greatest")
+        return groups.agg(*_aggregates(order), greatest).select(*output, _sequence(F.col("greatest")))
     if not keeps_values:
         return groups.agg(*_aggregates(order)).select(*output)
     names = [column.name for column in shape.columns]
@@ -92,16 +102,25 @@ def reduce_frame(
 
 def refuse_truncates(decoded: DataFrame) -> DataFrame:
     """A decoded frame of a topic with several partitions: what empties the table is a bad record there."""
-    is_truncate = F.col("_kind") == TRUNCATE
-    said = {"_kind": BAD, "_error": UnsupportedMessageError.__name__, "_reason": _SCATTERED_TRUNCATE}
-    return decoded.withColumns(
-        {name: F.when(is_truncate, F.lit(text)).otherwise(F.col(name)) for name, text in said.items()}
-    )
+    return _refused(decoded, F.col("_kind") == TRUNCATE, _SCATTERED_TRUNCATE)
+
+
+def refuse_unplaced(decoded: DataFrame) -> DataFrame:
+    """A decoded frame to be put in the source's order: a row event without a place in it is a bad record."""
+    unplaced = F.col("_kind").isin(*ROW_KINDS) & F.col("_commit_ts").isNull()
+    return _refused(decoded, unplaced, _UNPLACED)
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
     """The rows of a reduced frame that a merge takes: upserts and deletes."""
     return reduced.where(F.col("_op").isin(*ROW_KINDS))
+
+
+def _refused(decoded: DataFrame, wrong: Column, reason: str) -> DataFrame:
+    """A bad record, and no key change any more, which would be two."""
+    said = {"_kind": BAD, "_error": UnsupportedMessageError.__name__, "_reason": reason}
+    told = {name: F.when(wrong, F.lit(text)).otherwise(F.col(name)) for name, text in said.items()}
+    return decoded.withColumns({**told, "old_key": F.when(~wrong, F.col("old_key"))})
 
 
 def _halves(decoded: DataFrame) -> DataFrame:
@@ -181,9 +200,18 @@ def _aggregates(order: Column) -> list[Column]:
 def _order(sequence_by: SequenceBy, *, changes_keys: bool) -> Column:
     if sequence_by == "kafka" and not changes_keys:
         return F.col("_offset")  # one partition, or the batch is refused; a number is quicker to compare
-    writes = (F.col("_op") == UPSERT).cast("int")
-    kafka = (F.col("_partition"), F.col("_offset"), F.col("_index"), writes)
-    return F.struct(*kafka) if sequence_by == "kafka" else F.struct(F.col("_commit_ts"), writes, *kafka[:3])
+    writes = (F.col("_op") == UPSERT).alias("writes")
+    kafka = (F.col("_partition"), F.col("_offset"), F.col("_index"))
+    return F.struct(*kafka, writes) if sequence_by == "kafka" else F.struct("_commit_ts", writes, *kafka)
+
+
+def _sequence(order: Column) -> Column:
+    members = {
+        "source": F.array(order.getField("_commit_ts")),
+        **{name: order.getField(f"_{name}") for name in ("partition", "offset", "index")},
+    }
+    source, *kafka = (member.alias(name) for name, member in members.items())
+    return F.struct(source, order.getField("writes").alias("writes"), *kafka).alias("_seq")
 
 
 def _output(keys: list[str], key_names: list[str]) -> list[Column]:

@@ -1,0 +1,45 @@
+"""``sequence_by: source`` in a config: where it is taken, and where refused with the reason."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
+from tidesink.config.sequence import SEQUENCED_TARGETS
+from tidesink.sinks.targets import TARGETS
+
+
+@pytest.mark.parametrize("base", [FLAT_AVRO, CANAL_JSON], ids=["flat-avro", "canal-json"])
+def test_it_is_taken_where_events_have_a_commit_ts(base: dict[str, Any]) -> None:
+    config = right(changed(base, defaults__sequence_by="source", source__enable_tidb_extension=True))
+    assert config.defaults.sequence_by == "source"
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "reason"),
+    [
+        (changed(FLAT_AVRO, defaults__sequence_by="source"), "defaults", "enable-tidb-extension=true"),
+        (
+            changed(CANAL_JSON, tables=[{"name": "a.b", "sequence_by": "source"}]),
+            "tables[0]",
+            "enable-tidb-extension=true",
+        ),
+        (
+            changed(FLAT_AVRO, source__protocol="debezium-avro", defaults__sequence_by="source"),
+            "defaults",
+            "not compared in this version",
+        ),
+    ],
+)
+def test_it_is_refused_where_they_have_none(data: dict[str, Any], field: str, reason: str) -> None:
+    problem = wrong(data)[f"{field}.sequence_by"]
+    assert reason in problem.reason
+    assert "sequence_by: kafka" in problem.remedy
+
+
+def test_the_config_and_the_targets_agree() -> None:
+    says = {name: import_module(module).CAPABILITIES.sequences for name, module in TARGETS.items()}
+    assert {name for name, sequences in says.items() if sequences} == SEQUENCED_TARGETS
