@@ -12,6 +12,7 @@ import re
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -54,10 +55,12 @@ def go_float(value: float, *, single: bool = False) -> RawNumber:
 
 
 def _shortest_single(value: float) -> str:
+    packed = struct.pack("<f", value)
     for digits in range(1, 10):
-        text = f"{value:.{digits}g}"
-        if struct.pack("<f", float(text)) == struct.pack("<f", value):
-            return repr(float(text))
+        short = float(f"{value:.{digits}g}")
+        with suppress(OverflowError):  # the greatest single, rounded up, is none
+            if struct.pack("<f", short) == packed:
+                return repr(short)
     return repr(value)
 
 
