@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ def json_lines(name: str, *, option: str = "", form: str = "") -> Iterator[tuple
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     yield number, _object(f"{option} {name}".strip(), number, line, form)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise ConfigError(f"{name} cannot be read after line {number}: {error}") from error
 
 

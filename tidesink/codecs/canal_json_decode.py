@@ -30,6 +30,7 @@ from tidesink.change import (
 )
 from tidesink.codecs.canal_json_shape import RowShape, RowShapes
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
+from tidesink.codecs.nesting import kept
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError
 from tidesink.typemap.shown import shown
 
@@ -238,14 +239,15 @@ def _extension(
         return None
     extension: dict[str, object] = {}
     if not as_told:
-        extension["es"] = es
+        extension["es"] = kept(es, "es")
     if shape.wire_types is not None:
         extension["mysqlType"] = shape.wire_types
         extension["pkNames"] = shape.pk_names
     if partial:
         extension["old"] = list(old)  # type: ignore[call-overload]
     if members is not None and len(members) > 1:
-        extension["_tidb"] = {name: value for name, value in members.items() if name != "commitTs"}
+        rest = {name: value for name, value in members.items() if name != "commitTs"}
+        extension["_tidb"] = kept(rest, "_tidb")
     return extension or None
 
 
@@ -278,7 +280,8 @@ def _ddl(parsed: Parsed, kind: str, message: Message, index: int) -> DdlEvent:
     commit_ts = _timestamp(parsed.get("_tidb") or {}, "commitTs")
     source = None if commit_ts is None else (commit_ts,)
     position = Position(message.topic, message.partition, message.offset, index, source)
-    extension = {"es": parsed["es"]} if commit_ts is None and parsed.get("es") is not None else None
+    es = kept(parsed.get("es"), "es")
+    extension = {"es": es} if commit_ts is None and es is not None else None
     return DdlEvent(TableId(database, name), query, kind, commit_ts, position, extension)
 
 

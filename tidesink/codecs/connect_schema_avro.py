@@ -161,7 +161,9 @@ def _full(name: str, namespace: str) -> str:
 
 
 def _named(avro: Mapping[str, Any], namespace: str) -> str:
-    name = str(avro["name"])
+    name = avro.get("name")
+    if not isinstance(name, str):
+        raise SchemaMismatchError(f"an Avro {shown(avro.get('type'), 40)} has no name")
     return name if "." in name else _full(name, str(avro.get("namespace", namespace)))
 
 

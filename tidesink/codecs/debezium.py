@@ -46,6 +46,7 @@ from tidesink.codecs.debezium_unwrap import (
     source_of_headers,
 )
 from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.codecs.nesting import kept
 from tidesink.errors import (
     ConfigError,
     DecodeError,
@@ -137,7 +138,7 @@ class DebeziumCodec:
             source=row.source,
             before=read if deleted else None,
             after=None if deleted else read,
-            extension=dict(row.added),
+            extension=kept(dict(row.added), "added fields"),
             raw_before=row.columns if deleted else None,
             row_schema=row.schema,
             schema_id=value.schema_id,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from tidesink.change import DdlEvent, Event, MessageEvent, Position, TableId, WatermarkEvent
 from tidesink.codecs.debezium_source import TICDC, commit_ts_of_source, connector_of, table_of_source
 from tidesink.codecs.debezium_values_modes import BinaryHandling
+from tidesink.codecs.nesting import kept
 from tidesink.errors import SchemaMismatchError
 from tidesink.typemap.shown import shown
 
@@ -40,7 +41,7 @@ def control_event(payload: Payload, position: Position, *, binary: BinaryHandlin
     if payload.get("op") == MESSAGE_OP and isinstance(payload.get("source"), Mapping):
         return _message(payload, payload["source"], position, binary)
     kind = _kind(payload)
-    return None if kind is None else MessageEvent(kind, None, None, position, dict(payload))
+    return None if kind is None else MessageEvent(kind, None, None, position, kept(dict(payload), kind))
 
 
 def _kind(payload: Payload) -> str | None:
@@ -59,10 +60,10 @@ def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
     if not isinstance(query, str | None):
         raise SchemaMismatchError(f"ddl is {shown(query)}: a text was expected")
     changes = payload.get("tableChanges")
-    extension = {"source": dict(source), "ts_ms": payload.get("ts_ms")}
+    extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
     if query is None or connector_of(source) == TICDC:
         # SQL Server and Db2 tell the columns, and no statement; TiCDC's are needed to write it again.
-        extension["tableChanges"] = changes
+        extension["tableChanges"] = kept(changes, "tableChanges")
     return DdlEvent(
         table=_ddl_table(payload, source),
         query=query or "",
@@ -96,7 +97,7 @@ def _message(payload: Payload, source: Payload, position: Position, binary: Bina
     if not isinstance(message, Mapping):
         raise SchemaMismatchError(f"the message of an event with op m is {shown(message)}")
     prefix = message.get("prefix")
-    extension = {"source": dict(source), "ts_ms": payload.get("ts_ms")}
+    extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
     return MessageEvent(
         "logical",
         prefix if isinstance(prefix, str) else None,

@@ -12,6 +12,7 @@ from tidesink.change import DdlEvent, TableId, WatermarkEvent, physical_ms
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_encode_values import Members
 from tidesink.codecs.debezium_source import TICDC, connector_of
+from tidesink.codecs.nesting import is_deep
 from tidesink.errors import EncodeError
 from tidesink.schema_registry.naming import sanitize_name
 
@@ -227,7 +228,7 @@ def _table_changes(event: DdlEvent) -> list[Members]:
     source, changes = extension.get("source"), extension.get("tableChanges")
     if isinstance(source, dict) and connector_of(source) != TICDC:
         raise EncodeError("the DDL is a Debezium connector's: only TiCDC's is written, drop the line")
-    if not isinstance(changes, list) or not all(isinstance(change, dict) for change in changes):
+    if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes) or is_deep(changes):
         raise EncodeError(
             "TiCDC's debezium protocols write tableChanges, the whole table as TiDB sees it, and the event's "
             "extension has none: only DDL that was decoded from these protocols can be written"

@@ -310,4 +310,9 @@ def dumped(value: Any) -> str:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Decimal):
+        return str(value)  # a number of a JSON text that was read exactly
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError as error:
+        raise EncodeError(f"{shown(value)} is none of JSON's types") from error

@@ -32,6 +32,7 @@ from tidesink.codecs.debezium_source import (
     position_of_source,
     table_of_source,
 )
+from tidesink.codecs.nesting import kept
 from tidesink.errors import SchemaMismatchError
 from tidesink.typemap.shown import shown
 
@@ -181,10 +182,10 @@ def _image_schema(schema: ConnectSchema | None, part: str) -> ConnectSchema | No
 
 
 def _extension(message: Message, payload: Mapping[str, Any]) -> dict[str, object]:
-    found: dict[str, object] = {"op": payload["op"], "source": dict(payload["source"])}
+    found: dict[str, object] = {"op": payload["op"], "source": kept(dict(payload["source"]), "source")}
     for name in ("ts_ms", "transaction", "updateDescription"):
         if payload.get(name) is not None:
-            found[name] = payload[name]
+            found[name] = kept(payload[name], name)
     for name, value in message.headers:
         if name in _CHANGED_KEYS and value is not None:
             found[_CHANGED_KEYS[name]] = value.decode("utf-8", "replace")

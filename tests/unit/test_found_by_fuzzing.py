@@ -1,0 +1,119 @@
+"""What the fuzzers found (``tests/fuzz``), each as small as it can be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tidesink.change import DdlEvent, Message, Position, TableId
+from tidesink.cli.capture import read_capture
+from tidesink.cli.event_json import event_json
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec
+from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
+from tidesink.codecs.nesting import MOST_LEVELS, is_deep
+from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError
+from tidesink.typemap.shown import shown
+
+SOURCE = {"connector": "TiCDC", "db": "a", "table": "b", "commit_ts": 5}
+CANAL = {
+    **{"id": 0, "database": "s", "table": "t", "pkNames": ["id"], "isDdl": False, "type": "INSERT"},
+    **{"es": 5, "ts": 6, "sql": "", "mysqlType": {"id": "int"}, "old": None, "data": [{"id": "1"}]},
+}
+NESTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "DDL's source": ("debezium-json", {"source": {**SOURCE, "x": 0}, "ddl": "x", "tableChanges": []}),
+    "DDL's changes": ("debezium-json", {"source": SOURCE, "ddl": "x", "tableChanges": [{"x": 0}]}),
+    "row's source": ("debezium-json", {"source": {**SOURCE, "x": 0}, "op": "c", "after": {"id": 1}}),
+    "row's transaction": (
+        "debezium-json",
+        {"source": SOURCE, "op": "c", "after": {"id": 1}, "transaction": 0},
+    ),
+    "transaction": ("debezium-json", {"status": "BEGIN", "id": "x", "ts_ms": 0}),
+    "canal's extension": ("canal-json", {**CANAL, "_tidb": {"commitTs": 5, "x": 0}}),
+    "canal's es": ("canal-json", {**CANAL, "es": 0}),
+    "canal's DDL": (
+        "canal-json",
+        {**CANAL, "isDdl": True, "type": "ALTER", "sql": "x", "data": None, "es": 0},
+    ),
+}
+
+
+def _filled(value: Any, deep: Any) -> Any:
+    """The value with each 0 replaced."""
+    if isinstance(value, dict):
+        return {
+            name: deep if one == 0 and name in _HOLES else _filled(one, deep) for name, one in value.items()
+        }
+    return [_filled(one, deep) for one in value] if isinstance(value, list) else value
+
+
+_HOLES = frozenset({"x", "transaction", "ts_ms", "es"})
+
+
+def _nested(levels: int) -> Any:
+    value: Any = 1
+    for level in range(levels):
+        value = [value] if level % 2 else {"a": value}
+    return value
+
+
+def _decoded(codec: Codec, value: Any) -> list[bytes]:
+    events = codec.decode(Message("t", 0, 7, None, orjson.dumps(value)))
+    return [orjson.dumps(event_json(event)) for event in events]
+
+
+@pytest.mark.parametrize(("protocol", "value"), NESTED.values(), ids=NESTED)
+def test_members_kept_as_they_are_are_not_nested_without_end(protocol: str, value: dict[str, Any]) -> None:
+    """What orjson and Python cannot write was decoded, and ``tidesink decode`` ended with a traceback."""
+    assert _decoded(open_codec(protocol), _filled(value, _nested(MOST_LEVELS // 2)))
+    with pytest.raises(SchemaMismatchError, match="nested deeper"):
+        _decoded(open_codec(protocol), _filled(value, _nested(200)))
+
+
+def test_depth_is_counted_in_levels() -> None:
+    assert not is_deep(1)
+    assert not is_deep(_nested(3), most=3)
+    assert is_deep(_nested(4), most=3)
+
+
+def test_table_changes_of_any_content_are_written_or_refused() -> None:
+    position = Position("t", 0, 0)
+    codec = open_codec("debezium-json")
+
+    def written(changes: Any) -> Any:
+        event = DdlEvent(TableId("a", "b"), "x", "ALTER", 5, position, {"tableChanges": changes})
+        encoded = codec.encode(event, topic="t")
+        assert encoded is not None
+        assert encoded.value is not None
+        return json.loads(encoded.value)["payload"]["tableChanges"]
+
+    record = {"payload": {"source": SOURCE, "ddl": "x", "tableChanges": [{"x": 1.5}]}}
+    (event,) = codec.decode(Message("t", 0, 0, None, orjson.dumps(record)))
+    assert isinstance(event, DdlEvent)
+    assert written((event.extension or {})["tableChanges"]) == [{"x": 1.5}]
+    with pytest.raises(EncodeError, match="none of JSON's types"):
+        written([{"x": b"1"}])
+    with pytest.raises(EncodeError, match="tableChanges"):
+        written([_nested(900)])
+
+
+def test_an_avro_record_without_a_name_is_refused() -> None:
+    with pytest.raises(SchemaMismatchError, match="has no name"):
+        connect_schema_of_avro({"type": "record", "fields": []})
+
+
+def test_a_value_too_deep_to_be_shown_is_told_all_the_same() -> None:
+    assert shown(orjson.loads("[" * 1020 + "]" * 1020)) == "list nested too deep to be shown"
+
+
+def test_a_damaged_gzip_file_is_told(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"topic": "t"}\n' * 99)
+    file = tmp_path / "capture.gz"
+    file.write_bytes(whole[:10] + b"\xff" * 20 + whole[30:])
+    with pytest.raises(ConfigError, match="cannot be read after line"):
+        list(read_capture(str(file)))
