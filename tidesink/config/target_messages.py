@@ -1,0 +1,234 @@
+"""Settings of the targets that tables are sent to as messages: a Kafka topic, an HTTP endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.compression import Compression
+from tidesink.codecs.opening import DEBEZIUM_ALIASES, protocol_named
+from tidesink.config.fields import MOST_BYTES, ByteSize, Count, Model, PositiveDuration, Texts
+from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, refusals
+from tidesink.config.source import (
+    Brokers,
+    RegistrySettings,
+    RegistryTls,
+    known_time_zone,
+    registry_section,
+)
+from tidesink.errors import ConfigError
+from tidesink.schema_registry.naming import TopicRule
+from tidesink.typemap.render import DecimalMode, UnsignedMode
+
+WrittenProtocol = Literal["flat-avro", "canal-json", "debezium-json", "debezium-avro"]
+AVRO_PROTOCOLS: Final = ("flat-avro", "debezium-avro")
+# Options that one protocol's encoder does not look at.
+_AVRO_ONLY: Final = ("avro_decimal_handling_mode", "avro_bigint_unsigned_handling_mode", "schema_registry")
+_CANAL_ONLY: Final = ("content_compatible", "large_message_handle_compression")
+_DEBEZIUM_ONLY: Final = ("cluster_id",)
+_FOREIGN: Final[dict[str, tuple[str, ...]]] = {
+    "flat-avro": (*_CANAL_ONLY, *_DEBEZIUM_ONLY, "debezium_disable_schema"),
+    "canal-json": (*_AVRO_ONLY, *_DEBEZIUM_ONLY, "debezium_disable_schema", "namespace"),
+    "debezium-json": (*_AVRO_ONLY, *_CANAL_ONLY, "namespace"),
+    "debezium-avro": (*_CANAL_ONLY, "debezium_disable_schema", "namespace"),
+}
+_CODEC_OPTIONS: Final = (
+    "enable_tidb_extension",
+    "avro_decimal_handling_mode",
+    "avro_bigint_unsigned_handling_mode",
+    "content_compatible",
+    "large_message_handle_compression",
+    "max_message_bytes",
+    "namespace",
+    "time_zone",
+    "cluster_id",
+    "debezium_disable_schema",
+)
+
+
+def _protocol(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        name = protocol_named(value)
+    except ConfigError as error:
+        raise ValueError(error.message) from error
+    return DEBEZIUM_ALIASES.get(name, "flat-avro" if name == "avro" else name)
+
+
+def _rule(text: str) -> str:
+    try:
+        TopicRule.parse(text)
+    except ConfigError as error:
+        raise ValueError(error.message) from error
+    return text
+
+
+def _taken(properties: KafkaProperties) -> KafkaProperties:
+    found = [f"{name} {reason}: {remedy}" for name, reason, remedy in refusals(properties)]
+    if found:
+        raise ValueError("; ".join(found))
+    return properties
+
+
+class KafkaSettings(Model):
+    """Tables sent to Kafka topics as row messages of one of the codecs, at least once."""
+
+    type: Literal["kafka"]
+    """`kafka`: row messages in topics."""
+    brokers: Brokers
+    """Kafka bootstrap servers, `host:port`, as a list or separated by commas."""
+    topic: Annotated[str, AfterValidator(_rule)] = "{schema}_{table}"
+    """The topic of a table, as in TiCDC's dispatchers: `[prefix]{schema}[middle]{table}[suffix]`. The Avro
+    protocols need both placeholders; the JSON ones may write all tables to one topic."""
+    protocol: Annotated[
+        WrittenProtocol,
+        BeforeValidator(
+            _protocol,
+            json_schema_input_type=Literal[
+                "avro", "flat-avro", "canal-json", "debezium", "debezium-json", "debezium-avro"
+            ],
+        ),
+    ]
+    """What is written, as TiCDC writes it: `flat-avro` (or `avro`), `canal-json`, `debezium-json` (or
+    `debezium`), `debezium-avro`."""
+    schema_registry: Annotated[
+        RegistrySettings | None,
+        BeforeValidator(registry_section, json_schema_input_type=Texts | RegistrySettings | None),
+    ] = None
+    """The registry that schemas are registered in: a URL, or a section. Required by the Avro protocols."""
+    auto_create_topic: bool = True
+    """Make a topic that is not there."""
+    partition_num: Count = Field(default=3, ge=1, le=10_000)
+    """How many partitions a topic is made with."""
+    replication_factor: Count = Field(default=1, ge=1, le=1000)
+    """How many brokers keep a topic that is made."""
+    enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
+    """TiCDC: write `_tidb` fields. The source must carry commit timestamps."""
+    avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
+    """TiCDC: `precise` or `string`. Avro only."""
+    avro_bigint_unsigned_handling_mode: UnsignedMode = CodecOptions.avro_bigint_unsigned_handling_mode
+    """TiCDC: `long` or `string`. Avro only."""
+    content_compatible: bool = CodecOptions.content_compatible
+    """TiCDC: full column types in `mysqlType`. canal-json only."""
+    large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
+    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. canal-json only."""
+    max_message_bytes: ByteSize = Field(default=CodecOptions.max_message_bytes, ge=1, le=MOST_BYTES)
+    """The largest message; the topic must take it."""
+    namespace: str = Field(default=CodecOptions.namespace, min_length=1)
+    """The first part of Avro record namespaces: the changefeed's namespace or keyspace. flat-avro only."""
+    time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
+    """The zone in which TIMESTAMP texts are written."""
+    cluster_id: str = Field(default=CodecOptions.cluster_id, min_length=1)
+    """TiCDC: the name of the source in Debezium's messages. Debezium only."""
+    debezium_disable_schema: bool = CodecOptions.debezium_disable_schema
+    """TiCDC: leave the schema out of each message. debezium-json only."""
+    kafka: Annotated[
+        KafkaProperties,
+        BeforeValidator(normalised_kafka, json_schema_input_type=dict[str, SecretStr | int | bool]),
+        AfterValidator(_taken),
+    ] = Field(default_factory=dict)
+    """Kafka client properties; see the list below."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> KafkaSettings:
+        problems = list(self._problems())
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        if self.protocol in AVRO_PROTOCOLS and self.schema_registry is None:
+            yield f"{self.protocol} needs schema-registry, such as http://127.0.0.1:8081"
+        if self.protocol in AVRO_PROTOCOLS and not self.rule.names_tables:
+            yield f"topic must contain {{schema}} and {{table}} for {self.protocol}: use {{schema}}_{{table}}"
+        for name in _FOREIGN[self.protocol]:
+            if name in self.model_fields_set:
+                yield f"{name.replace('_', '-')} has no effect with {self.protocol}: remove it"
+
+    @property
+    def rule(self) -> TopicRule:
+        """Which topic a table goes to."""
+        return TopicRule.parse(self.topic)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The brokers as Kafka clients take them."""
+        return ",".join(self.brokers)
+
+    def confluent_properties(self) -> dict[str, str]:
+        """Client properties for confluent-kafka, secrets in plain text: never log them."""
+        return confluent_properties(self.bootstrap_servers, self.kafka)
+
+    def codec_options(self) -> CodecOptions:
+        """The encoder's options."""
+        return CodecOptions(**{name: getattr(self, name) for name in _CODEC_OPTIONS})
+
+
+def _endpoint(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("give a URL such as https://api.example.com/changes/{schema}/{table}")
+    if parts.username or parts.password:
+        raise ValueError("put user name and password under target.auth, not into the URL")
+    if parts.fragment:
+        raise ValueError("a URL that is sent to has no fragment: remove what follows #")
+    rest = url.replace("{schema}", "").replace("{table}", "")
+    if "{" in rest or "}" in rest:
+        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+    if "{" in (parts.hostname or ""):
+        raise ValueError("placeholders stand in the path or behind ?, not in the host's name")
+    return url
+
+
+class HttpAuth(Model):
+    """Who we are to the endpoint: ``username`` and ``password``, or a bearer ``token``."""
+
+    username: str | None = Field(default=None, min_length=1)
+    """User name of basic authentication."""
+    password: SecretStr | None = None
+    """Its password."""
+    token: SecretStr | None = None
+    """A bearer token, in place of user name and password."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> HttpAuth:
+        basic = self.username is not None or self.password is not None
+        if basic and self.token is not None:
+            raise ValueError("token and username/password exclude each other: keep one")
+        if self.token is None and (self.username is None or self.password is None):
+            raise ValueError("give username and password, or token")
+        return self
+
+
+class HttpSettings(Model):
+    """Tables sent to an HTTP endpoint as JSON, a slice of a batch in each request, at least once."""
+
+    type: Literal["http"]
+    """`http`: requests with rows as JSON."""
+    url: Annotated[str, AfterValidator(_endpoint)]
+    """Where rows are sent; may contain `{schema}` and `{table}`."""
+    method: Literal["POST", "PUT"] = "POST"
+    """`POST` or `PUT`."""
+    format: Literal["json-lines", "array"] = "json-lines"
+    """The body: `json-lines` (one object a line) or `array` (one JSON array)."""
+    batch_rows: Count = Field(default=500, ge=1, le=1_000_000)
+    """Rows of one request, at most."""
+    parallel_requests: Count = Field(default=2, ge=1, le=1000)
+    """How many requests of one table may be under way at once. A key always goes the same way."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Headers of every request; their values are never shown."""
+    auth: HttpAuth | None = None
+    """Who we are to the endpoint."""
+    timeout: PositiveDuration = 30.0
+    """How long to wait for a connection, and for an answer."""
+    attempts: Count = Field(default=5, ge=1, le=100)
+    """How often one request is tried before its batch is; `retry.for` says how long that is."""
+    longest_wait: PositiveDuration = 60.0
+    """The longest wait between two attempts; a longer `Retry-After` leaves the rest to `retry.for`."""
+    tls: RegistryTls | None = None
+    """Certificates, where the URL is https."""

@@ -1,0 +1,165 @@
+"""One task's rows into a topic: encoded, produced idempotently, and counted as they are acknowledged."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tidesink.errors import EncodeError, TargetError, TransientTargetError
+from tidesink.sinks.targets.kafka_encoding import Encoding
+from tidesink.sinks.targets.message_rows import MessageRow, MessageRows
+from tidesink.sinks.targets.task_outcomes import Sent
+from tidesink.typemap.json_value import json_value
+
+if TYPE_CHECKING:
+    from tidesink.change import Row
+
+IDEMPOTENCY_HEADER: Final = "tidesink-idempotency-key"
+SOURCE_HEADER: Final = "tidesink-source"
+# A message that no broker took for so long fails, and its batch is tried again.
+_DELIVERY_MS: Final = 60_000
+_POLL_SECONDS: Final = 0.2
+_QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
+
+# What the same batch would meet again; anything else may pass.
+_PERMANENT: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise target.max-message-bytes and the topic's max.message.bytes",
+    KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let target.kafka's user write to the topic",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let target.kafka's user write idempotently to the cluster",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password under target.kafka",
+    KafkaError._AUTHENTICATION: "check security.protocol and sasl settings under target.kafka",
+    KafkaError.TOPIC_EXCEPTION: "Kafka takes no topic of this name: change target.topic",
+    KafkaError.INVALID_RECORD: "the broker refuses the record: has the topic cleanup.policy compact and the "
+    "message no key, as canal-json has none?",
+    KafkaError.POLICY_VIOLATION: "a policy of the broker refuses it",
+    KafkaError._INVALID_ARG: "check target.kafka",
+}
+
+
+def delivery_error(error: KafkaError, topic: str) -> TargetError:
+    """A failed delivery as an error of ours, by its code."""
+    remedy = _PERMANENT.get(error.code())
+    if remedy is not None:
+        return TargetError(f"Kafka did not take a message ({error.name()}): {remedy}", topic=topic)
+    return TransientTargetError(
+        f"Kafka did not take a message ({error.name()}); the batch is sent again", topic=topic
+    )
+
+
+def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
+    """The partition of a row: by its key's values, so that a new schema of the key moves nothing."""
+    text = json.dumps([json_value(key.get(name)) for name in names], ensure_ascii=False)
+    return zlib.crc32(text.encode("utf-8", "surrogatepass")) % partitions
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a task does; goes to the executors as it is.
+
+    ``properties`` are confluent-kafka's and may hold secrets. ``stamp`` is the idempotency key of the
+    batch, ``sent_ms`` its wall clock.
+    """
+
+    encoding: Encoding
+    properties: Mapping[str, str] = field(repr=False)
+    partitions: int
+    stamp: str
+    sent_ms: int
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
+        """Send the rows of a task, and say once how many were acknowledged.
+
+        Raises:
+            TargetError: a row cannot be written, or Kafka refuses it for good.
+            TransientTargetError: Kafka did not take a message now.
+        """
+        sending = _Sending(self)
+        for batch in batches:
+            sending.send(batch)
+        yield sending.finish()
+
+
+class _Sending:
+    def __init__(self, delivery: Delivery) -> None:
+        encoding = delivery.encoding
+        self._delivery = delivery
+        self._topic = encoding.topic
+        self._keys = encoding.shape.keys
+        self._rows = MessageRows(encoding.shape, encoding.options.time_zone)
+        self._encoder = encoding.encoder(delivery.sent_ms)
+        self._producer = Producer(producer_properties(delivery))
+        self._acknowledged = {"upsert": 0, "delete": 0}
+        self._failed: KafkaError | None = None
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        for row in self._rows.read(batch):
+            try:
+                self._produce(row)
+            except EncodeError as error:
+                raise error.with_context(topic=self._topic) from error
+        self._check()
+
+    def finish(self) -> Sent:
+        self._producer.flush()
+        self._check()
+        return Sent(self._acknowledged["upsert"], self._acknowledged["delete"])
+
+    def _produce(self, row: MessageRow) -> None:
+        record = self._encoder.encode(row)
+        while True:
+            self._check()
+            try:
+                self._producer.produce(
+                    self._topic,
+                    key=record.key,
+                    value=record.value,
+                    partition=partition_of(row.key, self._keys, self._delivery.partitions),
+                    headers=self._headers(row),
+                    on_delivery=self._delivered(row.op),
+                )
+            except BufferError:  # as much as fits is under way
+                self._producer.poll(_POLL_SECONDS)
+                continue
+            except KafkaException as exc:
+                raise delivery_error(exc.args[0], self._topic) from exc
+            self._producer.poll(0)
+            return
+
+    def _headers(self, row: MessageRow) -> list[tuple[str, str | bytes | None]]:
+        found: list[tuple[str, str | bytes | None]] = [(IDEMPOTENCY_HEADER, self._delivery.stamp.encode())]
+        if row.place is not None:
+            found.append((SOURCE_HEADER, "/".join(map(str, row.place)).encode()))
+        return found
+
+    def _delivered(self, op: str) -> Any:
+        def note(error: KafkaError | None, _message: Any) -> None:
+            if error is None:
+                self._acknowledged[op] += 1
+            else:
+                self._failed = self._failed or error
+
+        return note
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            self._producer.purge()
+            raise delivery_error(self._failed, self._topic)
+
+
+def producer_properties(delivery: Delivery) -> dict[str, Any]:
+    """An idempotent producer's properties."""
+    return {
+        **_QUIET,
+        "linger.ms": 20,
+        **delivery.properties,
+        "enable.idempotence": True,
+        "message.max.bytes": max(1000, min(delivery.encoding.options.max_message_bytes, 1_000_000_000)),
+        "message.timeout.ms": _DELIVERY_MS,
+    }

@@ -1,0 +1,215 @@
+"""Kafka topics: every row of a batch is a message of one of our codecs, at least once.
+
+A batch's rows are encoded and produced by the executors, in Arrow batches, each task with an idempotent
+producer of its own; a delivery that failed fails the batch. After all were acknowledged the ledger in the
+state store (``store_ledger``) says so. What was sent before a crash is sent again: every message has the
+idempotency key of its batch in a header. All messages of a row stand in one partition, in order, since a
+batch is done before the next begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError, TargetError
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets.base import (
+    ApplyResult,
+    Capabilities,
+    Claim,
+    DeleteMode,
+    EvolveResult,
+    ReducedBatch,
+)
+from tidesink.sinks.targets.kafka_delivery import Delivery
+from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
+from tidesink.sinks.targets.kafka_topics import TargetTopics
+from tidesink.sinks.targets.message_batches import (
+    batch_frame,
+    batch_stamp,
+    check_kept,
+    check_shape,
+    evolved,
+)
+from tidesink.sinks.targets.store_ledger import StoreLedger, sent_result
+from tidesink.sinks.targets.task_outcomes import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.config import Config
+    from tidesink.config.target_messages import KafkaSettings
+    from tidesink.schema_registry.base import SchemaRegistry
+    from tidesink.sinks.state_store import StateStore
+
+CAPABILITIES: Final = Capabilities(
+    name="kafka",
+    exactly_once=False,
+    evolves=True,
+    widens=True,
+    soft_deletes=False,
+    durable=True,
+    keeps_rows=False,
+)
+_TRUNCATE: Final = (
+    "the source emptied the table, and a topic has no message for that which every reader knows. Have the "
+    "connector skip truncates (skipped.operations: t, its default), delete the rows at the source in place "
+    "of it, or send the table anew to another topic"
+)
+
+
+def open_target(config: Config, _spark: SparkSession, store: StateStore) -> KafkaTarget:
+    """The topics of a config, with their ledger in the state store."""
+    settings = cast("KafkaSettings", config.target)
+    shared = set(settings.brokers) & set(config.source.brokers)
+    return KafkaTarget(settings, store, reads=config.reads_topic if shared else None)
+
+
+def place_of(settings: KafkaSettings, table: TableId) -> str:
+    """A table's topic."""
+    return f"kafka:{settings.rule.topic_for(table)}"
+
+
+def try_target(settings: KafkaSettings) -> str:
+    """What became of asking the brokers, and the registry where there is one; nothing is made.
+
+    Raises:
+        TidesinkError: they do not answer, or refuse us.
+    """
+    found = len(TargetTopics(settings).names())
+    answer = f"{settings.bootstrap_servers} answers with {found} topics"
+    if settings.schema_registry is None:
+        return answer
+    registry = settings.schema_registry.open()
+    try:
+        return f"{answer}, the registry with {len(registry.subjects())} subjects"
+    finally:
+        registry.close()
+
+
+@dataclass(frozen=True)
+class KafkaTarget:
+    """The topics of ``settings``. ``reads``: whether the pipeline reads a topic of these same brokers."""
+
+    settings: KafkaSettings
+    store: StateStore
+    reads: Callable[[str], bool] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What a topic can do."""
+        return CAPABILITIES
+
+    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> KafkaTable:
+        """The topic of ``shape``'s table, made when missing.
+
+        Raises:
+            ConfigError: the pipeline reads this very topic.
+            SchemaRefusedError: the table has no key, or is to be soft-deleted from.
+            TransientTargetError: no broker answers.
+        """
+        check_shape(shape, delete_mode)
+        topic = self.settings.rule.topic_for(shape.table)
+        if self.reads is not None and self.reads(topic):
+            raise ConfigError(
+                f"the pipeline reads the topic {topic} that it would write: give target.topic a prefix",
+                table=str(shape.table),
+            )
+        partitions = TargetTopics(self.settings).partitions(topic)
+        ledger = StoreLedger(self.store, ("kafka", topic), shape.table, pipeline=pipeline, keys=shape.keys)
+        return KafkaTable(self.settings, topic, partitions, shape, pipeline=pipeline, ledger=ledger)
+
+
+class KafkaTable:
+    """One table's topic, open for one worker thread."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        topic: str,
+        partitions: int,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        ledger: StoreLedger,
+    ) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._partitions = partitions
+        self._shape = shape
+        self._pipeline = pipeline
+        self._ledger = ledger
+        self._created = False
+        self._registry: SchemaRegistry | None = None
+        self._encoding: Encoding | None = None
+
+    def claim(self) -> Claim:
+        """Take the table's next epoch in the ledger, then say what is applied."""
+        self._created = self._ledger.entry().columns is None
+        claim = self._ledger.claim()
+        if self._created:
+            self._ledger.write_columns({column.name: column.spark for column in self._shape.columns})
+        return claim
+
+    def committed(self) -> Progress | None:
+        """The progress that the ledger holds."""
+        return self._ledger.committed()
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Register the schemas of ``shape``; rows that were sent stay as they are."""
+        result, columns = evolved(self._ledger.held(), shape, created=self._created)
+        self._encode_as(shape)
+        if result.added or result.widened:
+            self._ledger.write_columns(columns)
+        self._created = False
+        return result
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Send a batch, wait until all of it is acknowledged, and write its progress down."""
+        done = self._ledger.done(progress)
+        if done is not None:
+            return done
+        table, upserts, deletes = str(batch.shape.table), 0, 0
+        if batch.truncates:
+            raise TargetError(_TRUNCATE, table=table)
+        if not batch.empty:
+            frame = batch_frame(batch)
+            check_kept(frame, batch, self._settings.protocol)
+            task = self._delivery(batch, progress)
+            upserts, deletes = run_tasks(frame, task.run, table=table)
+        result = sent_result(upserts, deletes, f"{progress.epoch}/{progress.batch}")
+        self._ledger.write(progress, result)
+        return result
+
+    def close(self) -> None:
+        """Let go of the registry."""
+        if self._registry is not None:
+            self._registry.close()
+            self._registry = None
+
+    def _delivery(self, batch: ReducedBatch, progress: Progress) -> Delivery:
+        return Delivery(
+            self._encode_as(batch.shape),
+            self._settings.confluent_properties(),
+            self._partitions,
+            stamp=batch_stamp(self._pipeline, progress),
+            sent_ms=time.time_ns() // 1_000_000,
+        )
+
+    def _encode_as(self, shape: TableShape) -> Encoding:
+        if self._encoding is None or self._encoding.shape != shape:
+            if self._registry is None and self._settings.schema_registry is not None:
+                self._registry = self._settings.schema_registry.open()
+            self._encoding = prepare(
+                shape,
+                protocol=self._settings.protocol,
+                options=self._settings.codec_options(),
+                topic=self._topic,
+                registry=self._registry,
+            )
+        return self._encoding
