@@ -78,7 +78,10 @@ def _spark(config: Config, closing: ExitStack) -> SparkSession:
     if running is not None:
         return running
     session = build_session(
-        app_name=f"tidesink {config.pipeline}", master=config.spark.master, conf=config.spark.conf_values()
+        app_name=f"tidesink {config.pipeline}",
+        master=config.spark.master,
+        conf=config.spark.conf_values(),
+        target=config.target.type,
     )
     closing.callback(stop_session, session)
     return session

@@ -61,27 +61,28 @@ def archive_options(connectors: Sequence[Path]) -> str:
     return f"-Xshare:auto -XX:SharedArchiveFile={archive} {_QUIET}"
 
 
-def make_class_archive(progress: Progress = silent) -> bool:
+def make_class_archive(progress: Progress = silent, *, target: str | None = None) -> bool:
     """Make the archive unless it is there; True where it is there afterwards.
 
-    It only saves time, so that a JVM which cannot make one is no error.
+    ``target`` is the type of a target that has jars of its own. The archive only saves time, so that
+    a JVM which cannot make one is no error.
     """
-    archive = class_archive(spark_connector_jars())
+    archive = class_archive(spark_connector_jars(target=target))
     if archive.is_file():
         return True
     progress("Spark's classes are kept for the next starts (once)")
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent) as work:
         part = Path(work) / "part.jsa"
-        _start_once(part)
+        _start_once(part, target)
         if not part.is_file():
             return False
         part.replace(archive)
     return True
 
 
-def _start_once(part: Path) -> None:
-    command = [sys.executable, "-m", "tidesink.sinks.class_archive", str(part)]
+def _start_once(part: Path, target: str | None) -> None:
+    command = [sys.executable, "-m", "tidesink.sinks.class_archive", str(part), *([target] if target else [])]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=_MAKING_SECONDS, check=False, cwd=part.parent
@@ -93,13 +94,15 @@ def _start_once(part: Path) -> None:
         _log.warning("Spark's classes could not be kept", said=answer.stderr[-500:])
 
 
-def _run_and_keep(part: Path) -> None:
+def _run_and_keep(part: Path, target: str | None = None) -> None:
     """Start Spark on a JVM that writes its classes to ``part`` when it ends, and wait for that."""
     from tidesink.sinks.session import build_session
 
     options = f"-XX:ArchiveClassesAtExit={part} {_QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     conf = {"spark.driver.extraJavaOptions": options, "spark.sql.warehouse.dir": str(part.parent)}
-    session = build_session(app_name="tidesink-classes", master="local[2]", conf=conf, driver_memory="1g")
+    session = build_session(
+        app_name="tidesink-classes", master="local[2]", conf=conf, target=target, driver_memory="1g"
+    )
     _small_job(session, part.with_name("table"))
     process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
     session.stop()
@@ -119,4 +122,4 @@ def _small_job(session: SparkSession, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    _run_and_keep(Path(sys.argv[1]))
+    _run_and_keep(Path(sys.argv[1]), *sys.argv[2:])

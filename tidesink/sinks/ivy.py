@@ -67,17 +67,24 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tidesink"
 
 
-def spark_connector_jars(version: str | None = None, *, progress: Progress = silent) -> list[Path]:
+def spark_connector_jars(
+    version: str | None = None, *, target: str | None = None, progress: Progress = silent
+) -> list[Path]:
     """The connector jars for a Spark version (default: the installed one), fetched when not yet here.
 
-    Fit for ``spark.jars``: what Spark ships itself is left out. Raises ConfigError for an unknown
+    ``target`` is the type of a target, whose own jars come last. Fit for ``spark.jars``: what Spark ships
+    itself is left out. Raises ConfigError for an unknown
     version, DevStackError when the jars cannot be fetched.
     """
     version = version or spark_version()
     wanted = connector_set(version)
     name = f"spark-{minor_version(version)}"
-    jar_set = JarSet(name, wanted.connectors, pinned=wanted.pinned, excluded=_IN_SPARK)
-    return sorted(fetch(jar_set, progress=progress, finish=_drop_shipped).glob("*.jar"))
+    sets = [JarSet(name, wanted.connectors, pinned=wanted.pinned, excluded=_IN_SPARK)]
+    more = wanted.targets.get(target or "")
+    if more:
+        sets.append(JarSet(f"{name}-{target}", more, excluded=_IN_SPARK))
+    fetched = [fetch(jar_set, progress=progress, finish=_drop_shipped) for jar_set in sets]
+    return [jar for folder in fetched for jar in sorted(folder.glob("*.jar"))]
 
 
 def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _leave) -> Path:

@@ -78,12 +78,14 @@ def build_session(
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,
     jars: Sequence[Path] | None = None,
+    target: str | None = None,
     driver_memory: str = "2g",
     log_level: str = "ERROR",
 ) -> SparkSession:
     """A Spark session that reads Kafka, decodes Avro and writes Delta.
 
-    ``jars`` are the connector jars (default: those of the installed Spark, fetched when not yet here).
+    ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
+    type needs besides, fetched when not yet here).
     On a cluster ``master`` is its URL and jars are shipped by Spark.
 
     Raises:
@@ -97,7 +99,7 @@ def build_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    found = list(jars) if jars is not None else spark_connector_jars()
+    found = list(jars) if jars is not None else spark_connector_jars(target=target)
     settings |= _with_jars(found, settings, master=master)
     from pyspark.sql import SparkSession
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,14 +32,17 @@ class Coordinate(NamedTuple):
 class ConnectorSet(NamedTuple):
     """What a Spark minor version needs beside its own jars to read Kafka, decode Avro and write Delta.
 
-    ``pinned`` modules keep the version given here, whatever the connectors ask for.
+    ``pinned`` modules keep the version given here, whatever the connectors ask for. ``targets`` are what a
+    type of target needs besides; they are fetched and put on the class path for its pipelines alone.
     """
 
     connectors: tuple[Coordinate, ...]
     pinned: tuple[Coordinate, ...]
+    targets: Mapping[str, tuple[Coordinate, ...]]
 
 
 _TOKEN_PROVIDER: Final = Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0")
+_ICEBERG: Final = "org.apache.iceberg"
 
 CONNECTORS: Final[dict[str, ConnectorSet]] = {
     "4.0": ConnectorSet(
@@ -48,6 +52,7 @@ CONNECTORS: Final[dict[str, ConnectorSet]] = {
             Coordinate("io.delta", "delta-spark_4.0_2.13", "4.3.1"),
         ),
         pinned=(_TOKEN_PROVIDER,),
+        targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.0_2.13", "1.10.1"),)},
     ),
     "4.1": ConnectorSet(
         connectors=(
@@ -56,6 +61,7 @@ CONNECTORS: Final[dict[str, ConnectorSet]] = {
             Coordinate("io.delta", "delta-spark_4.1_2.13", "4.3.1"),
         ),
         pinned=(_TOKEN_PROVIDER,),
+        targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.1_2.13", "1.11.0"),)},
     ),
 }
 
