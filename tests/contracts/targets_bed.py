@@ -13,6 +13,7 @@ from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
     SOFT_DELETE_COLUMN,
+    ApplyResult,
     DeleteMode,
     ReducedBatch,
     ReducedRow,
@@ -52,6 +53,17 @@ class Bed:
     read: Reader
     reopen: Callable[[], Target]
     spark: SparkSession | None = None
+
+    @property
+    def keeps_rows(self) -> bool:
+        """False for a target that passes changes on as messages: the bed's ``read`` plays their reader."""
+        return self.target.capabilities.keeps_rows
+
+    def did(self, result: ApplyResult, expected: tuple[int, int, int, int]) -> bool:
+        """Whether a commit says these rows inserted, updated, deleted and absent, as far as it can tell."""
+        if self.keeps_rows:
+            return (result.inserted, result.updated, result.deleted, result.absent) == expected
+        return (result.upserted, result.deleted + result.absent) == (sum(expected[:2]), sum(expected[2:]))
 
     def rows(self, table: TableId = TABLE, *, by: str = "id") -> list[dict[str, Any]]:
         """A table's rows in the order of a column."""

@@ -32,9 +32,9 @@ def test_upserts_and_deletes_are_counted_by_what_they_did(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
     first = table.apply(bed.batch(SHAPE, [row(1), row(2), row(3)], [{"id": 9}]), progress(epoch, 1))
-    assert (first.inserted, first.updated, first.deleted, first.absent) == (3, 0, 0, 1)
+    assert bed.did(first, (3, 0, 0, 1))
     second = table.apply(bed.batch(SHAPE, [row(2, "b"), row(4)], [{"id": 1}, {"id": 8}]), progress(epoch, 2))
-    assert (second.inserted, second.updated, second.deleted, second.absent) == (1, 1, 1, 1)
+    assert bed.did(second, (1, 1, 1, 1))
     assert second.applied == 4
     assert bed.rows() == [row(2, "b"), row(3), row(4)]
 
@@ -43,10 +43,10 @@ def test_a_delete_alone_and_an_upsert_alone(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
     none = table.apply(bed.batch(SHAPE, [], [{"id": 1}]), progress(epoch, 1))
-    assert (none.applied, none.absent) == (1, 1)
+    assert bed.did(none, (0, 0, 0, 1))
     table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(epoch, 2))
     gone = table.apply(bed.batch(SHAPE, [], [{"id": 1}, {"id": 3}]), progress(epoch, 3))
-    assert (gone.deleted, gone.absent) == (1, 1)
+    assert bed.did(gone, (0, 0, 1, 1))
     assert bed.rows() == [row(2)]
 
 
@@ -172,6 +172,8 @@ def test_soft_deletes_keep_the_row(bed: Bed) -> None:
 
 
 def test_a_new_column_gives_its_default_to_rows_already_there(bed: Bed) -> None:
+    if not bed.keeps_rows:
+        pytest.skip("the target passes changes on, and keeps no row")
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
     table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))
@@ -207,7 +209,8 @@ def test_a_shape_with_fewer_columns_leaves_the_rest(bed: Bed) -> None:
     fewer = shape(ID, NAME)
     assert table.evolve(fewer).added == ()
     table.apply(bed.batch(fewer, [{"id": 1, "name": "b"}, {"id": 2, "name": "c"}]), progress(epoch, 2))
-    assert bed.rows() == [row(1, "b"), row(2, "c", None)]
+    # A message has what its row had, and nothing of an older one.
+    assert bed.rows() == [row(1, "b", 1 if bed.keeps_rows else None), row(2, "c", None)]
 
 
 def test_numbers_get_wider(bed: Bed) -> None:
@@ -284,7 +287,8 @@ def test_any_name_may_stand(bed: Bed) -> None:
     table.apply(bed.batch(wide, [more]), progress(epoch, 2, table=table_id))
     gone = bed.batch(wide, [{**more, "the `key`.": "z"}], [{"the `key`.": "y`"}])
     table.apply(gone, progress(epoch, 3, table=table_id))
-    expected = [{**base, **dict.fromkeys(WEIRD[8:], 3)}, {**more, "the `key`.": "z"}]
+    default = 3 if bed.keeps_rows else None
+    expected = [{**base, **dict.fromkeys(WEIRD[8:], default)}, {**more, "the `key`.": "z"}]
     assert bed.rows(table_id, by="the `key`.") == expected
     assert table.committed() == progress(epoch, 3, table=table_id)
 
