@@ -1,0 +1,89 @@
+"""``sequence_by: source`` from Kafka to Delta: changes that arrive in no order, in any partition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tidesink.change import Op
+from tidesink.codecs.base import CodecOptions
+from tidesink.config import load_config
+from tidesink.sinks.report import RunReport
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+_COUNTED = ("read", "applied", "superseded")
+
+
+def _drained(config: Path) -> RunReport:
+    return run(load_config(config), until="drained")
+
+
+def _config(servers: Servers, folder: Path, *, protocol: str, topic: str) -> Path:
+    source: dict[str, Any] = {
+        "brokers": servers["brokers"],
+        "protocol": protocol,
+        "topics": [topic] if protocol == "canal-json" else f"{servers['prefix']}{{schema}}_{{table}}",
+        "enable-tidb-extension": True,
+    }
+    if protocol == "flat-avro":
+        source["schema-registry"] = servers["registry_url"]
+    return shop_config(folder, servers, {"source": source, "defaults": {"sequence_by": "source"}})
+
+
+def _sent(writer: TableWriter, op: Op, number: int, name: str, *, ts: int, partition: int) -> None:
+    record = writer.encoded(op, {"id": number, "name": name}, commit_ts=ts)
+    writer.send(record.key, record.value, partition=partition)
+
+
+def _living(folder: Path, table: str) -> dict[int, str]:
+    rows = lake_rows(folder, table)
+    return {number: row["name"] for number, row in rows.items() if not row["_tidesink_deleted"]}
+
+
+def test_the_newest_change_stays_whenever_and_wherever_it_comes(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    options = CodecOptions(enable_tidb_extension=True)
+    writer = TableWriter(
+        servers, schema_of("scattered"), protocol="canal-json", partitions=3, options=options
+    )
+    config = _config(servers, tmp_path, protocol="canal-json", topic=writer.topic)
+    _sent(writer, Op.INSERT, 1, "newer", ts=20, partition=0)
+    _sent(writer, Op.INSERT, 1, "older", ts=10, partition=1)
+    _sent(writer, Op.DELETE, 2, "gone", ts=30, partition=2)
+    _sent(writer, Op.INSERT, 3, "three", ts=5, partition=2)
+    first = _drained(config)
+    assert _living(tmp_path, "scattered") == {1: "newer", 3: "three"}
+    _sent(writer, Op.INSERT, 2, "risen", ts=25, partition=0)
+    _sent(writer, Op.INSERT, 1, "oldest", ts=5, partition=2)
+    _sent(writer, Op.DELETE, 3, "three", ts=40, partition=0)
+    second = _drained(config)
+    assert _living(tmp_path, "scattered") == {1: "newer"}
+    counted = [[report.tables[0].counters[name] for name in _COUNTED] for report in (first, second)]
+    assert counted == [[4, 3, 1], [3, 1, 2]]
+    _sent(writer, Op.INSERT, 2, "again", ts=50, partition=1)
+    _drained(config)
+    assert _living(tmp_path, "scattered") == {1: "newer", 2: "again"}
+
+
+def test_a_delete_without_a_position_pauses_its_table(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    writer = TableWriter(servers, schema_of("placed"), options=CodecOptions(enable_tidb_extension=True))
+    config = _config(servers, tmp_path, protocol="flat-avro", topic=writer.topic)
+    _sent(writer, Op.INSERT, 1, "one", ts=10, partition=0)
+    _sent(writer, Op.DELETE, 1, "one", ts=20, partition=0)
+    report = _drained(config)
+    (table,) = [one for one in report.tables if one.table.name == "placed"]
+    assert table.state == "PAUSED"
+    assert "no commit_ts" in (table.error or "")
+    assert _living(tmp_path, "placed") == {1: "one"}
