@@ -1,0 +1,123 @@
+"""Beds of targets that pass changes on: a real broker's topics, read as a reader of messages would.
+
+The reader keeps, of each key, what the newest batch says: by the idempotency key's epoch and batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.targets_bed import Bed
+from tests.kafka_topics import topic_messages
+from tidesink.change import ChangeEvent, Message, Op, TableId
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.opening import open_codec
+from tidesink.config.target_messages import KafkaSettings
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER
+from tidesink.sinks.targets.kafka_encoding import written_schema
+from tidesink.sinks.targets.kafka_target import KafkaTarget
+from tidesink.typemap.calendar_text import to_datetime
+from tidesink.typemap.definitions import TableDefinitions
+from tidesink.typemap.shape import ShapeColumn, merge_shape
+
+
+@dataclass(frozen=True)
+class MessagesBed(Bed):
+    """A bed whose reader knows the tables' shapes: messages alone do not tell every type."""
+
+    shapes: dict[TableId, TableShape] = field(default_factory=dict)
+
+    def batch(self, shape: TableShape, *rows: Sequence[dict[str, Any]], **more: Any) -> ReducedBatch:
+        """As ``Bed.batch``; notes the shape."""
+        known = self.shapes.get(shape.table)
+        self.shapes[shape.table] = shape if known is None else merge_shape(known, shape)
+        return super().batch(shape, *rows, **more)
+
+
+def kafka_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
+    """Topics of a real broker, in canal-json: the one protocol that changes no names and keeps every type."""
+    brokers: str = request.getfixturevalue("brokers")
+    prefix: str = request.getfixturevalue("topic_prefix")
+    settings = KafkaSettings.model_validate(
+        {
+            "type": "kafka",
+            "brokers": brokers,
+            "topic": f"{prefix}-{{schema}}_{{table}}",
+            "protocol": "canal-json",
+            "enable-tidb-extension": False,
+        }
+    )
+    store = SqlStateStore(str(folder.with_name("ledger.db")))
+    request.addfinalizer(store.close)
+    shapes: dict[TableId, TableShape] = {}
+
+    def read(table: TableId) -> list[dict[str, Any]]:
+        messages = topic_messages(brokers, settings.rule.topic_for(table))
+        return canal_rows(messages, shapes[table]) if messages else []
+
+    return MessagesBed(
+        "kafka",
+        KafkaTarget(settings, store),
+        read,
+        lambda: KafkaTarget(settings, store),
+        request.getfixturevalue("spark"),
+        shapes,
+    )
+
+
+def canal_rows(messages: Sequence[Message], shape: TableShape) -> list[dict[str, Any]]:
+    """What a reader of canal-json ends with."""
+    schema = written_schema(shape, "canal-json", CodecOptions())
+    codec = open_codec("canal-json", definitions=TableDefinitions([schema]), keys={shape.table: shape.keys})
+    rows: dict[Any, tuple[tuple[int, int], dict[str, Any] | None]] = {}
+    for message in messages:
+        (event,) = codec.decode(message)
+        assert isinstance(event, ChangeEvent)
+        at = stamp_of(message)
+        key = tuple((event.key or {})[name] for name in shape.keys)
+        if key not in rows or at >= rows[key][0]:
+            rows[key] = (at, None if event.op is Op.DELETE else dict(event.after or {}))
+    return [
+        {column.name: stored(column, row.get(column.name)) for column in shape.columns}
+        for _, row in rows.values()
+        if row is not None
+    ]
+
+
+def stamp_of(message: Message) -> tuple[int, int]:
+    """The epoch and the batch in a message's idempotency key."""
+    headers = dict(message.headers)
+    stamp = headers[IDEMPOTENCY_HEADER]
+    assert stamp is not None
+    epoch, batch = stamp.decode().split("/")[-2:]
+    return int(epoch), int(batch)
+
+
+def stored(column: ShapeColumn, value: Any) -> Any:
+    """A value of the source as a table target would store it."""
+    if value is None:
+        return None
+    ddl = column.spark.partition("(")[0]
+    readers: dict[str, Any] = {
+        "decimal": Decimal,
+        "boolean": bool,
+        "date": date.fromisoformat,
+        "timestamp": _moment,
+        "timestamp_ntz": _moment,
+        "string": lambda one: format(one, "f") if isinstance(one, Decimal) else str(one),
+    }
+    return readers.get(ddl, lambda one: one)(value)
+
+
+def _moment(text: str) -> datetime:
+    return to_datetime(text.removesuffix("+00:00"))

@@ -1,0 +1,49 @@
+"""Everything that a topic holds now, read by a plain consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from confluent_kafka import Consumer, TopicPartition
+
+from tidesink.change import Message
+
+_PATIENCE = 15.0
+
+
+def topic_messages(brokers: str, topic: str) -> list[Message]:
+    """The records of a topic, partition by partition in their order; none where it is not there."""
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": "test", "enable.auto.commit": False})
+    try:
+        found = consumer.list_topics(topic, timeout=_PATIENCE).topics[topic]
+        return [
+            message
+            for number in sorted(found.partitions)
+            for message in _partition(consumer, TopicPartition(topic, number, 0))
+        ]
+    finally:
+        consumer.close()
+
+
+def _partition(consumer: Consumer, place: TopicPartition) -> Iterator[Message]:
+    _, end = consumer.get_watermark_offsets(place, timeout=_PATIENCE)
+    if not end:
+        return
+    consumer.assign([place])
+    while True:
+        record = consumer.poll(_PATIENCE)
+        assert record is not None
+        assert record.error() is None, record.error()
+        offset = record.offset()
+        assert offset is not None
+        headers = tuple(record.headers() or [])
+        yield Message(
+            place.topic,
+            place.partition,
+            offset,
+            record.key(),
+            record.value(),
+            headers=headers,  # type: ignore[arg-type]
+        )
+        if offset + 1 >= end:
+            return
