@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from tidesink.config.fields import LocalPath, Model
+from tidesink.config.target_messages import KafkaSettings
 
 DEFAULT_TYPE: Final = "delta"
 
@@ -50,7 +51,9 @@ def _type_of(settings: Any) -> str | None:
 
 
 TargetSettings = Annotated[
-    Annotated[DeltaSettings, Tag("delta")] | Annotated[MemorySettings, Tag("memory")],
+    Annotated[DeltaSettings, Tag("delta")]
+    | Annotated[KafkaSettings, Tag("kafka")]
+    | Annotated[MemorySettings, Tag("memory")],
     Discriminator(_type_of),
 ]
 """The settings of a target. A new type is one model and one line here."""
