@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.message_beds import kafka_bed
 from tests.contracts.targets_bed import Bed
 from tidesink.change import TableId
 from tidesink.sinks.targets import TARGETS
@@ -42,10 +43,12 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-BEDS = {"memory": memory_bed, "delta": delta_bed}
+BEDS = {"memory": memory_bed, "delta": delta_bed, "kafka": kafka_bed}
+# What a bed starts: the fast set never does.
+MARKS = {"delta": [pytest.mark.spark], "kafka": [pytest.mark.spark, pytest.mark.servers]}
 
 
-@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.spark] * (n == "delta")) for n in TARGETS])
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in TARGETS])
 def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Every target in turn; a target without a bed fails here, so that none goes untested."""
     return BEDS[request.param](request, tmp_path / "lake")
