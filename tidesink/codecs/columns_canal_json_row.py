@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Final
@@ -11,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_base import BAD
-from tidesink.codecs.columns_canal_json_types import contradictions, read_in_force
+from tidesink.codecs.columns_canal_json_types import as_members, contradictions, read_in_force
 from tidesink.codecs.columns_faults import STRINGS, fault, null
 from tidesink.codecs.columns_types import Reading, default_value
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
@@ -159,13 +160,21 @@ class RowColumns:
         return [
             (condition, fault(BAD, SchemaMismatchError, _TYPE_REASON.format(column.name)))
             for column, condition in contradictions(self.shape.columns, types)
-        ]
+        ] + list(_member_fault(as_members(self.shape.columns, types)))
 
 
 _TYPE_REASON: Final = (
     "column {!r}: the row's mysqlType and the table's definition disagree on what its text means; give the "
     "definition that the rows were written with"
 )
+
+
+def _member_fault(found: list[tuple[ShapeColumn, Column]]) -> Iterator[tuple[Column, Column]]:
+    """One fault for all of them, since there is one for nearly every column of a table."""
+    if found:
+        first = F.coalesce(*(F.when(there, F.lit(_TYPE_REASON.format(c.name))) for c, there in found))
+        anywhere = reduce(Column.__or__, (F.coalesce(there, F.lit(False)) for _, there in found))
+        yield anywhere, fault(BAD, SchemaMismatchError, first)
 
 
 def _value_fault(column: ShapeColumn) -> Column:

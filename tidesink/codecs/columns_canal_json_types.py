@@ -101,21 +101,36 @@ _CODED: Final[tuple[Reader, ...]] = ("enum", "set", "binary")
 def contradictions(columns: Iterable[ShapeColumn], words: Column) -> Iterator[tuple[ShapeColumn, Column]]:
     """For each column whose texts could mean another thing: where a row's type word says they do."""
     for column in columns:
-        word = words.getField(column.name)
-        differs = _in_force(column, lambda now, word=word: _contradicts(word, now))  # type: ignore[misc]
-        yield column, word.isNotNull() & differs
+        if _may_be_coded(column):
+            word = words.getField(column.name)
+            differs = _in_force(column, lambda now, word=word: _contradicts(word, now))  # type: ignore[misc]
+            yield column, word.isNotNull() & differs
+
+
+def _may_be_coded(column: ShapeColumn) -> bool:
+    types = (*(was.type for was in _readings(column)), column.type)
+    return any(row_of(one).reader in ("text", *_CODED) for one in types)
+
+
+def as_members(columns: Iterable[ShapeColumn], words: Column) -> list[tuple[ShapeColumn, Column]]:
+    """For each of the other columns: where a row's type word says that the text is a member's number.
+
+    A number stays what it is in any other type.
+    """
+    plain = [column for column in columns if not _may_be_coded(column)]
+    named = [(column, words.getField(column.name)) for column in plain]
+    return [(c, F.startswith(word, F.lit("enum")) | F.startswith(word, F.lit("set"))) for c, word in named]
 
 
 def _contradicts(word: Column, column_type: ColumnType) -> Column:
     reader = row_of(column_type).reader
-    if reader not in ("text", *_CODED):
-        # A number stays what it is in any other type: as a member's it is none.
-        return F.startswith(word, F.lit("enum")) | F.startswith(word, F.lit("set"))
     coded = {
         "enum": F.startswith(word, F.lit("enum")),
         "set": F.startswith(word, F.lit("set")),
         "binary": F.contains(word, F.lit("binary")) | F.contains(word, F.lit("blob")),
     }
+    if reader not in ("text", *_CODED):
+        return F.lit(False)
     own = coded.get(reader)
     agrees = ~reduce(Column.__or__, coded.values()) if own is None else own
     return ~(agrees & _same_members(word, column_type))
