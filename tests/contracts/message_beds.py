@@ -5,6 +5,8 @@ The reader keeps, of each key, what the newest batch says: by the idempotency ke
 
 from __future__ import annotations
 
+import struct
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -15,14 +17,16 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import Bed
+from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
 from tidesink.change import ChangeEvent, Message, Op, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.opening import open_codec
-from tidesink.config.target_messages import KafkaSettings
+from tidesink.config.target_messages import HttpSettings, KafkaSettings
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.http_target import HttpTarget
 from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER
 from tidesink.sinks.targets.kafka_encoding import written_schema
 from tidesink.sinks.targets.kafka_target import KafkaTarget
@@ -73,6 +77,45 @@ def kafka_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
         request.getfixturevalue("spark"),
         shapes,
     )
+
+
+def http_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
+    """An endpoint in this process, which remembers idempotency keys."""
+    listening = http_receiver()
+    receiver = listening.__enter__()
+    request.addfinalizer(lambda: listening.__exit__(None, None, None))
+    url = f"{receiver.url}/{{schema}}/{{table}}"
+    settings = HttpSettings.model_validate({"type": "http", "url": url, "batch-rows": 2})
+    store = SqlStateStore(str(folder.with_name("ledger.db")))
+    request.addfinalizer(store.close)
+    shapes: dict[TableId, TableShape] = {}
+
+    def read(table: TableId) -> list[dict[str, Any]]:
+        return [
+            {
+                column.name: stored_json(column, one["after"].get(column.name))
+                for column in shapes[table].columns
+            }
+            for one in receiver.objects(table)
+        ]
+
+    return MessagesBed(
+        "http",
+        HttpTarget(settings, store),
+        read,
+        lambda: HttpTarget(settings, store),
+        request.getfixturevalue("spark"),
+        shapes,
+    )
+
+
+def stored_json(column: ShapeColumn, value: Any) -> Any:
+    """A value of a request's JSON as a table target would store it."""
+    if isinstance(value, dict):
+        return b64decode(value["base64"])
+    if isinstance(value, float) and column.spark == "float":
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    return stored(column, value)
 
 
 def canal_rows(messages: Sequence[Message], shape: TableShape) -> list[dict[str, Any]]:

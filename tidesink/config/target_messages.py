@@ -21,6 +21,7 @@ from tidesink.config.source import (
     registry_section,
 )
 from tidesink.errors import ConfigError
+from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 
@@ -170,7 +171,13 @@ class KafkaSettings(Model):
 
 
 def _endpoint(url: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        sound = parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise ValueError("give a URL such as https://api.example.com/changes/{schema}/{table}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("give a URL such as https://api.example.com/changes/{schema}/{table}")
     if parts.username or parts.password:
@@ -232,3 +239,20 @@ class HttpSettings(Model):
     """The longest wait between two attempts; a longer `Retry-After` leaves the rest to `retry.for`."""
     tls: RegistryTls | None = None
     """Certificates, where the URL is https."""
+
+    def header_values(self) -> dict[str, str]:
+        """``headers`` in plain text: never log them."""
+        return {name: value.get_secret_value() for name, value in self.headers.items()}
+
+    def signing(self) -> Auth:
+        """How requests are signed."""
+        if self.auth is None:
+            return NoAuth()
+        if self.auth.token is not None:
+            return BearerAuth(self.auth.token.get_secret_value())
+        password = self.auth.password.get_secret_value() if self.auth.password else ""
+        return BasicAuth(self.auth.username or "", password)
+
+    def tls_options(self) -> TlsOptions:
+        """The same as a client takes it; raises ConfigError for a file that is not there."""
+        return (self.tls or RegistryTls()).options()

@@ -182,7 +182,7 @@ class Transport:
         answer = _answer(response, endpoint)
         if answer.status in {408, 429} or answer.status >= 500:
             said = f" ({answer.excerpt})" if answer.excerpt else ""
-            return _Failure(endpoint.url, f"HTTP {answer.status}{said}", _retry_after(response))
+            return _Failure(endpoint.url, f"HTTP {answer.status}{said}", retry_after_of(response))
         return answer
 
     def _request(
@@ -203,7 +203,7 @@ class Transport:
     def _reason(self, endpoint: Endpoint, error: OSError) -> str:
         if isinstance(error, TokenUnavailableError):
             return str(error)
-        chain = list(_chain(error))
+        chain = list(causes_of(error))
         if any(isinstance(link, ssl.SSLCertVerificationError) for link in chain):
             raise RegistryError(
                 "the certificate of the schema registry is not trusted: give its authority as `ca`, "
@@ -255,7 +255,7 @@ def _answer(response: requests.Response, endpoint: Endpoint) -> Answer:
     return Answer(response.status_code, body, text, endpoint.url, endpoint.auth.secrets())
 
 
-def _retry_after(response: requests.Response) -> float | None:
+def retry_after_of(response: requests.Response) -> float | None:
     """Seconds from a ``Retry-After`` header in either form, or None."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isdecimal():
@@ -268,8 +268,8 @@ def _retry_after(response: requests.Response) -> float | None:
     return max(0.0, (aware - datetime.now(timezone.utc)).total_seconds())
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it wraps: requests and urllib3 keep the cause in args, reason or context."""
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """An error and all it wraps: requests and urllib3 keep the cause in args, reason or context."""
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:

@@ -18,26 +18,14 @@ from tidesink.change import TableId
 from tidesink.errors import ConfigError, TargetError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets.base import (
-    ApplyResult,
-    Capabilities,
-    Claim,
-    DeleteMode,
-    EvolveResult,
-    ReducedBatch,
-)
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.kafka_delivery import Delivery
 from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
 from tidesink.sinks.targets.kafka_topics import TargetTopics
-from tidesink.sinks.targets.message_batches import (
-    batch_frame,
-    batch_stamp,
-    check_kept,
-    check_shape,
-    evolved,
-)
-from tidesink.sinks.targets.store_ledger import StoreLedger, sent_result
-from tidesink.sinks.targets.task_outcomes import run_tasks
+from tidesink.sinks.targets.message_batches import batch_frame, batch_stamp, check_kept, check_shape
+from tidesink.sinks.targets.message_table import MessageTable
+from tidesink.sinks.targets.store_ledger import StoreLedger
+from tidesink.sinks.targets.task_outcomes import Sent, run_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,7 +113,7 @@ class KafkaTarget:
         return KafkaTable(self.settings, topic, partitions, shape, pipeline=pipeline, ledger=ledger)
 
 
-class KafkaTable:
+class KafkaTable(MessageTable):
     """One table's topic, open for one worker thread."""
 
     def __init__(
@@ -138,53 +126,12 @@ class KafkaTable:
         pipeline: str,
         ledger: StoreLedger,
     ) -> None:
+        super().__init__(shape, pipeline=pipeline, ledger=ledger)
         self._settings = settings
         self._topic = topic
         self._partitions = partitions
-        self._shape = shape
-        self._pipeline = pipeline
-        self._ledger = ledger
-        self._created = False
         self._registry: SchemaRegistry | None = None
         self._encoding: Encoding | None = None
-
-    def claim(self) -> Claim:
-        """Take the table's next epoch in the ledger, then say what is applied."""
-        self._created = self._ledger.entry().columns is None
-        claim = self._ledger.claim()
-        if self._created:
-            self._ledger.write_columns({column.name: column.spark for column in self._shape.columns})
-        return claim
-
-    def committed(self) -> Progress | None:
-        """The progress that the ledger holds."""
-        return self._ledger.committed()
-
-    def evolve(self, shape: TableShape) -> EvolveResult:
-        """Register the schemas of ``shape``; rows that were sent stay as they are."""
-        result, columns = evolved(self._ledger.held(), shape, created=self._created)
-        self._encode_as(shape)
-        if result.added or result.widened:
-            self._ledger.write_columns(columns)
-        self._created = False
-        return result
-
-    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
-        """Send a batch, wait until all of it is acknowledged, and write its progress down."""
-        done = self._ledger.done(progress)
-        if done is not None:
-            return done
-        table, upserts, deletes = str(batch.shape.table), 0, 0
-        if batch.truncates:
-            raise TargetError(_TRUNCATE, table=table)
-        if not batch.empty:
-            frame = batch_frame(batch)
-            check_kept(frame, batch, self._settings.protocol)
-            task = self._delivery(batch, progress)
-            upserts, deletes = run_tasks(frame, task.run, table=table)
-        result = sent_result(upserts, deletes, f"{progress.epoch}/{progress.batch}")
-        self._ledger.write(progress, result)
-        return result
 
     def close(self) -> None:
         """Let go of the registry."""
@@ -192,14 +139,24 @@ class KafkaTable:
             self._registry.close()
             self._registry = None
 
-    def _delivery(self, batch: ReducedBatch, progress: Progress) -> Delivery:
-        return Delivery(
+    def _prepare(self, shape: TableShape) -> None:
+        """Register the schemas of a shape."""
+        self._encode_as(shape)
+
+    def _send(self, batch: ReducedBatch, progress: Progress) -> Sent:
+        table = str(batch.shape.table)
+        if batch.truncates:
+            raise TargetError(_TRUNCATE, table=table)
+        frame = batch_frame(batch)
+        check_kept(frame, batch, self._settings.protocol)
+        delivery = Delivery(
             self._encode_as(batch.shape),
             self._settings.confluent_properties(),
             self._partitions,
             stamp=batch_stamp(self._pipeline, progress),
             sent_ms=time.time_ns() // 1_000_000,
         )
+        return run_tasks(frame, delivery.run, table=table)
 
     def _encode_as(self, shape: TableShape) -> Encoding:
         if self._encoding is None or self._encoding.shape != shape:
