@@ -52,6 +52,7 @@ def _type_of(settings: Any) -> str | None:
 
 TargetSettings = Annotated[
     Annotated[DeltaSettings, Tag("delta")]
+    | Annotated[HttpSettings, Tag("http")]
     | Annotated[KafkaSettings, Tag("kafka")]
     | Annotated[MemorySettings, Tag("memory")],
     Discriminator(_type_of),
