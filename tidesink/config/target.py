@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from tidesink.config.fields import LocalPath, Model
-from tidesink.config.target_messages import KafkaSettings
+from tidesink.config.target_messages import HttpSettings, KafkaSettings
 
 DEFAULT_TYPE: Final = "delta"
 
