@@ -14,7 +14,7 @@ from tidesink.config.models import (
 from tidesink.config.problems import Problem
 from tidesink.config.source import RegistryAuth, RegistrySettings, RegistryTls, SourceSettings
 from tidesink.config.target import DeltaSettings, MemorySettings, TargetSettings
-from tidesink.config.target_messages import KafkaSettings
+from tidesink.config.target_messages import HttpSettings, KafkaSettings
 
 __all__ = [
     "BatchSettings",
