@@ -21,6 +21,7 @@ __all__ = [
     "Config",
     "DeadLetterSettings",
     "DeltaSettings",
+    "HttpSettings",
     "KafkaSettings",
     "MemorySettings",
     "Problem",
