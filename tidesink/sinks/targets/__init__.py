@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TARGETS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "delta": "tidesink.sinks.targets.delta_target",
+        "http": "tidesink.sinks.targets.http_target",
         "kafka": "tidesink.sinks.targets.kafka_target",
         "memory": "tidesink.sinks.targets.memory_target",
     }
