@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-BEDS = {"memory": memory_bed, "delta": delta_bed, "kafka": kafka_bed}
+BEDS = {"memory": memory_bed, "delta": delta_bed, "http": http_bed, "kafka": kafka_bed}
 # What a bed starts: the fast set never does.
 MARKS = {"delta": [pytest.mark.spark], "kafka": [pytest.mark.spark, pytest.mark.servers]}
 
