@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 BEDS = {"memory": memory_bed, "delta": delta_bed, "http": http_bed, "kafka": kafka_bed}
 # What a bed starts: the fast set never does.
-MARKS = {"delta": [pytest.mark.spark], "kafka": [pytest.mark.spark, pytest.mark.servers]}
+MARKS = {"delta": [pytest.mark.spark], "http": [pytest.mark.spark], "kafka": [pytest.mark.spark, pytest.mark.servers]}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in TARGETS])
