@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.message_beds import kafka_bed
+from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.targets_bed import Bed
 from tidesink.change import TableId
 from tidesink.sinks.targets import TARGETS
