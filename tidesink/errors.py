@@ -9,6 +9,7 @@ TidesinkError                        .context says where, .remedy says what happ
 │   ├── UnnamedRowError              a change that names no row
 │   ├── ChecksumError                a row whose checksum says that it was damaged
 │   ├── RowUnavailableError          a row that lies elsewhere, and cannot be had
+│   ├── HorizonError                 a change older than the deletes still remembered
 │   └── UnsupportedMessageError      a message this version does not read yet
 ├── EncodeError               fix    an event the codec cannot write
 ├── RegistryError             fix    the registry refused, for good
@@ -115,6 +116,10 @@ class ChecksumError(DecodeError):
 
 class RowUnavailableError(DecodeError):
     """A row that the message leaves out, and that is not to be had where it lies; says what to do."""
+
+
+class HorizonError(DecodeError):
+    """A change from before the deletes that the table still remembers; says what to compare."""
 
 
 class UnsupportedMessageError(DecodeError):

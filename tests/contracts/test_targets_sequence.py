@@ -8,8 +8,14 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
 from tidesink.change import Column, ColumnType
-from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, TargetTable
+from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    SOFT_DELETE_COLUMN,
+    Collected,
+    SequencedTable,
+    TargetTable,
+)
 
 SHAPE = shape()
 
@@ -137,3 +143,29 @@ def test_any_order_and_any_cut_end_in_the_same_rows(bed: Bed, seed: int) -> None
         result = table.apply(bed.batch(SHAPE, upserts, deletes, at=at), progress(epoch, number))
         assert result.applied + result.stale == len(part)
     assert bed.living() == expected
+
+
+def test_deletes_are_forgotten_up_to_the_horizon_and_no_further(bed: Bed) -> None:
+    table, epoch = held(bed)
+    assert isinstance(table, SequencedTable)
+    assert table.horizon() is None
+    keys = [{"id": number} for number in (1, 2, 3)]
+    table.apply(bed.batch(SHAPE, [row(9)], keys, at=[5, 10, 20, 30]), progress(epoch, 1))
+    assert table.collect(20) == Collected(20, 2, 1, 30)
+    assert [one["id"] for one in bed.rows()] == [3, 9]
+    assert table.collect(10) == Collected(20, 0, 1, 30)
+    assert bed.living() == [row(9)]
+    table.close()
+    again = bed.reopen().open_table(SHAPE, pipeline="shop")
+    assert isinstance(again, SequencedTable)
+    assert again.horizon() == 20
+
+
+def test_a_worker_that_lost_the_table_collects_nothing(bed: Bed) -> None:
+    table, epoch = held(bed)
+    table.apply(bed.batch(SHAPE, [row(9)], [{"id": 1}], at=[5, 10]), progress(epoch, 1))
+    bed.reopen().open_table(SHAPE, pipeline="shop").claim()
+    assert isinstance(table, SequencedTable)
+    with pytest.raises(StaleProgressError):
+        table.collect(20)
+    assert [one["id"] for one in bed.rows()] == [1, 9]

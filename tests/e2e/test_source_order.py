@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
+_SECOND = 1000 << 18
 _COUNTED = ("read", "applied", "superseded")
 
 
@@ -27,7 +28,9 @@ def _drained(config: Path) -> RunReport:
     return run(load_config(config), until="drained")
 
 
-def _config(servers: Servers, folder: Path, *, protocol: str, topic: str) -> Path:
+def _config(
+    servers: Servers, folder: Path, *, protocol: str, topic: str, defaults: dict[str, Any] | None = None
+) -> Path:
     source: dict[str, Any] = {
         "brokers": servers["brokers"],
         "protocol": protocol,
@@ -36,7 +39,8 @@ def _config(servers: Servers, folder: Path, *, protocol: str, topic: str) -> Pat
     }
     if protocol == "flat-avro":
         source["schema-registry"] = servers["registry_url"]
-    return shop_config(folder, servers, {"source": source, "defaults": {"sequence_by": "source"}})
+    settings = {"source": source, "defaults": {"sequence_by": "source", **(defaults or {})}}
+    return shop_config(folder, servers, settings)
 
 
 def _sent(writer: TableWriter, op: Op, number: int, name: str, *, ts: int, partition: int) -> None:
@@ -87,3 +91,28 @@ def test_a_delete_without_a_position_pauses_its_table(
     assert table.state == "PAUSED"
     assert "no commit_ts" in (table.error or "")
     assert _living(tmp_path, "placed") == {1: "one"}
+
+
+def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    options = CodecOptions(enable_tidb_extension=True)
+    writer = TableWriter(servers, schema_of("aged"), protocol="canal-json", options=options)
+    config = _config(
+        servers,
+        tmp_path,
+        protocol="canal-json",
+        topic=writer.topic,
+        defaults={"tombstone-retention": "10s"},
+    )
+    _sent(writer, Op.DELETE, 1, "gone", ts=100 * _SECOND, partition=0)
+    _sent(writer, Op.INSERT, 2, "two", ts=200 * _SECOND, partition=0)
+    first = _drained(config)
+    assert first.exit_code == 0
+    assert lake_rows(tmp_path, "aged").keys() == {2}
+    _sent(writer, Op.INSERT, 1, "risen", ts=90 * _SECOND, partition=0)
+    (table,) = _drained(config).tables
+    assert table.state == "PAUSED"
+    assert "HorizonError" in (table.error or "")
+    assert "older than the horizon" in (table.error or "")
+    assert lake_rows(tmp_path, "aged").keys() == {2}

@@ -47,6 +47,9 @@ class TableDefaults(Model):
     too and however changes arrive; deleted rows stay in the table, marked (`docs/guarantees.md`)."""
     deletes: Deletes = "hard"
     """`hard` removes the row, `soft` keeps it, marked."""
+    tombstone_retention: Duration = 7 * 86400.0
+    """Under `sequence_by: source`, how long deleted rows stay, marked, so that an older change does not bring
+    them back; counted in the source's time. A change older than that is a bad record."""
     zero_date: Annotated[ZeroDate, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)] = (
         "null"
     )
@@ -82,6 +85,8 @@ class TableOverride(Model):
     sequence_by: SequenceBy | None = Field(default=None, alias="sequence_by")
     """As under `defaults`, for this table."""
     deletes: Deletes | None = None
+    """As under `defaults`, for this table."""
+    tombstone_retention: Duration | None = None
     """As under `defaults`, for this table."""
     zero_date: Annotated[
         ZeroDate | None, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)
@@ -152,6 +157,7 @@ class TableConfig(Model):
     definition: str | None
     sequence_by: SequenceBy
     deletes: Deletes
+    tombstone_retention: float
     zero_date: ZeroDate
     bad_record: BadRecord
     time_zone: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from tidesink.config.fields import Model
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem
 
@@ -18,6 +19,7 @@ _KAFKA: Final = (
 
 def sequence_problems(config: Config) -> Iterator[Problem]:
     """What keeps the tables that ask for it from being ordered by the source."""
+    yield from _without_effect(config)
     asked = [("defaults", config.defaults.sequence_by)]
     asked += [
         (f"tables[{number}]", entry.sequence_by or "kafka") for number, entry in enumerate(config.tables)
@@ -26,6 +28,23 @@ def sequence_problems(config: Config) -> Iterator[Problem]:
         if order == "source":
             for reason, remedy in _obstacles(config):
                 yield Problem(f"{place}.sequence_by", reason, remedy)
+
+
+def _without_effect(config: Config) -> Iterator[Problem]:
+    default = config.defaults.sequence_by
+    orders = [default, *(entry.sequence_by for entry in config.tables)]
+    sections: list[tuple[str, Model, bool]] = [("defaults", config.defaults, "source" in orders)]
+    sections += [
+        (f"tables[{number}]", entry, (entry.sequence_by or default) == "source")
+        for number, entry in enumerate(config.tables)
+    ]
+    for place, section, used in sections:
+        if "tombstone_retention" in section.model_fields_set and not used:
+            yield Problem(
+                f"{place}.tombstone-retention",
+                "has no effect under sequence_by: kafka, where deleted rows are gone at once",
+                "set sequence_by: source, or remove it",
+            )
 
 
 def _obstacles(config: Config) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,13 @@ from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
-from tidesink.sinks.reduce_spark import reduce_frame, refuse_truncates, refuse_unplaced, rows_to_apply
+from tidesink.sinks.reduce_spark import (
+    reduce_frame,
+    refuse_beyond,
+    refuse_truncates,
+    refuse_unplaced,
+    rows_to_apply,
+)
 from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
 from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place
 from tidesink.sinks.summary_spark import summarise
@@ -52,12 +58,14 @@ class Hold:
     """An open table, the epoch this worker holds it in, and what is applied.
 
     ``fresh``: no batch was applied since the claim, or this one was tried before: it may have been begun.
+    ``horizon``: the commit_ts up to which the table's deletes may be forgotten.
     """
 
     table: TargetTable
     epoch: int
     progress: Progress
     fresh: bool = True
+    horizon: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,8 @@ class Batch:
             decoded = columns.decode(raw.frame)
             decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
             decoded = refuse_unplaced(decoded) if self._sequenced else decoded
+            if self._hold.horizon is not None:
+                decoded = refuse_beyond(decoded, self._hold.horizon)
         with self._step("reduced"):
             frame = reduce_frame(
                 decoded,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import replace
 from itertools import count
-from typing import Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -37,6 +37,8 @@ from tidesink.sinks.state_store import TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.tally import Tally
+from tidesink.sinks.targets.base import SequencedTable
+from tidesink.sinks.tombstones import Tombstones
 from tidesink.sinks.topic_reads import Limits
 
 _log = structlog.get_logger("tidesink.worker")
@@ -66,6 +68,7 @@ class Lane:
         self._size = RecordSize()
         self._added = AddedPartitions()
         self._tally = Tally()
+        self._tombstones: Tombstones | None = None
         self._error: str | None = None
         self._lag = 0
         self._reads = around.topics.reads(topic)
@@ -211,8 +214,13 @@ class Lane:
                 table=str(self.table),
             )
         self._tally.resume(around, self.table)
-        fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=self._settings.sequence_by)
-        return Hold(table, claim.epoch, progress if progress is not None else fresh)
+        order = self._settings.sequence_by
+        fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=order)
+        known = progress if progress is not None else fresh
+        if order == "source" and self._settings.deletes == "hard":
+            self._tombstones = Tombstones(cast(SequencedTable, table), self._settings.tombstone_retention)
+        horizon = self._tombstones.horizon if self._tombstones else None
+        return Hold(table, claim.epoch, replace(known, sequence_by=order), horizon=horizon)
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
@@ -262,6 +270,9 @@ class Lane:
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress, fresh=False)
+            if self._tombstones is not None:
+                self._tombstones.collect_if_due(outcome.progress, self.topic)
+                self._hold = replace(self._hold, horizon=self._tombstones.horizon)
             self._size.learn(outcome.read.records, outcome.read.bytes)
             self._tally.add(outcome)
             self._around.listeners.hear(
@@ -324,8 +335,12 @@ class Lane:
             warnings=self._warnings(),
             batch=progress.batch if progress else self._tally.batch,
             commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
-            details={"topic": self.topic, "lag": self._lag},
+            details={"topic": self.topic, "lag": self._lag, **self._forgotten()},
         )
+
+    def _forgotten(self) -> dict[str, Any]:
+        last = self._tombstones.last if self._tombstones else None
+        return {"tombstones": last._asdict()} if last is not None else {}
 
     def _warnings(self) -> tuple[str, ...]:
         own = self._decoding.warnings if self._decoding else ()

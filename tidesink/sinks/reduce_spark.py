@@ -45,7 +45,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, COUNTED_KINDS, DELETE, ROW_KINDS, TRUNCATE, UPSERT
-from tidesink.errors import UnsupportedMessageError
+from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
 from tidesink.sinks.reduce import SequenceBy
 from tidesink.sinks.told_values_spark import ToldValues
 from tidesink.typemap.shape import TableShape
@@ -62,6 +62,11 @@ _UNPLACED: Final = (
     "sequence_by: source needs a position of the source's in every row event, and this one has no commit_ts. "
     "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then), or "
     "set sequence_by: kafka and load the table anew"
+)
+_BEYOND: Final = (
+    "the change is older than the horizon (commit_ts {horizon}): deletes up to there are forgotten, so that "
+    "nothing tells whether its row was deleted since. Compare the row with the source; tombstone-retention "
+    "says how long deletes are remembered"
 )
 _WHOLE: Final = "whole"
 _DELETE_HALF: Final = "delete half"
@@ -111,14 +116,22 @@ def refuse_unplaced(decoded: DataFrame) -> DataFrame:
     return _refused(decoded, unplaced, _UNPLACED)
 
 
+def refuse_beyond(decoded: DataFrame, horizon: int) -> DataFrame:
+    """A decoded frame in the source's order: a row event up to the horizon is a bad record."""
+    beyond = F.col("_kind").isin(*ROW_KINDS) & (F.col("_commit_ts") <= horizon)
+    return _refused(decoded, beyond, _BEYOND.format(horizon=horizon), error=HorizonError)
+
+
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
     """The rows of a reduced frame that a merge takes: upserts and deletes."""
     return reduced.where(F.col("_op").isin(*ROW_KINDS))
 
 
-def _refused(decoded: DataFrame, wrong: Column, reason: str) -> DataFrame:
+def _refused(
+    decoded: DataFrame, wrong: Column, reason: str, *, error: type[DecodeError] = UnsupportedMessageError
+) -> DataFrame:
     """A bad record, and no key change any more, which would be two."""
-    said = {"_kind": BAD, "_error": UnsupportedMessageError.__name__, "_reason": reason}
+    said = {"_kind": BAD, "_error": error.__name__, "_reason": reason}
     told = {name: F.when(wrong, F.lit(text)).otherwise(F.col(name)) for name, text in said.items()}
     return decoded.withColumns({**told, "old_key": F.when(~wrong, F.col("old_key"))})
 

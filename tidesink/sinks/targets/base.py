@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError
@@ -56,6 +56,7 @@ class Capabilities:
     durable: bool
     keeps_rows: bool = True
     sequences: bool = False
+    nul_in_text: bool = True
 
 
 class RowSequence(NamedTuple):
@@ -235,6 +236,29 @@ class TargetTable(Protocol):
 
     def close(self) -> None:
         """Give back what the table holds open. Never fails."""
+
+
+class Collected(NamedTuple):
+    """What ``collect`` did: deleted rows forgotten, those still kept, and the oldest commit_ts of these."""
+
+    horizon: int
+    removed: int
+    kept: int
+    oldest: int | None
+
+
+@runtime_checkable
+class SequencedTable(TargetTable, Protocol):
+    """A table whose rows keep their position, deleted ones too until they are collected."""
+
+    def horizon(self) -> int | None:
+        """The commit_ts up to which deletes may be forgotten; None where none ever was."""
+
+    def collect(self, horizon: int) -> Collected:
+        """Forget deletes up to a commit_ts. The horizon is raised first, so that a crash loses nothing.
+
+        Raises: as ``apply``.
+        """
 
 
 class Target(Protocol):

@@ -25,13 +25,14 @@ from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets import delta_schema
+from tidesink.sinks.targets import delta_schema, delta_tombstones
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Capabilities,
     Claim,
+    Collected,
     DeleteMode,
     EvolveResult,
     ReducedBatch,
@@ -215,6 +216,20 @@ class DeltaTable:
         if result.stale:
             self._check_stale(batch, result)
         return result
+
+    def horizon(self) -> int | None:
+        """The commit_ts up to which deletes may be forgotten."""
+        with self._translating(reading_error):
+            return delta_tombstones.horizon_of(self._log)
+
+    def collect(self, horizon: int) -> Collected:
+        """Forget deletes up to a commit_ts."""
+        with self._translating(translated):
+            epoch = self._holding().epoch
+            self._entries_of(epoch)
+            return delta_tombstones.collect(
+                self._session, self._log, self.location, horizon=horizon, epoch=epoch
+            )
 
     def close(self) -> None:
         """Drop the batch's view; the session goes with its last reference."""

@@ -30,6 +30,7 @@ from tidesink.sinks.targets.base import (
     ApplyResult,
     Capabilities,
     Claim,
+    Collected,
     DeleteMode,
     EvolveResult,
     ReducedBatch,
@@ -67,6 +68,7 @@ class _State:
     progress: Progress | None = None
     applied: ApplyResult | None = None
     version: int = 0
+    horizon: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -187,6 +189,24 @@ class MemoryTable:
             state.rows, state.progress, state.applied = rows, progress, result
             state.version += 1
             return result
+
+    def horizon(self) -> int | None:
+        """Up to which commit_ts deletes may be forgotten."""
+        return self._state.horizon
+
+    def collect(self, horizon: int) -> Collected:
+        """Forget deletes up to a commit_ts."""
+        with self._state.lock:
+            self._check_held()
+            state = self._state
+            state.horizon = max(horizon, state.horizon or 0)
+            marked = {
+                k: r[SEQUENCE_COLUMN].source[0] for k, r in state.rows.items() if r.get(SOFT_DELETE_COLUMN)
+            }
+            gone = {key for key, ts in marked.items() if ts <= state.horizon}
+            state.rows = {key: row for key, row in state.rows.items() if key not in gone}
+            left = [ts for key, ts in marked.items() if key not in gone]
+            return Collected(state.horizon, len(gone), len(left), min(left, default=None))
 
     def close(self) -> None:
         """Nothing is held open."""
