@@ -15,7 +15,17 @@ from tidesink.config.models import Config
 from tidesink.config.problems import Problem, place_of, problems_of
 from tidesink.errors import ConfigError
 
-_SECRET_PLACES = ("source.kafka", "source.schema-registry", "spark.conf", "state")
+_SECRET_PLACES = (
+    "source.kafka",
+    "source.schema-registry",
+    "spark.conf",
+    "state",
+    "target.auth",
+    "target.headers",
+    "target.kafka",
+    "target.schema-registry",
+    "target.url",
+)
 
 
 class _UniqueKeys(yaml.SafeLoader):
