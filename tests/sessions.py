@@ -25,19 +25,23 @@ SMALL_SPARK: Final = {
     # Tests also write to Delta tables as others would, in this session: 50 tasks for a few files take long.
     "spark.databricks.delta.snapshotPartitions": "2",
 }
+# The one session of a run also has the jars of the targets that bring their own.
+WITH_TARGET: Final = "iceberg"
 
 
 @pytest.fixture(scope="session")
 def kept_classes() -> bool:
     """Whether Spark's classes are kept: this run starts Spark dozens of times."""
-    return make_class_archive()
+    return all([make_class_archive(), make_class_archive(target=WITH_TARGET)])
 
 
 @pytest.fixture(scope="session")
 def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with two cores and a small heap."""
     warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
-    session = build_session(master="local[2]", conf={**SMALL_SPARK, **warehouse}, driver_memory="1g")
+    session = build_session(
+        master="local[2]", conf={**SMALL_SPARK, **warehouse}, target=WITH_TARGET, driver_memory="1g"
+    )
     yield session
     session.stop()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.iceberg_beds import iceberg_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.targets_bed import Bed
 from tidesink.change import TableId
@@ -43,9 +44,20 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-BEDS = {"memory": memory_bed, "delta": delta_bed, "http": http_bed, "kafka": kafka_bed}
+BEDS = {
+    "memory": memory_bed,
+    "delta": delta_bed,
+    "http": http_bed,
+    "iceberg": iceberg_bed,
+    "kafka": kafka_bed,
+}
 # What a bed starts: the fast set never does.
-MARKS = {"delta": [pytest.mark.spark], "http": [pytest.mark.spark], "kafka": [pytest.mark.spark, pytest.mark.servers]}
+MARKS = {
+    "delta": [pytest.mark.spark],
+    "http": [pytest.mark.spark],
+    "iceberg": [pytest.mark.spark],
+    "kafka": [pytest.mark.spark, pytest.mark.servers],
+}
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, [])) for name in TARGETS])
@@ -58,3 +70,9 @@ def bed(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
 def delta(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """The Delta target alone."""
     return delta_bed(request, tmp_path / "lake")
+
+
+@pytest.fixture
+def iceberg(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """The Iceberg target alone, in a folder."""
+    return iceberg_bed(request, tmp_path / "lake")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.sessions import WITH_TARGET
 from tidesink.sinks.class_archive import archive_options, class_archive
 from tidesink.sinks.ivy import spark_connector_jars
 from tidesink.sinks.java import find_java
@@ -21,7 +22,7 @@ def test_a_session_starts_from_the_kept_classes(kept_classes: bool, spark: Spark
     gateway: Any = spark.sparkContext._gateway
     # The launcher's shell is replaced by the JVM: one process.
     maps = Path(f"/proc/{gateway.proc.pid}/maps").read_text(encoding="utf-8")
-    assert str(class_archive(spark_connector_jars())) in maps
+    assert str(class_archive(spark_connector_jars(target=WITH_TARGET))) in maps
 
 
 def test_without_an_archive_there_is_nothing_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from tidesink.config.models import (
 from tidesink.config.problems import Problem
 from tidesink.config.source import RegistryAuth, RegistrySettings, RegistryTls, SourceSettings
 from tidesink.config.target import DeltaSettings, MemorySettings, TargetSettings
+from tidesink.config.target_iceberg import IcebergSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "DeadLetterSettings",
     "DeltaSettings",
     "HttpSettings",
+    "IcebergSettings",
     "KafkaSettings",
     "MemorySettings",
     "Problem",

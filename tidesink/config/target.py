@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from tidesink.config.fields import LocalPath, Model
+from tidesink.config.target_iceberg import IcebergSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
 
 DEFAULT_TYPE: Final = "delta"
@@ -53,6 +54,7 @@ def _type_of(settings: Any) -> str | None:
 TargetSettings = Annotated[
     Annotated[DeltaSettings, Tag("delta")]
     | Annotated[HttpSettings, Tag("http")]
+    | Annotated[IcebergSettings, Tag("iceberg")]
     | Annotated[KafkaSettings, Tag("kafka")]
     | Annotated[MemorySettings, Tag("memory")],
     Discriminator(_type_of),

@@ -24,6 +24,7 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "delta": "tidesink.sinks.targets.delta_target",
         "http": "tidesink.sinks.targets.http_target",
+        "iceberg": "tidesink.sinks.targets.iceberg_target",
         "kafka": "tidesink.sinks.targets.kafka_target",
         "memory": "tidesink.sinks.targets.memory_target",
     }

@@ -45,7 +45,8 @@ class Capabilities:
     ``keeps_rows``: what is stored can be looked at and changed: inserts and updates are told apart, values
     left out stay, rows already there get a new column's default. False: changes are passed on as messages.
     ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
-    older than the one applied never wins (``sequence_by: source``).
+    older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
+    more digits behind the point. ``nul_in_text``: a text can hold U+0000.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Capabilities:
     durable: bool
     keeps_rows: bool = True
     sequences: bool = False
+    rescales: bool = True
     nul_in_text: bool = True
 
 

@@ -11,7 +11,7 @@ from tidesink.change import TableId
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets.identifier import path_segment
 
-_REMEDY: Final = "give target.path a directory that the worker's user may write to, or make it one"
+_REMEDY: Final = "give {} a directory that the worker's user may write to, or make it one"
 
 
 def table_path(root: str, template: str, table: TableId) -> str:
@@ -20,7 +20,7 @@ def table_path(root: str, template: str, table: TableId) -> str:
     return f"{root.rstrip('/')}/{place}"
 
 
-def try_path(path: str) -> str:
+def try_path(path: str, *, setting: str = "target.path") -> str:
     """What became of listing and writing under a lake's path.
 
     A file without a name is written where the path is, or in the nearest directory above it that is
@@ -39,7 +39,9 @@ def try_path(path: str) -> str:
         with tempfile.TemporaryFile(dir=there) as file:
             file.write(b"tidesink")
     except OSError as error:
-        raise ConfigError(f"target.path {root} cannot be used ({error.strerror}): {_REMEDY}") from error
+        raise ConfigError(
+            f"{setting} {root} cannot be used ({error.strerror}): {_REMEDY.format(setting)}"
+        ) from error
     if there != root:
         return f"{root} is made by the first batch: {there} can be written to"
     return f"{root} can be written to, and holds {tables} directories"

@@ -1,0 +1,52 @@
+"""Beds for the Iceberg target: a catalog in a folder, and one in a SQLite database behind JDBC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.targets_bed import Bed
+from tidesink.change import TableId
+
+CATALOG = "lake"
+
+
+def hadoop_catalog(folder: Path) -> dict[str, str]:
+    """A catalog that is a folder of the test's own."""
+    return {"type": "hadoop", "warehouse": str(folder)}
+
+
+def jdbc_catalog(folder: Path) -> dict[str, str]:
+    """A catalog in a SQLite database of the test's own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return {
+        "type": "jdbc",
+        "uri": f"jdbc:sqlite:{folder}/catalog.db",
+        "warehouse": str(folder / "tables"),
+        "jdbc.schema-version": "V1",
+    }
+
+
+def iceberg_bed(
+    request: pytest.FixtureRequest, folder: Path, properties: dict[str, str] | None = None
+) -> Bed:
+    """Iceberg tables, read back by name in a session of the test's own."""
+    from tidesink.sinks.targets.iceberg_session import open_session
+    from tidesink.sinks.targets.iceberg_target import IcebergTarget
+
+    catalog = properties or hadoop_catalog(folder)
+    spark = open_session(request.getfixturevalue("spark"), CATALOG, catalog)
+    target = IcebergTarget(spark, CATALOG, properties=catalog)
+
+    def read(table: TableId) -> list[dict[str, Any]]:
+        frame = spark.table(target.location_of(table))
+        return [{k: _plain(v) for k, v in row.asDict().items()} for row in frame.collect()]
+
+    return Bed("iceberg", target, read, lambda: IcebergTarget(spark, CATALOG, properties=catalog), spark)
+
+
+def _plain(value: Any) -> Any:
+    """Spark gives binary as bytearray."""
+    return bytes(value) if isinstance(value, bytearray) else value

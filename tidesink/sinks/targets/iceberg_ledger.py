@@ -1,0 +1,229 @@
+"""The progress that lives in an Iceberg table's properties, and the claim that fences.
+
+One property holds who works on the table, in which epoch, what is then applied, and which snapshot the last
+batch left. It changes only together with the rows, in one commit of the table's metadata, so that
+compaction, expired snapshots and time do nothing to it.
+
+Rows can be moved back without it: a table rolled back to an older snapshot keeps its properties. So the
+snapshot that readers see must come from the one the ledger names; a branch of the holder's own keeps that one
+from being expired. What only a person can know is said by a property (``ACCEPTED``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from tidesink.change import TableId
+from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError
+from tidesink.sinks.progress import Progress, as_document, from_document
+from tidesink.sinks.targets.base import ApplyResult
+from tidesink.sinks.targets.iceberg_table import TableState, numbers
+
+LEDGER: Final = "tidesink.ledger"
+# A person's word: the rows of this snapshot are right, whatever led to it.
+ACCEPTED: Final = "tidesink.accepted"
+BRANCH_PREFIX: Final = "tidesink_"
+_FORMAT: Final = 1
+
+EntryKind = Literal["claim", "batch"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the ledger says: ``progress`` is applied, and ``snapshot`` has its rows.
+
+    ``result`` is what the batch did, to answer with when it is delivered again.
+    """
+
+    kind: EntryKind
+    pipeline: str
+    epoch: int
+    batch: int
+    progress: Progress | None
+    snapshot: int
+    keys: tuple[str, ...]
+    result: ApplyResult | None = None
+
+    @property
+    def branch(self) -> str:
+        """Where the holder of this epoch stages its rows."""
+        return f"{BRANCH_PREFIX}{self.epoch}"
+
+    def to_json(self) -> str:
+        """The entry as a table property."""
+        result = self.result
+        document = {
+            "tidesink": _FORMAT,
+            "kind": self.kind,
+            "pipeline": self.pipeline,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "snapshot": self.snapshot,
+            "keys": self.keys,
+            "result": None if result is None else _result_document(result),
+            "progress": as_document(self.progress) if self.progress else None,
+        }
+        return json.dumps(document, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class IcebergLedger:
+    """The ledger of one table, named ``location``, whose rows are told apart by the columns ``keys``."""
+
+    table: TableId
+    pipeline: str
+    location: str
+    keys: tuple[str, ...] = ()
+
+    def entry(self, state: TableState) -> Entry | None:
+        """What the table's ledger says; None where nobody ever claimed it.
+
+        Raises:
+            StaleProgressError: the rows are not those the ledger speaks of, or the table is another
+                pipeline's or another source table's.
+            ProgressError: the ledger was written by a tidesink of another format.
+        """
+        text = state.property(LEDGER)
+        if text is None:
+            return None
+        entry = _read(text)
+        self._check_owner(entry)
+        self._check_rows(entry, state)
+        return entry
+
+    def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
+        """The entry of the next epoch, which carries on what is applied."""
+        if held is None:
+            return Entry("claim", self.pipeline, 1, 0, None, snapshot, self.keys)
+        epoch = held.epoch + 1
+        progress = replace(held.progress, epoch=epoch) if held.progress else None
+        return Entry("claim", self.pipeline, epoch, held.batch, progress, snapshot, self.keys)
+
+    def batch(self, progress: Progress, result: ApplyResult, *, snapshot: int) -> Entry:
+        """The entry of a batch."""
+        return Entry(
+            "batch", self.pipeline, progress.epoch, progress.batch, progress, snapshot, self.keys, result
+        )
+
+    def lost_to(self, entry: Entry) -> StaleProgressError:
+        """The error of a worker whose table ``entry`` took away."""
+        return StaleProgressError(
+            f"another worker holds this table (epoch {entry.epoch}, pipeline {entry.pipeline!r}). Run one "
+            "worker a table; this one wrote nothing and must stop",
+            table=str(self.table),
+        )
+
+    def check_keys(self, entry: Entry | None) -> None:
+        """Refuse another key: rows written under the old one would not be found, and stand there twice."""
+        if entry is None or entry.progress is None:
+            return
+        if {key.lower() for key in entry.keys} != {key.lower() for key in self.keys}:
+            raise SchemaRefusedError(
+                f"the rows of the Iceberg table {self.location} were written under the key "
+                f"({', '.join(entry.keys)}), and the key is now ({', '.join(self.keys)}): set keys in the "
+                "config to the old key again, or load the table under another name",
+                table=str(self.table),
+            )
+
+    def _check_owner(self, entry: Entry) -> None:
+        if entry.pipeline != self.pipeline:
+            raise StaleProgressError(
+                f"the Iceberg table {self.location} belongs to pipeline {entry.pipeline!r}, and this is "
+                f"{self.pipeline!r}: give the pipelines different names of tables (target.table), or use the "
+                "first name again",
+                table=str(self.table),
+            )
+        if entry.progress and entry.progress.table != self.table:
+            raise StaleProgressError(
+                f"the Iceberg table {self.location} holds the rows of {entry.progress.table}, and this is "
+                f"{self.table}: set target.table in the config so that the two have different names",
+                table=str(self.table),
+            )
+
+    def _check_rows(self, entry: Entry, state: TableState) -> None:
+        """What readers see must come from the snapshot of the ledger, or from one that a person accepts."""
+        known = {str(entry.snapshot), state.property(ACCEPTED)}
+        last = None
+        for snapshot, parent in _with_parents(state):
+            if str(snapshot.snapshotId()) in known:
+                return
+            if parent is not None and _replaces_all(snapshot, parent):
+                raise self._moved(entry, state, f"snapshot {snapshot.snapshotId()} replaced all rows")
+            last = snapshot
+        if last is not None and last.parentId() is not None:
+            raise self._moved(
+                entry, state, "snapshots since were expired, so that nothing says whether rows moved back"
+            )
+        raise self._moved(entry, state, "the table was rolled back or replaced")
+
+    def _moved(self, entry: Entry, state: TableState, what: str) -> StaleProgressError:
+        catalog, _, name = self.location.partition(".")
+        ways = [
+            f"bring the rows forward again with CALL {catalog}.system.set_current_snapshot("
+            f"'{name}', {entry.snapshot})"
+        ]
+        if state.head is not None:
+            ways.append(
+                f"where you know that the rows are right, say so with ALTER TABLE {self.location} SET "
+                f"TBLPROPERTIES ('{ACCEPTED}' = '{state.head}')"
+            )
+        ways.append("drop the table, and let the worker load it again from the start of its topic")
+        return StaleProgressError(
+            f"{what} behind the progress of snapshot {entry.snapshot}: going on might leave a gap. Either "
+            + "; or ".join(ways),
+            table=str(self.table),
+        )
+
+
+def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
+    """Snapshots with the one each came from, None where it is expired or never was."""
+    snapshots = state.lineage()
+    current = next(snapshots, None)
+    while current is not None:
+        parent = next(snapshots, None)
+        yield current, parent
+        current = parent
+
+
+def _replaces_all(snapshot: Any, parent: Any) -> bool:
+    """Whether an INSERT OVERWRITE threw all files away; a compaction ('replace') keeps the rows."""
+    before = numbers(parent).get("total-data-files", 0)
+    gone = numbers(snapshot).get("deleted-data-files", 0)
+    return snapshot.operation() == "overwrite" and before > 0 and gone == before
+
+
+def _read(text: str) -> Entry:
+    document = _document(text)
+    if document.get("tidesink") != _FORMAT:
+        raise ProgressError(
+            f"the table's {LEDGER} was written by a tidesink with ledger format {document.get('tidesink')}; "
+            f"this one reads {_FORMAT}"
+        )
+    progress, result = document["progress"], document["result"]
+    return Entry(
+        kind=document["kind"],
+        pipeline=document["pipeline"],
+        epoch=int(document["epoch"]),
+        batch=int(document["batch"]),
+        progress=from_document(progress) if progress else None,
+        snapshot=int(document["snapshot"]),
+        keys=tuple(document["keys"]),
+        result=None if result is None else ApplyResult(*result),
+    )
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError as exc:
+        raise ProgressError(f"the table's {LEDGER} is not JSON; was it written by another program?") from exc
+    if not isinstance(document, dict):
+        raise ProgressError(f"the table's {LEDGER} is no ledger; was it written by another program?")
+    return document
+
+
+def _result_document(result: ApplyResult) -> list[int | str]:
+    return [result.inserted, result.updated, result.deleted, result.absent, result.version]

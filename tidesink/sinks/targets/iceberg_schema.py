@@ -1,0 +1,141 @@
+"""An Iceberg table's columns: made, added, widened; old rows given the default of a new column.
+
+Columns are added by one commit of the table's metadata, which also says in a property what old rows are
+still to be given: tables of format 2 know no defaults. An UPDATE gives it to them, and the commit that makes
+its rows visible takes the property away. A worker that dies between the two leaves the property, and whoever
+claims the table next fills first.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tidesink.change import TableId
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.evolve import Evolution, default_texts
+from tidesink.sinks.shape import ShapeColumn, TableShape
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.delta_schema import literal
+from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
+from tidesink.sinks.targets.identifier import quote_identifier, quote_text
+
+BACKFILL: Final = "tidesink.backfill"
+
+# Measured in docs/adr/0014-iceberg-batches.md.
+TABLE_PROPERTIES: Final[Mapping[str, str]] = {
+    "format-version": "2",
+    "write.merge.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.delete.mode": "merge-on-read",
+    "write.target-file-size-bytes": "134217728",
+    # Each batch makes two new versions of the metadata.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "50",
+}
+# Iceberg's own columns, and those that Spark's MERGE adds to a table's.
+RESERVED: Final = frozenset(
+    {
+        "_file",
+        "_pos",
+        "_deleted",
+        "_spec_id",
+        "_partition",
+        "_row_id",
+        "_last_updated_sequence_number",
+        "_change_type",
+        "_change_ordinal",
+        "_commit_snapshot_id",
+        "__row_operation",
+        "__row_from_source",
+        "__row_from_target",
+        "__row_id",
+    }
+)
+_SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
+_DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
+_PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
+
+
+def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
+    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    columns = [_column(column) for column in shape.columns]
+    if soft_deletes:
+        columns.append(_soft_delete_column())
+    properties = ", ".join(f"{quote_text(k)} = {quote_text(v)}" for k, v in TABLE_PROPERTIES.items())
+    comment = quote_text(f"{shape.table}, kept by tidesink")
+    return (
+        f"CREATE TABLE IF NOT EXISTS {location} ({', '.join(columns)}) USING iceberg "
+        f"COMMENT {comment} TBLPROPERTIES ({properties})"
+    )
+
+
+def soft_delete_statement(location: str) -> str:
+    """Adds the column that marks deleted rows; NULL in old rows reads as not deleted."""
+    return f"ALTER TABLE {location} ADD COLUMNS ({_soft_delete_column()})"
+
+
+def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, table: TableId) -> None:
+    """Refuse what Iceberg cannot widen without rewriting every row.
+
+    Raises:
+        SchemaRefusedError: names the column and both types.
+    """
+    for name, wider in widened.items():
+        if not _promotes(present[name], wider):
+            raise SchemaRefusedError(
+                f"the column is {present[name]} and must become {wider} to hold the source's values. Iceberg "
+                "widens int to bigint, float to double and the precision of a decimal, and no more: load the "
+                "table again under another name",
+                table=str(table),
+                column=name,
+            )
+
+
+def evolution(
+    table: JvmTable, state: TableState, plan: Evolution, shape: TableShape
+) -> tuple[Any, dict[str, str], tuple[str, ...]]:
+    """A plan as Java's new schema, the properties to set with it, and warnings."""
+    update = state.table.updateSchema()
+    for name, ddl in plan.widened.items():
+        update.updateColumn(name, table.type_of(ddl))
+    for column in plan.added:
+        # With a parent, even none, a name may hold dots.
+        update.addColumn(None, column.name, table.type_of(column.spark), column.comment)
+    defaults, warnings = default_texts(plan.added, shape)
+    pending = {**pending_defaults(state), **defaults}
+    return update.apply(), {BACKFILL: json.dumps(pending)} if pending else {}, warnings
+
+
+def pending_defaults(state: TableState) -> dict[str, str]:
+    """Columns whose old rows still lack their default, with the default's literal text."""
+    text = state.property(BACKFILL)
+    return json.loads(text) if text else {}
+
+
+def fill_statement(location: str, pending: Mapping[str, str], present: Mapping[str, str]) -> str | None:
+    """The UPDATE that gives old rows their defaults; None where no such column is there."""
+    sets = [
+        f"{quote_identifier(name)} = {literal(text, present[name])}"
+        for name, text in pending.items()
+        if name in present
+    ]
+    return f"UPDATE {location} SET {', '.join(sets)}" if sets else None
+
+
+def _promotes(narrow: str, wide: str) -> bool:
+    old, new = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    return (narrow, wide) in _PROMOTED or bool(old and new and old.group(1) == new.group(1))
+
+
+def _column(column: ShapeColumn) -> str:
+    # A key is never null: a row without one would be inserted again by every batch.
+    null = " NOT NULL" if column.key else ""
+    return f"{quote_identifier(column.name)} {column.spark}{null} COMMENT {quote_text(column.comment)}"
+
+
+def _soft_delete_column() -> str:
+    return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(_SOFT_DELETE_COMMENT)}"

@@ -1,0 +1,124 @@
+"""An Iceberg table through the JVM: its metadata now, and one commit on just that metadata.
+
+Spark's own statements commit by themselves. What must not be split (rows becoming visible, progress, an
+epoch) is one change of the table's metadata, which the catalog takes only where the metadata is still what
+it was made from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAIN: Final = "main"
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A table as it was at one moment: Java's ``Table`` and ``TableMetadata``.
+
+    A commit on it is refused where the table is no longer what it was. Snapshots are Java's ``Snapshot``.
+    """
+
+    table: Any
+    metadata: Any
+
+    @property
+    def head(self) -> int | None:
+        """The snapshot that readers see; None where the table never had one."""
+        return self.branch_head(MAIN)
+
+    @property
+    def uuid(self) -> str:
+        """The table's own name, which a table made again under the same name does not have."""
+        return str(self.metadata.uuid())
+
+    def branch_head(self, branch: str) -> int | None:
+        """The newest snapshot of a branch; None where there is no such branch."""
+        reference = self.metadata.ref(branch)
+        return None if reference is None else int(reference.snapshotId())
+
+    def branches(self) -> tuple[str, ...]:
+        """The names of branches and tags."""
+        return tuple(map(str, self.metadata.refs()))
+
+    def property(self, name: str) -> str | None:
+        """A table property."""
+        found = self.metadata.properties().get(name)
+        return None if found is None else str(found)
+
+    def snapshot(self, number: int | None) -> Any:
+        """A snapshot by its number; None where it is expired."""
+        return None if number is None else self.metadata.snapshot(number)
+
+    def lineage(self) -> Iterator[Any]:
+        """The snapshots that readers see and saw before, newest first, down to what is expired."""
+        snapshot = self.snapshot(self.head)
+        while snapshot is not None:
+            yield snapshot
+            snapshot = self.snapshot(snapshot.parentId())
+
+    def snapshot_count(self) -> int:
+        """How many snapshots the metadata hold."""
+        return int(self.metadata.snapshots().size())
+
+    def totals(self) -> Mapping[str, int]:
+        """The numbers of the summary of what readers see."""
+        snapshot = self.snapshot(self.head)
+        return {} if snapshot is None else numbers(snapshot)
+
+
+class JvmTable:
+    """The table named ``location`` (quoted, with its catalog), which need not exist yet."""
+
+    def __init__(self, session: SparkSession, location: str) -> None:
+        self._session = session
+        jvm: Any = session._jvm
+        self._types = jvm.org.apache.spark.sql.types
+        self._iceberg = jvm.org.apache.iceberg
+        self.location = location
+
+    @property
+    def exists(self) -> bool:
+        """True when there is a table."""
+        return self._session.catalog.tableExists(self.location)
+
+    def state(self) -> TableState:
+        """The latest metadata, read now."""
+        table = self._iceberg.spark.Spark3Util.loadIcebergTable(self._session._jsparkSession, self.location)
+        return TableState(table, table.operations().current())
+
+    def commit(self, base: TableState, change: Callable[[Any], object]) -> None:
+        """Commit what ``change`` does to a builder of metadata, where the table is still at ``base``.
+
+        Raises what Java raises; CommitFailedException where another commit came first.
+        """
+        builder = self._iceberg.TableMetadata.buildFrom(base.metadata)
+        change(builder)
+        base.table.operations().commit(base.metadata, builder.build())
+
+    def branch_at(self, snapshot: int, *, keep: int) -> Any:
+        """A reference that keeps a snapshot from expiry, and ``keep`` of those that led to it."""
+        return self._iceberg.SnapshotRef.branchBuilder(snapshot).minSnapshotsToKeep(keep).build()
+
+    def columns(self, state: TableState) -> dict[str, str]:
+        """The columns by name, as Spark DDL types."""
+        from pyspark.sql.types import StructType
+
+        found = self._iceberg.spark.SparkSchemaUtil.convert(state.metadata.schema())
+        schema = StructType.fromJson(json.loads(found.json()))
+        return {field.name: field.dataType.simpleString() for field in schema.fields}
+
+    def type_of(self, ddl: str) -> Any:
+        """Java's type of a Spark DDL type."""
+        return self._iceberg.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
+
+
+def numbers(snapshot: Any) -> Mapping[str, int]:
+    """The numbers of a snapshot's own summary; what it does not name is missing."""
+    return {str(name): int(text) for name, text in dict(snapshot.summary()).items() if str(text).isdigit()}

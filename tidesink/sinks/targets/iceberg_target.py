@@ -1,0 +1,356 @@
+"""Iceberg tables in any catalog that Spark knows.
+
+A batch is staged on a branch that nobody reads; then one commit of the table's metadata makes its rows
+visible and says what is applied (``iceberg_holder``). Where others committed in between, the batch is staged
+again on what they left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, cast
+
+from tidesink.change import TableId
+from tidesink.errors import (
+    SchemaRefusedError,
+    StaleProgressError,
+    TargetError,
+    TidesinkError,
+    TransientTargetError,
+)
+from tidesink.sinks.evolve import plan_evolution
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.sessions_spark import in_session
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets import iceberg_schema
+from tidesink.sinks.targets.base import (
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    Capabilities,
+    Claim,
+    DeleteMode,
+    EvolveResult,
+    ReducedBatch,
+)
+from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, truncate_statement
+from tidesink.sinks.targets.delta_session import partitions_for
+from tidesink.sinks.targets.iceberg_errors import reading_error, staging_error
+from tidesink.sinks.targets.iceberg_holder import ATTEMPTS, Holder
+from tidesink.sinks.targets.iceberg_ledger import IcebergLedger
+from tidesink.sinks.targets.iceberg_merge import (
+    counts_beside,
+    found_statement,
+    living_statement,
+    result_of,
+)
+from tidesink.sinks.targets.iceberg_session import open_session, table_names, try_catalog
+from tidesink.sinks.targets.iceberg_table import JvmTable, TableState, numbers
+from tidesink.sinks.targets.iceberg_upkeep import Upkeep
+from tidesink.sinks.targets.identifier import quote_identifier, quote_path
+from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.config import Config, IcebergSettings
+    from tidesink.sinks.state_store import StateStore
+
+CAPABILITIES: Final = Capabilities(
+    name="iceberg",
+    exactly_once=True,
+    evolves=True,
+    widens=True,
+    soft_deletes=True,
+    durable=True,
+    rescales=False,
+)
+_VIEW: Final = "_tidesink_batch"
+
+
+def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
+    """The Iceberg tables of a config."""
+    settings = cast("IcebergSettings", config.target)
+    return IcebergTarget(
+        spark, settings.catalog, template=settings.table, properties=settings.catalog_values()
+    )
+
+
+def place_of(settings: IcebergSettings, table: TableId) -> str:
+    """A table's name, with its catalog."""
+    return ".".join((settings.catalog, *table_names(settings.table, table)))
+
+
+def try_target(settings: IcebergSettings) -> str:
+    """What became of looking at the catalog; raises ConfigError where it cannot be."""
+    return try_catalog(settings.catalog, settings.catalog_values())
+
+
+@dataclass(frozen=True)
+class IcebergTarget:
+    """Iceberg tables of a catalog, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
+
+    ``properties`` are the catalog's (type, uri, warehouse, …); without them it is one that Spark's own
+    settings define.
+    """
+
+    spark: SparkSession
+    catalog: str
+    template: str = "{schema}.{table}"
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What Iceberg can do."""
+        return CAPABILITIES
+
+    def location_of(self, table: TableId) -> str:
+        """A table's quoted name in SQL."""
+        return f"{self.catalog}.{quote_path(*table_names(self.template, table))}"
+
+    def open_table(
+        self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
+    ) -> IcebergTable:
+        """The Iceberg table of ``shape``, created when missing."""
+        return IcebergTable(
+            open_session(self.spark, self.catalog, self.properties),
+            self.location_of(shape.table),
+            shape,
+            pipeline=pipeline,
+            delete_mode=delete_mode,
+        )
+
+
+class IcebergTable:
+    """One Iceberg table, open for one worker thread."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        location: str,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        delete_mode: DeleteMode,
+    ) -> None:
+        _check_shape(shape)
+        self.location = location
+        self._session = session
+        self._name = shape.table
+        self._table = JvmTable(session, location)
+        self._ledger = IcebergLedger(shape.table, pipeline, location, shape.keys)
+        self._holder = Holder(self._table, self._ledger, shape.table)
+        self._upkeep = Upkeep(session, self._table)
+        with self._translating(reading_error):
+            self._created = self._open(shape, soft_deletes=delete_mode == "soft")
+            self._present = self._table.columns(self._table.state())
+
+    def claim(self) -> Claim:
+        """Take the table's next epoch by a commit, then say what is applied."""
+        with self._translating(reading_error):
+            entry = self._holder.claim()
+            self._fill_pending()
+            self._present = self._table.columns(self._table.state())
+        return Claim(entry.epoch, entry.progress)
+
+    def committed(self) -> Progress | None:
+        """The progress that the table's properties hold now."""
+        with self._translating(reading_error):
+            entry = self._ledger.entry(self._table.state())
+        return entry.progress if entry else None
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
+        _check_shape(shape)
+        with self._translating(reading_error):
+            created, self._created = self._created, False
+            if not plan_evolution(self._present, shape).needed:
+                return EvolveResult(created=created)
+            result = self._evolve(shape)
+            filled = self._fill_pending()
+        return replace(result, created=created, backfilled=filled)
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Stage a batch, then make it and its progress visible by one commit."""
+        with self._translating(reading_error):
+            done = self._done(progress)
+            for _ in range(ATTEMPTS):
+                if done is not None:
+                    return done
+                done = self._attempt(batch, progress)
+            if done is None:
+                raise TransientTargetError(
+                    "others kept committing while the batch was written; nothing of it was",
+                    table=str(self._name),
+                )
+        return done
+
+    def close(self) -> None:
+        """Drop the batch's view; the session goes with its last reference."""
+        # An error here means that the JVM is gone, and the view with it.
+        with suppress(*SPARK_ERRORS):
+            self._session.catalog.dropTempView(_VIEW)
+
+    def _open(self, shape: TableShape, *, soft_deletes: bool) -> bool:
+        if not self._table.exists:
+            namespace = self.location.rpartition(".")[0]
+            self._session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+            self._session.sql(
+                iceberg_schema.create_statement(self.location, shape, soft_deletes=soft_deletes)
+            )
+            return True
+        if soft_deletes and SOFT_DELETE_COLUMN not in self._table.columns(self._table.state()):
+            self._session.sql(iceberg_schema.soft_delete_statement(self.location))
+        return False
+
+    def _done(self, progress: Progress) -> ApplyResult | None:
+        """What this very batch did, if it is applied.
+
+        Raises:
+            StaleProgressError: this worker does not hold the batch's epoch, another batch is applied under
+                its number, or a later one.
+        """
+        held = self._holder.held
+        if progress.epoch != held.epoch:
+            raise StaleProgressError(
+                f"this worker holds epoch {held.epoch}, and the batch is of epoch {progress.epoch}",
+                table=str(self._name),
+            )
+        self._holder.current()
+        held = self._holder.held
+        if held.kind == "batch" and held.progress == progress:
+            return held.result
+        if held.batch >= progress.batch:
+            raise StaleProgressError(
+                f"epoch {progress.epoch} batch {progress.batch} comes too late: batch {held.batch} or a "
+                "later one is applied. Run one worker a table, and start from its committed progress",
+                table=str(self._name),
+            )
+        return None
+
+    def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
+        """Stage and publish once; None where others committed in between."""
+        state = self._holder.staging()
+        snapshot, result = self._staged(batch, state)
+        entry = self._ledger.batch(progress, result, snapshot=snapshot)
+        if not self._holder.publish(entry, on=state.head):
+            return None
+        self._upkeep.run_if_due(self._table.state())
+        return result
+
+    def _staged(self, batch: ReducedBatch, state: TableState) -> tuple[int, ApplyResult]:
+        """The snapshot that has the batch, and what it did."""
+        head = cast(int, state.head)
+        # A table without files has nothing to match.
+        first_load = state.totals().get("total-data-files") == 0
+        if batch.empty or (first_load and not batch.upserts):
+            return head, ApplyResult(0, 0, 0, batch.deletes, str(head))
+        if batch.truncates:
+            return self._emptied(batch, head)
+        if batch.frame is None:
+            raise TargetError(
+                "the Iceberg target takes a frame, and the batch has rows", table=str(self._name)
+            )
+        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
+        statement = append_statement if first_load else merge_statement
+        with partitions_for(self._session, batch.upserts + batch.deletes):
+            found = self._found(batch, first_load=first_load)
+            snapshot, summary = self._stage(statement(self._branch, _VIEW, batch, self._present), head)
+        return snapshot, result_of(summary, batch, found=found, version=str(snapshot))
+
+    def _found(self, batch: ReducedBatch, *, first_load: bool) -> int | None:
+        """How many of the rows to delete are there, where the snapshot's summary will not say."""
+        if first_load or not counts_beside(batch):
+            return 0 if first_load else None
+        return self._count(found_statement(self._branch, _VIEW, batch, self._present))
+
+    def _emptied(self, batch: ReducedBatch, head: int) -> tuple[int, ApplyResult]:
+        soft = batch.delete_mode == "soft"
+        living = self._count(living_statement(self._branch, SOFT_DELETE_COLUMN if soft else None))
+        snapshot, _ = self._stage(truncate_statement(self._branch, soft=soft), head)
+        return snapshot, ApplyResult(0, 0, living, 0, str(snapshot))
+
+    @property
+    def _branch(self) -> str:
+        return f"{self.location}.{quote_identifier(f'branch_{self._holder.held.branch}')}"
+
+    def _count(self, statement: str) -> int:
+        with self._translating(staging_error):
+            return int(self._session.sql(statement).collect()[0][0])
+
+    def _stage(self, statement: str, head: int) -> tuple[int, Mapping[str, int]]:
+        """Run a statement on our branch; its snapshot and the numbers of its summary."""
+        try:
+            self._session.sql(statement)
+        except SPARK_ERRORS as exc:
+            self._holder.current()  # a worker that lost the table hears of that first
+            raise staging_error(exc, table=str(self._name)) from exc
+        state = self._table.state()
+        staged = state.snapshot(state.branch_head(self._holder.held.branch))
+        number = None if staged is None else int(staged.snapshotId())
+        if number == head:
+            return head, {}
+        if number is None or staged.parentId() != head:
+            self._holder.current()
+            raise TransientTargetError(
+                f"somebody else wrote to the branch {self._holder.held.branch}; nothing was written",
+                table=str(self._name),
+            )
+        return number, numbers(staged)
+
+    def _evolve(self, shape: TableShape) -> EvolveResult:
+        """Commit the columns that a shape needs; defaults are left pending."""
+        for _ in range(ATTEMPTS):
+            state = self._holder.current()
+            present = self._table.columns(state)
+            plan = plan_evolution(present, shape)
+            iceberg_schema.check_promotions(plan.widened, present, table=self._name)
+            schema, properties, warnings = iceberg_schema.evolution(self._table, state, plan, shape)
+            if not plan.needed or self._holder.put_schema(state, schema, properties):
+                added = tuple(column.name for column in plan.added)
+                return EvolveResult(False, added, tuple(plan.widened), (), warnings)
+        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+
+    def _fill_pending(self) -> tuple[str, ...]:
+        """Give old rows the defaults still pending; the columns filled."""
+        for _ in range(ATTEMPTS):
+            state = self._holder.staging()
+            self._present = self._table.columns(state)
+            pending = iceberg_schema.pending_defaults(state)
+            if not pending:
+                return ()
+            head = cast(int, state.head)
+            statement = iceberg_schema.fill_statement(self._branch, pending, self._present)
+            snapshot = self._stage(statement, head)[0] if statement else head
+            entry = replace(self._holder.held, snapshot=snapshot)
+            if self._holder.publish(entry, on=head, forgetting=(iceberg_schema.BACKFILL,)):
+                return tuple(name for name in pending if name in self._present)
+        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+
+    @contextmanager
+    def _translating(self, translate: Callable[..., TidesinkError]) -> Iterator[None]:
+        try:
+            yield
+        except SPARK_ERRORS as exc:
+            raise translate(exc, table=str(self._name)) from exc
+
+
+def _check_shape(shape: TableShape) -> None:
+    if not shape.keys:
+        raise SchemaRefusedError(
+            "the table has no key to merge rows by: set keys in the config to columns that name a row",
+            table=str(shape.table),
+        )
+    reserved = [c.name for c in shape.columns if c.name.lower() in iceberg_schema.RESERVED]
+    if reserved:
+        raise SchemaRefusedError(
+            f"Iceberg keeps the name {', '.join(reserved)} for itself and cannot merge into a table with "
+            "such a column: rename it at the source",
+            table=str(shape.table),
+        )
+    if SOFT_DELETE_COLUMN in shape.by_name:
+        raise SchemaRefusedError(
+            f"the source has a column {SOFT_DELETE_COLUMN}, the name of the mark of soft deletes",
+            table=str(shape.table),
+        )
