@@ -10,14 +10,16 @@ from typing import Any
 import orjson
 import pytest
 
-from tidesink.change import DdlEvent, Message, Position, TableId
+from tidesink.change import ChangeEvent, DdlEvent, Message, Position, TableId
 from tidesink.cli.capture import read_capture
 from tidesink.cli.event_json import event_json
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
 from tidesink.codecs.nesting import MOST_LEVELS, is_deep
+from tidesink.codecs.wire import header
 from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError
+from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.shown import shown
 
 SOURCE = {"connector": "TiCDC", "db": "a", "table": "b", "commit_ts": 5}
@@ -117,3 +119,45 @@ def test_a_damaged_gzip_file_is_told(tmp_path: Path) -> None:
     file.write_bytes(whole[:10] + b"\xff" * 20 + whole[30:])
     with pytest.raises(ConfigError, match="cannot be read after line"):
         list(read_capture(str(file)))
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        "null",
+        {"type": "null"},
+        {"type": "record", "name": "Z", "fields": []},
+        {"type": "record", "name": "Z", "fields": [{"name": "q", "type": "null"}]},
+        {"type": "fixed", "name": "F", "size": 0},
+        {"type": "array", "items": {"type": "fixed", "name": "F"}},
+    ],
+)
+@pytest.mark.parametrize("place", ["field", "array", "map", "union"])
+def test_no_part_of_an_avro_schema_takes_no_bytes(empty: Any, place: str) -> None:
+    """Records of records of nothing doubled at each level: no bytes at all became gigabytes."""
+    around = {
+        "field": empty,
+        "array": {"type": "array", "items": empty},
+        "map": {"type": "map", "values": empty},
+        "union": ["null", empty if empty != "null" else {"type": "null"}],
+    }
+    schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": around[place]}]}
+    codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({1: json.dumps(schema)}))
+    with pytest.raises(SchemaMismatchError, match="takes no bytes"):
+        codec.decode(Message("t", 0, 0, None, header(1) + b"\xfe\xff\xff\xff\xff\x0f" * 3))
+
+
+def test_a_key_under_a_values_schema_is_refused() -> None:
+    """Its extension came out as a column, which nothing could show."""
+    fields = [
+        {"name": "id", "type": {"type": "int", "connect.parameters": {"tidb_type": "INT"}}},
+        {"name": "_tidb_op", "type": "string"},
+        {"name": "_tidb_commit_ts", "type": "long"},
+        {"name": "_tidb_commit_physical_time", "type": "long"},
+    ]
+    schema = {"type": "record", "name": "t", "namespace": "default.s", "fields": fields}
+    codec = open_codec("flat-avro", registry=MemorySchemaRegistry({1: json.dumps(schema)}))
+    (event,) = codec.decode(Message("t", 0, 0, None, header(1) + b"\x02\x02c\x02\x02"))
+    assert isinstance(event, ChangeEvent)
+    with pytest.raises(SchemaMismatchError, match="that of a value's schema"):
+        codec.decode(Message("t", 0, 0, header(1) + b"\x02\x02c\x02\x02", None))

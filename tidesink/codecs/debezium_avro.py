@@ -83,7 +83,7 @@ def bare_schema(avro: Any) -> Any:
     """What fastavro reads and writes by: the schema with only what tells how its bytes are laid out.
 
     Raises:
-        SchemaMismatchError: it is nested too deep, or has arrays whose items take no bytes.
+        SchemaMismatchError: it is nested too deep, or has a part that takes no bytes.
     """
     return fastavro.parse_schema(_bare(avro, 0))
 
@@ -101,23 +101,30 @@ def _bare(avro: Any, level: int) -> Any:
     bare = {name: avro[name] for name in _KEPT if name in avro}
     for inner in ("items", "values"):
         if inner in bare:
-            bare[inner] = _counted(_bare(bare[inner], level + 1))
+            bare[inner] = _costing(_bare(bare[inner], level + 1))
     if isinstance(avro.get("fields"), list):
         bare["fields"] = [_bare_field(field, level) for field in avro["fields"]]
-    return bare
+    return _costing(bare) if level else bare
 
 
 def _bare_field(field: Any, level: int) -> dict[str, Any]:
     if not isinstance(field, Mapping) or "name" not in field or "type" not in field:
         raise SchemaMismatchError(f"{shown(field)} is no field of an Avro record")
-    return {"name": field["name"], "type": _bare(field["type"], level + 1)}
+    return {"name": field["name"], "type": _costing(_bare(field["type"], level + 1))}
 
 
-def _counted(items: Any) -> Any:
-    """The items of an array or a map, refused where they take no bytes: five bytes would claim billions."""
-    if items == "null" or (isinstance(items, dict) and items.get("fields") == []):
-        raise SchemaMismatchError("the schema has an array whose items take no bytes: no column is one")
-    return items
+def _costing(inner: Any) -> Any:
+    """A part of a schema, refused where it takes no bytes.
+
+    Five bytes would claim an array of billions, and records of records of nothing double at each level.
+    Only a table's whole key is ever empty.
+    """
+    kind, shape = (inner.get("type"), inner) if isinstance(inner, dict) else (inner, {})
+    size = shape.get("size", 0)
+    is_empty_fixed = kind == "fixed" and not (isinstance(size, int) and size > 0)
+    if kind == "null" or shape.get("fields") == [] or is_empty_fixed:
+        raise SchemaMismatchError("the schema has a part that takes no bytes: no column is one")
+    return inner
 
 
 def _record(data: bytes, bare: Any, part: str) -> Any:

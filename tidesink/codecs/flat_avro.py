@@ -38,7 +38,14 @@ from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.codecs.flat_avro_schema import BuiltRecord, includes_before, key_record, value_record
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
-from tidesink.errors import ChecksumError, DecodeError, EncodeError, RegistryError, TidesinkError
+from tidesink.errors import (
+    ChecksumError,
+    DecodeError,
+    EncodeError,
+    RegistryError,
+    SchemaMismatchError,
+    TidesinkError,
+)
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.glue import SchemaSource
 from tidesink.schema_registry.naming import SubjectPart, subject
@@ -198,6 +205,8 @@ class FlatAvroCodec:
         key = None if message.key is None else schema_id_of(message.key, "key")
         value = None if message.value is None else schema_id_of(message.value, "value")
         key_reader, value_reader = self._reader("key", key), self._reader("value", value)
+        if key_reader and (key_reader.record.extension or key_reader.record.before is not None):
+            raise SchemaMismatchError("the key's schema id is that of a value's schema", schema_id=key)
         # decode_control has refused a record with neither.
         record = self._record(next(one for one in (value, key) if one is not None))
         named = self._table_of_topic(message.topic) if self._table_of_topic else None
