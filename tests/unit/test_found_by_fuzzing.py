@@ -18,8 +18,9 @@ from tidesink.codecs.base import Codec
 from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
 from tidesink.codecs.nesting import MOST_LEVELS, is_deep
 from tidesink.codecs.wire import header
-from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError
+from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.shown import shown
 
 SOURCE = {"connector": "TiCDC", "db": "a", "table": "b", "commit_ts": 5}
@@ -161,3 +162,14 @@ def test_a_key_under_a_values_schema_is_refused() -> None:
     assert isinstance(event, ChangeEvent)
     with pytest.raises(SchemaMismatchError, match="that of a value's schema"):
         codec.decode(Message("t", 0, 0, header(1) + b"\x02\x02c\x02\x02", None))
+
+
+@pytest.mark.parametrize("number", ["1e300", "-1e39", "1" + "0" * 400, "1e400"])
+def test_a_number_beyond_a_float_is_refused(number: str) -> None:
+    """It was decoded, and then could not be shown."""
+    definitions = TableDefinitions()
+    definitions.declare("CREATE TABLE a.b (id INT PRIMARY KEY, f FLOAT)")
+    codec = open_codec("debezium-json", definitions=definitions)
+    row = f'{{"source":{json.dumps(SOURCE)},"op":"c","after":{{"id":1,"f":{number}}}}}'
+    with pytest.raises(ValueOutOfRangeError, match="is no"):
+        codec.decode(Message("t", 0, 0, None, row.encode()))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
+import struct
 from collections.abc import Callable
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -25,6 +27,7 @@ from tidesink.typemap.table import Reader, row_of
 
 Fit = Callable[[Value], Value]
 
+_FLOAT32: Final = struct.Struct("<f")
 # BigDecimal.toString writes an exponent where a scale is negative or wide.
 _NUMBER: Final = re.compile(r"-?[0-9]{1,131072}(?:\.[0-9]{1,16383})?(?:[eE][+-]?[0-9]{1,5})?", re.ASCII)
 # A double names every decimal of 15 digits, whole ones and those of the scale, and not every one of 16.
@@ -123,12 +126,22 @@ def _sure(value: float, column_type: ColumnType) -> Decimal:
 
 
 def _float(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    single = row_of(column_type).reader == "float32"
+
     def fit(value: Value) -> Value:
         if isinstance(value, str) and value in WORDS:
             return WORDS[value]
         if isinstance(value, bool) or not isinstance(value, float | int | Decimal):
             raise _mismatch(value, column_type)
-        return float(value)
+        try:
+            found = float(value)
+            if single:
+                _FLOAT32.pack(found)
+        except OverflowError as error:
+            raise _refuse(value, column_type) from error
+        if math.isinf(found) and not isinstance(value, float):
+            raise _refuse(value, column_type)
+        return found
 
     return fit
 
