@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from tests.mariadb import mariadb_url
+from tests.postgres import postgres
 from tests.servers import brokers, kafka_stack, registry_url, topic_prefix
 from tests.sessions import kept_classes, spark
 from tests.tidb_front import tidb_url
@@ -18,6 +19,7 @@ __all__ = [
     "kafka_stack",
     "kept_classes",
     "mariadb_url",
+    "postgres",
     "registry_url",
     "spark",
     "tidb_url",
@@ -29,6 +31,7 @@ __all__ = [
 _MARKED_BY: Final = {
     "kafka_stack": "servers",
     "mariadb_url": "servers",
+    "postgres": "servers",
     "kept_classes": "spark",
     "spark": "spark",
 }

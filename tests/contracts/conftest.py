@@ -9,6 +9,7 @@ import pytest
 
 from tests.contracts.iceberg_beds import iceberg_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
+from tests.contracts.sql_beds import postgres_bed
 from tests.contracts.targets_bed import Bed
 from tidesink.change import TableId
 from tidesink.sinks.targets import TARGETS
@@ -48,8 +49,9 @@ BEDS = {
     "memory": memory_bed,
     "delta": delta_bed,
     "http": http_bed,
-    "iceberg": iceberg_bed,
     "kafka": kafka_bed,
+    "iceberg": iceberg_bed,
+    "postgres": postgres_bed,
 }
 # What a bed starts: the fast set never does.
 MARKS = {
@@ -57,6 +59,7 @@ MARKS = {
     "http": [pytest.mark.spark],
     "iceberg": [pytest.mark.spark],
     "kafka": [pytest.mark.spark, pytest.mark.servers],
+    "postgres": [pytest.mark.spark, pytest.mark.servers],
 }
 
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Discriminator, Tag
 from tidesink.config.fields import LocalPath, Model
 from tidesink.config.target_iceberg import IcebergSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.config.target_sql import PostgresSettings
 
 DEFAULT_TYPE: Final = "delta"
 
@@ -54,8 +55,9 @@ def _type_of(settings: Any) -> str | None:
 TargetSettings = Annotated[
     Annotated[DeltaSettings, Tag("delta")]
     | Annotated[HttpSettings, Tag("http")]
-    | Annotated[IcebergSettings, Tag("iceberg")]
     | Annotated[KafkaSettings, Tag("kafka")]
+    | Annotated[IcebergSettings, Tag("iceberg")]
+    | Annotated[PostgresSettings, Tag("postgres")]
     | Annotated[MemorySettings, Tag("memory")],
     Discriminator(_type_of),
 ]

@@ -51,7 +51,8 @@ class TypeRow:
     ``spark`` is Spark's and Delta's type; ``{p}`` and ``{s}`` stand for precision and scale.
     ``display_width`` is the width TiDB shows where the DDL gives none. ``parameter`` is what
     ``connect.parameters`` holds besides ``tidb_type``. ``from_avro`` marks the row that an Avro field
-    of this ``tidb_type`` is read as, where several share it.
+    of this ``tidb_type`` is read as, where several share it. ``postgres`` and ``mysql`` are those databases'
+    types for it, as their catalogs write them, where ``render_sql`` has another for the Spark type.
     """
 
     name: str
@@ -70,6 +71,8 @@ class TypeRow:
     from_avro: bool = False
     parameter: Literal["length", "allowed"] | None = None
     lost: str = ""
+    postgres: str | None = None
+    mysql: str | None = None
 
     @property
     def unsigned(self) -> bool:
@@ -97,20 +100,24 @@ def _integer(
     )
 
 
-def _text(name: str, sql_type: int, **extra: object) -> TypeRow:
-    return TypeRow(name, "TEXT", "string", sql_type, "text", "str", "string", **extra)  # type: ignore[arg-type]
+def _text(name: str, sql_type: int, tidb_type: str = "TEXT", **extra: object) -> TypeRow:
+    return TypeRow(name, tidb_type, "string", sql_type, "text", "str", "string", **extra)  # type: ignore[arg-type]
 
 
 def _binary(name: str, **extra: object) -> TypeRow:
     return TypeRow(name, "BLOB", "bytes", 2004, "binary", "bytes", "binary", **extra)  # type: ignore[arg-type]
 
 
-def _temporal(name: str, sql_type: int, reader: Reader, spark: str, lost: str) -> TypeRow:
-    return TypeRow(name, name.upper(), "string", sql_type, reader, "str", spark, from_avro=True, lost=lost)
+def _temporal(
+    name: str, sql_type: int, reader: Reader, spark: str, lost: str, mysql: str | None = None
+) -> TypeRow:
+    row = TypeRow(name, name.upper(), "string", sql_type, reader, "str", spark, from_avro=True, lost=lost)
+    return replace(row, mysql=mysql)
 
 
 _NO_WIDTH = "Avro calls TINYINT to INT all INT: the column arrives as int"
 _CALENDAR = "a date no calendar has follows zero-date"
+_ZONED = f"{_CALENDAR}; read in the configured time zone"
 _VARCHAR = (
     "character varying",
     "char varying",
@@ -145,6 +152,7 @@ TYPES: tuple[TypeRow, ...] = (
         sql_type_above=(2**63 - 1, 3),
         from_avro=True,
         lost="wire long above 2^63-1 is negative and is repaired on read",
+        mysql="bigint unsigned",
     ),
     TypeRow("float", "FLOAT", "float", 7, "float32", "float", "float", spellings=("float4",), from_avro=True),
     TypeRow(
@@ -211,11 +219,11 @@ TYPES: tuple[TypeRow, ...] = (
     TypeRow(
         "set", "SET", "string", -7, "set", "str", "string", from_avro=True, parameter="allowed", lost=_UNNAMED
     ),
-    TypeRow("json", "JSON", "string", 12, "text", "str", "string", from_avro=True, spellings=("jsonb",)),
+    _text("json", 12, tidb_type="JSON", from_avro=True, spellings=("jsonb",), postgres="json", mysql="json"),
     _temporal("date", 91, "date", "date", _CALENDAR),
     _temporal("datetime", 93, "datetime", "timestamp_ntz", _CALENDAR),
-    _temporal("timestamp", 93, "timestamp", "timestamp", _CALENDAR + "; read in the configured time zone"),
-    _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: kept as text"),
+    _temporal("timestamp", 93, "timestamp", "timestamp", _ZONED, "timestamp(6)"),
+    _temporal("time", 92, "time", "string", "±838:59:59 fits no time type: kept as text", "time(6)"),
     TypeRow(
         "year",
         "YEAR",

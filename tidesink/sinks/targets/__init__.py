@@ -24,8 +24,9 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "delta": "tidesink.sinks.targets.delta_target",
         "http": "tidesink.sinks.targets.http_target",
-        "iceberg": "tidesink.sinks.targets.iceberg_target",
         "kafka": "tidesink.sinks.targets.kafka_target",
+        "iceberg": "tidesink.sinks.targets.iceberg_target",
+        "postgres": "tidesink.sinks.targets.postgres_target",
         "memory": "tidesink.sinks.targets.memory_target",
     }
 )

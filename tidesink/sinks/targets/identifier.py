@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal
+
+from tidesink.errors import SchemaRefusedError
 
 # Kept as they are in a path: letters and digits of any script, and what every file system takes.
 _PLAIN: Final = re.compile(r"[\w.-]", re.UNICODE)
@@ -56,3 +58,56 @@ def _escaped(character: str) -> str:
         return character
     code = ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+# Postgres cuts a longer name off without a word (NAMEDATALEN 64), MySQL and MariaDB refuse it.
+POSTGRES_BYTES: Final = 63
+MYSQL_CHARACTERS: Final = 64
+
+
+def quote_postgres(name: str) -> str:
+    """A name as one Postgres identifier.
+
+    Raises:
+        SchemaRefusedError: Postgres has no such name; says why.
+    """
+    size = len(name.encode("utf-8", "surrogatepass"))
+    _check_name(name, "Postgres", too_long=size > POSTGRES_BYTES and f"{size} bytes, and {POSTGRES_BYTES}")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_mysql(name: str) -> str:
+    """A name as one identifier of MySQL or MariaDB.
+
+    Raises:
+        SchemaRefusedError: MySQL has no such name; says why.
+    """
+    size = len(name)
+    long = size > MYSQL_CHARACTERS and f"{size} characters, and {MYSQL_CHARACTERS}"
+    _check_name(name, "MySQL", too_long=long)
+    if name.endswith(" ") or any(ord(character) > 0xFFFF for character in name):
+        raise SchemaRefusedError(
+            f"MySQL takes no name that ends in a space or has characters above U+FFFF, as {name!r}: rename "
+            "it at the source, or give target.table another template where it is the table's"
+        )
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _check_name(name: str, database: str, *, too_long: str | Literal[False]) -> None:
+    if not name or "\0" in name:
+        raise SchemaRefusedError(f"{name!r} is no name in {database}: rename it at the source")
+    if too_long:
+        raise SchemaRefusedError(
+            f"the name {name!r} has {too_long} are the most that {database} takes: rename it at the source, "
+            "or give target.table a shorter template where it is the table's"
+        )
+
+
+def text_postgres(text: str) -> str:
+    """A text as a Postgres string literal (``standard_conforming_strings`` is on in our sessions)."""
+    return "'" + text.replace("'", "''").replace("\0", "") + "'"
+
+
+def text_mysql(text: str) -> str:
+    """A text as a string literal of MySQL (without ``NO_BACKSLASH_ESCAPES``, as our sessions are)."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''").replace("\0", "\\0") + "'"

@@ -1,0 +1,111 @@
+"""Beds for the SQL targets: a database of the test's own on a real server."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from datetime import timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.contracts.targets_bed import Bed
+from tidesink.change import TableId
+from tidesink.sinks.targets.postgres_dialect import PostgresDialect
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_target import SqlTarget
+
+
+def postgres_database(request: pytest.FixtureRequest) -> Endpoint:
+    """A new database on the tests' Postgres, dropped after the test."""
+    import psycopg
+
+    server: Endpoint = request.getfixturevalue("postgres")
+    name = f"tidesink_{uuid4().hex[:12]}"
+    admin = psycopg.connect(
+        host=server.host,
+        port=server.port,
+        dbname=server.database,
+        user=server.user,
+        password=server.password,
+        autocommit=True,
+    )
+    admin.execute(f"CREATE DATABASE {name}")
+
+    def drop() -> None:
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        admin.close()
+
+    request.addfinalizer(drop)
+    return Endpoint(server.host, server.port, name, server.user, server.password)
+
+
+def postgres_bed(request: pytest.FixtureRequest, _folder: Path) -> Bed:
+    """Tables in a Postgres database."""
+    return sql_bed(request, Connections(PostgresDialect(), postgres_database(request)))
+
+
+def sql_bed(request: pytest.FixtureRequest, connections: Connections) -> Bed:
+    """A bed over connections; ``reopen`` is another worker's target."""
+    targets = [SqlTarget(connections)]
+
+    def reopen() -> SqlTarget:
+        targets.append(SqlTarget(Connections(connections.dialect, connections.endpoint)))
+        return targets[-1]
+
+    def close() -> None:
+        for target in targets:
+            target.connections.close()
+
+    request.addfinalizer(close)
+    read = reader(targets[0])
+    return Bed(connections.dialect.database, targets[0], read, reopen, request.getfixturevalue("spark"))
+
+
+def reader(target: SqlTarget) -> Callable[[TableId], list[dict[str, Any]]]:
+    """Reads a table of a target as Spark would give its values."""
+    dialect = target.connections.dialect
+
+    def read(table: TableId) -> list[dict[str, Any]]:
+        place = target.place_of(table)
+        with target.connections.transaction("test") as cursor:
+            columns = dialect.present(cursor, place)
+            asked = [_asked(dialect.quote(name), found) for name, found in columns.items()]
+            cursor.execute(f"SELECT {', '.join(asked)} FROM {place.location}")  # noqa: S608
+            rows = cursor.fetchall()
+        return [
+            {name: _plain(value, found) for (name, found), value in zip(columns.items(), row, strict=True)}
+            for row in rows
+        ]
+
+    return read
+
+
+def _asked(name: str, found: str) -> str:
+    """How a column is read so that nothing of its value is lost on the way."""
+    if found == "json":
+        return f"CAST({name} AS text)"
+    if found == "time(6)":
+        return f"CAST({name} AS char)"
+    return f"CAST({name} AS double)" if found == "float" else name
+
+
+def _plain(value: Any, found: str) -> Any:
+    if value is None:
+        return None
+    if found == "tinyint(1)":
+        return bool(value)
+    if found in ("real", "float"):
+        return struct.unpack("f", struct.pack("f", value))[0]
+    if found == "timestamp with time zone":
+        return value.astimezone(timezone.utc).replace(tzinfo=None)
+    if found == "bigint unsigned":
+        return Decimal(value)
+    digits = found.partition("(")[2].partition(",")[0]
+    if isinstance(value, Decimal) and (not digits or int(digits) > 38):
+        return format(value, "f")
+    return value

@@ -1,0 +1,84 @@
+"""A Postgres server for tests of the target.
+
+``TIDESINK_TEST_POSTGRES`` is the URL of a running one to use instead of a server of one's own
+(``postgresql://user:password@host:port/database``); its user must be allowed to make schemas.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from urllib.parse import urlsplit
+
+import pytest
+
+from tidesink.dev.ports import free_ports
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+
+_CONFIG: Final = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = '{folder}'
+fsync = off
+shared_buffers = 32MB
+max_connections = 50
+"""
+_OWNER: Final = "postgres"
+_SECONDS: Final = 60
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Endpoint]:
+    """A Postgres server that answers."""
+    given = os.environ.get("TIDESINK_TEST_POSTGRES")
+    if given:
+        parts = urlsplit(given)
+        yield Endpoint(
+            parts.hostname or "127.0.0.1",
+            parts.port or 5432,
+            parts.path.strip("/"),
+            parts.username or _OWNER,
+            parts.password or "",
+        )
+        return
+    programs = _programs()
+    if programs is None:
+        pytest.skip("no Postgres server here: apt-get install postgresql, or set TIDESINK_TEST_POSTGRES")
+    # Not in pytest's folder, which nobody else may enter.
+    with TemporaryDirectory(prefix="tidesink-postgres-") as folder, _server(programs, Path(folder)) as port:
+        yield Endpoint("127.0.0.1", port, "postgres", _OWNER, "")
+
+
+def _programs() -> Path | None:
+    """The newest server's programs, which are on nobody's PATH in Debian."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: int(p.parts[-3]))
+    if found:
+        return found[-1].parent
+    program = shutil.which("initdb")
+    return Path(program).parent if program else None
+
+
+@contextmanager
+def _server(programs: Path, folder: Path) -> Iterator[int]:
+    (port,) = free_ports(1)
+    data = folder / "data"
+    # Postgres does not run as root: there it is the user of the package.
+    as_owner = ["runuser", "-u", _OWNER, "--"] if os.geteuid() == 0 else []
+    if as_owner:
+        shutil.chown(folder, _OWNER)
+    initdb = [programs / "initdb", "-D", data, "-A", "trust", "-U", _OWNER, "-E", "UTF8", "--locale=C", "-N"]
+    subprocess.run([*as_owner, *initdb], check=True, capture_output=True, timeout=_SECONDS)
+    config = data / "postgresql.conf"
+    config.write_text(config.read_text(encoding="utf-8") + _CONFIG.format(port=port, folder=folder))
+    control = [*as_owner, programs / "pg_ctl", "-D", data, "-w", "-t", str(_SECONDS)]
+    subprocess.run([*control, "-l", folder / "log", "start"], check=True, capture_output=True, timeout=90)
+    try:
+        yield port
+    finally:
+        subprocess.run([*control, "-m", "immediate", "stop"], check=True, capture_output=True, timeout=90)

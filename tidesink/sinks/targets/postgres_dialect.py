@@ -1,0 +1,276 @@
+"""Postgres: its words, its errors, and how a batch is merged there."""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from tidesink.errors import ConfigError, TidesinkError
+from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
+from tidesink.sinks.targets.postgres_errors import code_of, error_of
+from tidesink.sinks.targets.sql_dialect import Counts, Merge
+from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
+from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.sql_stage import Load
+from tidesink.typemap.render_sql import Database
+
+# Sent as statements, not as options: poolers pass those on. A worker that froze in a transaction lets go
+# of the ledger's row after five minutes.
+_SESSION: Final = (
+    "SET TIME ZONE 'UTC'",
+    "SET datestyle TO 'ISO, YMD'",
+    "SET standard_conforming_strings TO on",
+    "SET extra_float_digits TO 1",
+    f"SET lock_timeout TO '{LOCK_SECONDS}s'",
+    "SET idle_in_transaction_session_timeout TO '5min'",
+)
+_LEDGER: Final = (
+    "CREATE TABLE IF NOT EXISTS {} (table_name text PRIMARY KEY, source_table text NOT NULL, "
+    "pipeline text NOT NULL, epoch bigint NOT NULL, txn_version bigint NOT NULL, progress text, "
+    "key_columns text NOT NULL, result text, commits bigint NOT NULL, "
+    "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+)
+# From this many rows on a loop over the index is slower than to read the table, and a plan made for a
+# table whose statistics are old may be such a loop over the whole table.
+_MANY_ROWS: Final = 20_000
+
+
+def psycopg() -> Any:
+    """The driver.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import psycopg as driver
+    except ImportError as error:
+        raise ConfigError(
+            "a postgres target needs psycopg: pip install 'tidesink[postgres]', on the executors too"
+        ) from error
+    return driver
+
+
+def connect(endpoint: Endpoint) -> Any:
+    """A connection; statements are in transactions."""
+    files = {
+        "sslrootcert": endpoint.ca,
+        "sslcert": endpoint.certificate,
+        "sslkey": endpoint.key,
+    }
+    connection = psycopg().connect(
+        host=endpoint.host,
+        port=endpoint.port,
+        dbname=endpoint.database,
+        user=endpoint.user,
+        password=endpoint.password or None,
+        sslmode=endpoint.tls,
+        connect_timeout=CONNECT_SECONDS,
+        application_name="tidesink",
+        client_encoding="utf8",
+        keepalives_idle=30,
+        keepalives_interval=10,
+        keepalives_count=3,
+        prepare_threshold=None,
+        **{name: value for name, value in files.items() if value},
+    )
+    with connection.cursor() as cursor:
+        for statement in _SESSION:
+            cursor.execute(statement)
+    connection.commit()
+    return connection
+
+
+def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> None:
+    """COPY CSV into a staging table, in one transaction."""
+    connection = connect(endpoint)
+    try:
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            for chunk in chunks:
+                copy.write(chunk)
+        connection.commit()
+    finally:
+        connection.close()
+
+
+class PostgresDialect:
+    """The Postgres side of the SQL targets."""
+
+    database: Database = "postgres"
+    ddl_commits = False
+    insert_missing = "INSERT INTO {} ON CONFLICT DO NOTHING"
+    hex_prefix = "\\x"
+    nul_refused = True
+
+    @cached_property
+    def errors(self) -> tuple[type[BaseException], ...]:
+        """psycopg's."""
+        return (psycopg().Error,)
+
+    @property
+    def load(self) -> Load:
+        """COPY."""
+        return load
+
+    @property
+    def code_of(self) -> Callable[[BaseException], str | None]:
+        """The SQLSTATE."""
+        return code_of
+
+    def quote(self, name: str) -> str:
+        """A name as an identifier."""
+        return quote_postgres(name)
+
+    def connect(self, endpoint: Endpoint) -> Any:
+        """A connection of psycopg's."""
+        return connect(endpoint)
+
+    def alive(self, connection: Any) -> bool:
+        """Whether it answers."""
+        try:
+            connection.execute("SELECT 1")
+            connection.rollback()
+        except self.errors:
+            return False
+        return True
+
+    def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
+        """The error to raise for a SQLSTATE."""
+        return error_of(code, table=table, committing=committing)
+
+    def literal(self, text: str, found: str) -> str:
+        """A value as a literal with its type."""
+        shown = f"\\x{text}" if found == "bytea" else text
+        return f"{text_postgres(shown)}::{found}"
+
+    def prepare_schema(self, cursor: Any, place: Place) -> None:
+        """The schema and its ledger; what is there is not touched, and needs no right to make it."""
+        cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
+        if cursor.fetchone()[0]:
+            cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
+        cursor.execute("SELECT to_regclass(%s) IS NULL", (place.ledger,))
+        if cursor.fetchone()[0]:
+            cursor.execute(_LEDGER.format(place.ledger))
+
+    def present(self, cursor: Any, place: Place) -> dict[str, str]:
+        """The columns of the table."""
+        cursor.execute(
+            "SELECT a.attname, CASE a.atttypmod WHEN -1 THEN format_type(a.atttypid, -1) "
+            "ELSE replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' ') END "
+            "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s "
+            "AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            (place.schema, place.name),
+        )
+        return dict(cursor.fetchall())
+
+    def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
+        """The table, its primary key and what its columns are at the source."""
+        spelt = [f"{quote_postgres(name)} {found}{' NOT NULL' * key}" for name, found, key, _ in columns]
+        keys = ", ".join(quote_postgres(name) for name, _, key, _ in columns if key)
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {place.location} ({', '.join(spelt)}, PRIMARY KEY ({keys}))"
+        )
+        comments = [
+            f"COMMENT ON COLUMN {place.location}.{quote_postgres(name)} IS {text_postgres(comment)}"
+            for name, _, _, comment in columns
+        ]
+        cursor.execute("; ".join(comments))
+
+    def alter(
+        self, location: str, added: Mapping[str, tuple[str, str | None]], widened: Mapping[str, str]
+    ) -> list[str]:
+        """One ALTER: a default that is a constant is given to old rows without writing them."""
+        changes = [
+            f"ALTER COLUMN {quote_postgres(name)} TYPE {found} USING {quote_postgres(name)}::{found}"
+            for name, found in widened.items()
+        ]
+        changes += [
+            f"ADD COLUMN {quote_postgres(name)} {found}" + (f" DEFAULT {default}" if default else "")
+            for name, (found, default) in added.items()
+        ]
+        dropped = [
+            f"ALTER COLUMN {quote_postgres(name)} DROP DEFAULT"
+            for name, (_, default) in added.items()
+            if default
+        ]
+        return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
+
+    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
+        """By their prefix."""
+        cursor.execute(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND starts_with(c.relname, %s) AND c.relkind = 'r'",
+            (place.schema, place.staging_prefix),
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
+        """Without a log and without vacuum: it lives for one batch."""
+        spelt = ", ".join(f"{name} {found}" for name, found in columns.items())
+        cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
+
+    def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
+        """COPY takes hex digits with its prefix as they are."""
+        names = ", ".join(name for name, _ in columns)
+        return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
+
+    def merge(self, cursor: Any, merge: Merge) -> Counts:
+        """Deletes, then upserts.
+
+        Unique constraints that may be deferred are looked at when all is written, so that rows may swap
+        their values.
+        """
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+        if merge.upserts + merge.deletes > _MANY_ROWS:
+            cursor.execute("SET LOCAL enable_nestloop TO off")
+        deleted = self._deleted(cursor, merge) if merge.deletes else 0
+        if not merge.upserts:
+            return Counts(deleted=deleted)
+        cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
+        updated = 0
+        if cursor.fetchone()[0]:
+            cursor.execute(
+                f"SELECT count(*) FROM {merge.stage} s JOIN {merge.target} t ON {merge.on} "
+                f"WHERE {merge.rows(deletes=False)}"
+            )
+            updated = cursor.fetchone()[0]
+        cursor.execute(_upsert(merge))
+        return Counts(cursor.rowcount - updated, updated, deleted)
+
+    def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
+        """DELETE counts what TRUNCATE does not."""
+        if mark is None:
+            cursor.execute(f"DELETE FROM {location}")
+        else:
+            cursor.execute(f"UPDATE {location} SET {mark} = true WHERE {mark} IS DISTINCT FROM true")
+        return int(cursor.rowcount)
+
+    def _deleted(self, cursor: Any, merge: Merge) -> int:
+        where = f"{merge.on} AND {merge.rows(deletes=True)}"
+        if merge.soft:
+            cursor.execute(
+                f"UPDATE {merge.target} AS t SET {merge.mark} = true FROM {merge.stage} s WHERE {where}"
+            )
+        else:
+            cursor.execute(f"DELETE FROM {merge.target} AS t USING {merge.stage} s WHERE {where}")
+        return int(cursor.rowcount)
+
+
+def _upsert(merge: Merge) -> str:
+    """INSERT … ON CONFLICT: needs no join, and so no plan that old statistics could spoil."""
+    names = [column.target for column in merge.columns]
+    values = [f"s.{column.staged}" for column in merge.columns]
+    sets = [f"{column.target} = EXCLUDED.{column.target}" for column in merge.values]
+    if merge.mark:
+        names, values = [*names, merge.mark], [*values, "false"]
+        sets.append(f"{merge.mark} = false")
+    keys = ", ".join(column.target for column in merge.keys)
+    first = merge.keys[0].target
+    return (
+        f"INSERT INTO {merge.target} AS t ({', '.join(names)}) "
+        f"SELECT {', '.join(values)} FROM {merge.stage} s "
+        f"WHERE {merge.rows(deletes=False)} ON CONFLICT ({keys}) DO UPDATE SET "
+        + (", ".join(sets) or f"{first} = EXCLUDED.{first}")
+    )

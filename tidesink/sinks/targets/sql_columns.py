@@ -1,0 +1,146 @@
+"""A table's columns at a database: which types they have, and what must change for a shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
+from tidesink.sinks.evolve import default_value, literal_text, plan_evolution
+from tidesink.sinks.shape import ShapeColumn, TableShape
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.typemap.render_sql import (
+    DECIMAL_WORD,
+    MYSQL_MAX_PRECISION,
+    MYSQL_MAX_SCALE,
+    OF_SPARK,
+    Database,
+    KeyLengthUnknownError,
+    of_spark,
+    spark_of,
+    sql_type,
+)
+
+_DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
+_LENGTH: Final = re.compile(r"(varchar|varbinary)\(([0-9]+)\)")
+# Texts of a certain form, which other texts do not fit.
+_FORMED: Final = frozenset({"json", "time(6)"})
+
+
+@dataclass(frozen=True)
+class SqlEvolution:
+    """Columns to add, and columns to change by the target's name for them, with their types."""
+
+    added: tuple[tuple[ShapeColumn, str], ...] = ()
+    widened: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> bool:
+        """True when something must change."""
+        return bool(self.added or self.widened)
+
+
+def check_shape(shape: TableShape) -> None:
+    """Refuse a shape that no database takes.
+
+    Raises:
+        SchemaRefusedError: it has no key, or a column with a name of ours.
+    """
+    if not shape.keys:
+        raise SchemaRefusedError(
+            "the table has no key to merge rows by: set keys in the config to columns that name a row",
+            table=str(shape.table),
+        )
+    if SOFT_DELETE_COLUMN in shape.by_name:
+        raise SchemaRefusedError(
+            f"the source has a column {SOFT_DELETE_COLUMN}, the name of the mark of soft deletes",
+            table=str(shape.table),
+        )
+
+
+def wanted_type(column: ShapeColumn, shape: TableShape, database: Database) -> str:
+    """The type of a column of a shape.
+
+    Raises:
+        SchemaRefusedError: a key column whose length nothing tells.
+    """
+    try:
+        return sql_type(column, database)
+    except KeyLengthUnknownError as exc:
+        raise SchemaRefusedError(
+            f"MySQL needs a length for the key column {column.name} ({column.comment}), and the topic does "
+            "not say it: give the table a definition in the config, or set its keys to other columns",
+            table=str(shape.table),
+            column=column.name,
+        ) from exc
+
+
+def plan_columns(present: Mapping[str, str], shape: TableShape, database: Database) -> SqlEvolution:
+    """What ``present`` (column name to the database's type) lacks for a shape.
+
+    Raises:
+        SchemaRefusedError: a column's present type cannot hold the shape's values.
+    """
+    wanted = {c.name.lower(): wanted_type(c, shape, database) for c in shape.columns}
+    as_spark = {
+        name: shape.by_name[name.lower()].spark
+        if wanted.get(name.lower()) == found
+        else spark_of(found, database)
+        for name, found in present.items()
+    }
+    plan = plan_evolution(as_spark, shape)
+    widened = {name: of_spark(ddl, database) for name, ddl in plan.widened.items()}
+    for name, found in present.items():
+        column = shape.by_name.get(name.lower())
+        if column is None or name in widened or wanted[name.lower()] == found:
+            continue
+        wider = _wider(found, wanted[name.lower()], column, database)
+        if wider != found:
+            widened[name] = wider
+    added = tuple((column, wanted[column.name.lower()]) for column in plan.added)
+    return SqlEvolution(added, widened)
+
+
+def _wider(found: str, wanted: str, column: ShapeColumn, database: Database) -> str:
+    """The type for two that are one to Spark."""
+    if found in _FORMED:
+        return wanted
+    if found == "bigint unsigned" and column.spark == "decimal(20,0)":
+        return wanted
+    now, then = _DIGITS.fullmatch(found), _DIGITS.fullmatch(wanted)
+    if now and then:
+        return _wider_digits(tuple(map(int, now.groups())), tuple(map(int, then.groups())), database)  # type: ignore[arg-type]
+    held, asked = _LENGTH.fullmatch(found), _LENGTH.fullmatch(wanted)
+    if held and asked and held[1] == asked[1] and column.key:
+        return wanted if int(asked[2]) > int(held[2]) else found
+    return found
+
+
+def _wider_digits(now: tuple[int, int], then: tuple[int, int], database: Database) -> str:
+    scale = max(now[1], then[1])
+    precision = max(now[0] - now[1], then[0] - then[1]) + scale
+    if database == "mysql" and (precision > MYSQL_MAX_PRECISION or scale > MYSQL_MAX_SCALE):
+        return OF_SPARK["mysql"]["string"]
+    return f"{DECIMAL_WORD[database]}({precision},{scale})"
+
+
+def default_literals(
+    added: tuple[tuple[ShapeColumn, str], ...], shape: TableShape
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The literal text of what old rows get in new columns, and warnings for those who get nothing."""
+    defaults: dict[str, str] = {}
+    warnings = []
+    for column, _ in added:
+        try:
+            value = default_value(column, shape)
+        except ValueOutOfRangeError as exc:
+            warnings.append(
+                f"column {column.name!r}: its default {column.default!r} is not given to rows already there: "
+                f"{exc.message}"
+            )
+            continue
+        if value is not None:
+            defaults[column.name] = literal_text(int(value) if isinstance(value, bool) else value)
+    return defaults, tuple(warnings)

@@ -1,0 +1,148 @@
+"""What differs between databases: their words, their errors, and how they merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from tidesink.errors import TidesinkError
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.sql_stage import Load
+from tidesink.typemap.render_sql import Database
+
+
+class MergeColumn(NamedTuple):
+    """One column of the target: its quoted name, and its name in the staging table."""
+
+    target: str
+    staged: str
+    key: bool
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A staged batch and where it goes; ``mark`` is the quoted column that marks deleted rows.
+
+    ``kept`` are the columns whose values rows may leave out, with their position in the shape.
+    """
+
+    target: str
+    stage: str
+    columns: tuple[MergeColumn, ...]
+    attempts: tuple[int, ...]
+    upserts: int
+    deletes: int
+    soft: bool
+    mark: str | None
+    place: Place
+    kept: tuple[tuple[int, MergeColumn], ...] = ()
+
+    @property
+    def keys(self) -> tuple[MergeColumn, ...]:
+        """The key's columns."""
+        return tuple(column for column in self.columns if column.key)
+
+    @property
+    def values(self) -> tuple[MergeColumn, ...]:
+        """The other columns."""
+        return tuple(column for column in self.columns if not column.key)
+
+    @property
+    def on(self) -> str:
+        """Equality of the keys, the target as ``t``, the staging table as ``s``."""
+        return " AND ".join(f"t.{column.target} = s.{column.staged}" for column in self.keys)
+
+    def rows(self, *, deletes: bool) -> str:
+        """The condition for the rows of one kind, of the attempts that count."""
+        attempts = ", ".join(map(str, self.attempts))
+        return f"s.t_delete = {int(deletes)} AND s.t_attempt IN ({attempts})"
+
+
+class Counts(NamedTuple):
+    """What a merge did."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+
+
+class Dialect(Protocol):
+    """A database's side of the SQL targets."""
+
+    @property
+    def database(self) -> Database:
+        """Its column in the table of types."""
+
+    @property
+    def errors(self) -> tuple[type[BaseException], ...]:
+        """What its driver raises."""
+
+    @property
+    def ddl_commits(self) -> bool:
+        """True where a change of a table's schema commits, and with it what was before."""
+
+    @property
+    def insert_missing(self) -> str:
+        """A statement around ``table (columns) VALUES (…)`` that leaves a row with that key alone."""
+
+    @property
+    def hex_prefix(self) -> str:
+        """What stands before hex digits in a CSV file."""
+
+    @property
+    def nul_refused(self) -> bool:
+        """Whether a text cannot hold U+0000."""
+
+    @property
+    def load(self) -> Load:
+        """Fills a staging table from CSV lines; runs on the executors."""
+
+    @property
+    def code_of(self) -> Callable[[BaseException], str | None]:
+        """The database's code of an error; empty for a connection that was cut, None for other errors."""
+
+    def quote(self, name: str) -> str:
+        """A name as an identifier."""
+
+    def connect(self, endpoint: Endpoint) -> Any:
+        """A connection of the driver's, statements in transactions, set up as tidesink needs it."""
+
+    def alive(self, connection: Any) -> bool:
+        """Whether a connection that was put away still answers."""
+
+    def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
+        """The error to raise for a code."""
+
+    def literal(self, text: str, found: str) -> str:
+        """A value of type ``found`` from its literal text (bytes as hex)."""
+
+    def prepare_schema(self, cursor: Any, place: Place) -> None:
+        """Make the table's schema and its ledger where they are missing."""
+
+    def present(self, cursor: Any, place: Place) -> dict[str, str]:
+        """A table's columns and types, as ``render_sql`` spells them; empty where there is no table."""
+
+    def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
+        """Make a table: name, type, whether of the key, and comment of each column."""
+
+    def alter(
+        self, location: str, added: Mapping[str, tuple[str, str | None]], widened: Mapping[str, str]
+    ) -> list[str]:
+        """The statements that add columns (type and literal of the default) and change types."""
+
+    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
+        """The names of the table's staging tables."""
+
+    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
+        """Make a staging table anew."""
+
+    def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
+        """The statement that reads CSV into columns, of which some come as hex digits."""
+
+    def merge(self, cursor: Any, merge: Merge) -> Counts:
+        """Merge a staged batch in the transaction that is open."""
+
+    def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
+        """Delete every row, or mark every living one; how many."""

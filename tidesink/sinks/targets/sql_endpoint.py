@@ -1,0 +1,51 @@
+"""Where a database answers, and who asks: goes to the executors, and never shows its password."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from tidesink.config.target_sql import SqlSettings
+
+CONNECT_SECONDS = 10
+# How long a statement waits for another's lock before the batch is tried again.
+LOCK_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A database server; ``tls`` in Postgres's words: disable, prefer, require, verify-ca, verify-full."""
+
+    host: str
+    port: int
+    database: str
+    user: str
+    password: str = field(repr=False)
+    tls: str = "prefer"
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """The server for messages: host, port and database."""
+        return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
+
+
+def endpoint_of(settings: SqlSettings) -> Endpoint:
+    """The server that settings name."""
+    parts = urlsplit(settings.url)
+    tls = settings.tls
+    return Endpoint(
+        parts.hostname or "",
+        parts.port or settings.default_port,
+        unquote(parts.path.strip("/")),
+        settings.user,
+        settings.password.get_secret_value() if settings.password else "",
+        tls.mode,
+        tls.ca,
+        tls.certificate,
+        tls.key,
+    )

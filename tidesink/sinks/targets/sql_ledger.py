@@ -1,0 +1,138 @@
+"""The ledger of a SQL database: what is applied of each table, in a table beside them.
+
+One row a table, locked by every transaction of ours that writes to it. A batch and its progress are one
+transaction, so that neither is there without the other; the epoch in the row keeps older holders out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.sinks.progress import Progress, from_json, to_json
+from tidesink.sinks.targets.base import ApplyResult
+from tidesink.sinks.targets.sql_place import Place
+
+if TYPE_CHECKING:
+    from tidesink.sinks.targets.sql_dialect import Dialect
+
+_COLUMNS: Final = ("pipeline", "epoch", "txn_version", "progress", "key_columns", "result", "commits")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table's row in the ledger; ``result`` is of the newest batch, None since another epoch claimed."""
+
+    pipeline: str
+    epoch: int = 0
+    progress: Progress | None = None
+    keys: tuple[str, ...] = ()
+    result: ApplyResult | None = None
+    commits: int = 0
+
+
+@dataclass(frozen=True)
+class SqlLedger:
+    """The ledger's row of one table."""
+
+    dialect: Dialect
+    place: Place
+    pipeline: str
+    keys: tuple[str, ...]
+
+    @property
+    def location(self) -> str:
+        """The ledger's quoted name, as statements with parameters have it."""
+        return self.place.ledger.replace("%", "%%")
+
+    def add_row(self, cursor: Any) -> None:
+        """The table's row, where it is not there yet."""
+        names = ", ".join(("table_name", "source_table", *_COLUMNS))
+        marks = ", ".join(["%s"] * (len(_COLUMNS) + 2))
+        insert = self.dialect.insert_missing.format(f"{self.location} ({names}) VALUES ({marks})")
+        source = json.dumps(list(self.place.source))
+        cursor.execute(insert, (self.place.name, source, *_values(Entry(self.pipeline, keys=self.keys))))
+
+    def read(self, cursor: Any, *, lock: bool = False) -> Entry | None:
+        """The table's row; None where there is none. ``lock``: until the transaction ends.
+
+        Raises:
+            StaleProgressError: the row is another pipeline's or another source table's.
+        """
+        names = ", ".join(("source_table", *_COLUMNS))
+        query = f"SELECT {names} FROM {self.location} WHERE table_name = %s"  # noqa: S608
+        cursor.execute(query + (" FOR UPDATE" if lock else ""), (self.place.name,))
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        source, *values = row
+        entry = _entry(values)
+        self._check_owner(entry, tuple(json.loads(source)))
+        return entry
+
+    def write(self, cursor: Any, entry: Entry) -> None:
+        """Replace the table's row, which this transaction has locked."""
+        sets = ", ".join(f"{name} = %s" for name in _COLUMNS)
+        statement = (
+            f"UPDATE {self.location} SET {sets}, updated_at = CURRENT_TIMESTAMP "  # noqa: S608
+            "WHERE table_name = %s"
+        )
+        cursor.execute(statement, (*_values(entry), self.place.name))
+
+    def claimed(self, entry: Entry) -> Entry:
+        """The row with the next epoch and what is applied.
+
+        Raises:
+            SchemaRefusedError: the rows were written under another key.
+        """
+        if entry.progress and {k.lower() for k in entry.keys} != {k.lower() for k in self.keys}:
+            raise SchemaRefusedError(
+                f"the rows of {self.place.shown} were written under the key ({', '.join(entry.keys)}), and "
+                f"the key is now ({', '.join(self.keys)}): set keys in the config to the old key again, or "
+                "give target.table another template and load the table anew",
+                table=str(self.place.source),
+            )
+        epoch = entry.epoch + 1
+        progress = replace(entry.progress, epoch=epoch) if entry.progress else None
+        return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
+
+    def _check_owner(self, entry: Entry, source: tuple[str, ...]) -> None:
+        if entry.pipeline != self.pipeline:
+            raise StaleProgressError(
+                f"the table {self.place.shown} belongs to pipeline {entry.pipeline!r}, and this is "
+                f"{self.pipeline!r}: give the pipelines different target.table templates, or use the first "
+                "name again",
+                table=str(self.place.source),
+            )
+        if source != tuple(self.place.source):
+            raise StaleProgressError(
+                f"the table {self.place.shown} holds the rows of {'.'.join(source)}, and this is "
+                f"{self.place.source}: set target.table in the config so that the two have different names",
+                table=str(self.place.source),
+            )
+
+
+def _values(entry: Entry) -> tuple[Any, ...]:
+    return (
+        entry.pipeline,
+        entry.epoch,
+        entry.progress.txn_version if entry.progress else 0,
+        to_json(entry.progress) if entry.progress else None,
+        json.dumps(list(entry.keys)),
+        json.dumps(asdict(entry.result)) if entry.result else None,
+        entry.commits,
+    )
+
+
+def _entry(values: list[Any]) -> Entry:
+    pipeline, epoch, _, progress, keys, result, commits = values
+    return Entry(
+        pipeline,
+        int(epoch),
+        from_json(progress) if progress else None,
+        tuple(json.loads(keys)),
+        ApplyResult(**json.loads(result)) if result else None,
+        int(commits),
+    )

@@ -1,0 +1,79 @@
+"""The part of a merge that is the same in every database: what goes where, and values that are kept."""
+
+# ruff: noqa: S608  every name in a statement is quoted by identifier.py, every number is one of ours
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tidesink.sinks.targets.base import NOT_STORED, ReducedBatch
+from tidesink.sinks.targets.sql_dialect import Merge, MergeColumn
+from tidesink.sinks.targets.sql_place import Place
+from tidesink.typemap.render_sql import Database
+
+
+def merge_of(
+    batch: ReducedBatch,
+    place: Place,
+    present: Mapping[str, str],
+    *,
+    attempts: tuple[int, ...],
+    mark: str | None,
+    epoch: int,
+) -> Merge:
+    """The merge of a staged batch into a table whose columns are ``present``."""
+    spelt = {name.lower(): place.quote(name) for name in present}
+    columns = tuple(
+        MergeColumn(spelt[column.name.lower()], f"c{at}", column.key)
+        for at, column in enumerate(batch.shape.columns)
+    )
+    kept = tuple((at, column) for at, column in enumerate(columns) if not column.key)
+    return Merge(
+        place.location,
+        place.staging(epoch),
+        columns,
+        attempts,
+        batch.upserts,
+        batch.deletes,
+        batch.delete_mode == "soft",
+        mark,
+        place,
+        kept if batch.keeps else (),
+    )
+
+
+def not_stored(cursor: Any, merge: Merge) -> tuple[str, dict[str, Any]] | None:
+    """Why a row that leaves out values cannot be written, and where it came from; None where all can."""
+    key = merge.keys[0].target
+    gone = f"t.{key} IS NULL OR s.t_anew = 1"
+    if merge.mark:
+        gone += f" OR t.{merge.mark}"
+    cursor.execute(
+        f"SELECT s.t_place FROM {merge.stage} s LEFT JOIN {merge.target} t ON {merge.on} "
+        f"WHERE {merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND ({gone}) LIMIT 1"
+    )
+    row = cursor.fetchone()
+    if row is None:
+        return None
+    told = json.loads(row[0])
+    message = NOT_STORED.format(columns=", ".join(told.pop("_kept")))
+    return message, {name.removeprefix("_"): value for name, value in told.items()}
+
+
+def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
+    """Give rows in the staging table the stored values of what they leave out."""
+    # One % alone: the statement goes without parameters.
+    values = {
+        column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
+        for at, column in merge.kept
+    }
+    where = f"{merge.rows(deletes=False)} AND s.t_kept IS NOT NULL"
+    if database == "postgres":
+        sets = ", ".join(f"{name} = {value}" for name, value in values.items())
+        cursor.execute(
+            f"UPDATE {merge.stage} AS s SET {sets} FROM {merge.target} AS t WHERE {merge.on} AND {where}"
+        )
+        return
+    sets = ", ".join(f"s.{name} = {value}" for name, value in values.items())
+    cursor.execute(f"UPDATE {merge.stage} s JOIN {merge.target} t ON {merge.on} SET {sets} WHERE {where}")

@@ -1,0 +1,195 @@
+"""The rows of a batch on their way into a staging table: from Spark's executors straight to the database.
+
+Each task writes its rows with the id of its attempt. The driver gets one line a task, of the attempt that
+Spark took as the task's: rows of a task that was tried again or ran twice are told apart by it, and are
+never merged. Nothing of the rows passes the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidesink.errors import AccountingError, TargetError, TransientTargetError
+from tidesink.sinks.shape import ShapeColumn, TableShape
+from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch
+from tidesink.sinks.targets.sql_csv import CsvLines, Kind
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# Rows that one task may bring on its own: each connects, and takes some milliseconds for it.
+SMALL_BATCH: Final = 20_000
+ATTEMPT: Final = "t_attempt"
+IS_DELETE: Final = "t_delete"
+KEPT: Final = "t_kept"
+ANEW: Final = "t_anew"
+FROM: Final = "t_place"
+
+Load = Callable[[Endpoint, str, Iterator[memoryview]], None]
+
+
+class Failure(NamedTuple):
+    """Why a task could not load its rows: the database's code, and a column's position where it is one's."""
+
+    code: str
+    column: int | None = None
+
+
+class StagedColumn(NamedTuple):
+    """One column of the staging table."""
+
+    name: str
+    kind: Kind
+    column: ShapeColumn | None = None
+
+    @property
+    def hex(self) -> bool:
+        """Whether it comes as hex digits."""
+        return self.column is not None and self.column.spark == "binary"
+
+
+def staged_columns(shape: TableShape, *, keeps: bool) -> tuple[StagedColumn, ...]:
+    """What a staging table has of each row besides the attempt: the mark of a delete, then the shape."""
+    marks = [StagedColumn(IS_DELETE, "plain")]
+    if keeps:
+        marks += [StagedColumn(KEPT, "text"), StagedColumn(ANEW, "plain"), StagedColumn(FROM, "text")]
+    values = [StagedColumn(f"c{at}", _kind(column), column) for at, column in enumerate(shape.columns)]
+    return (*marks, *values)
+
+
+def _kind(column: ShapeColumn) -> Kind:
+    if column.spark == "timestamp":
+        return "micros"
+    return "text" if column.spark == "string" else "plain"
+
+
+def staged_frame(batch: ReducedBatch, columns: Sequence[StagedColumn], *, hex_prefix: str) -> DataFrame:
+    """A batch's frame as ``columns``, of types that become words in Arrow."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    frame = batch.frame
+    if frame is None:
+        raise TargetError("a SQL target takes a frame, and the batch has rows", table=str(batch.shape.table))
+    marks: dict[str, Callable[[], Column]] = {
+        IS_DELETE: lambda: (F.col("_op") == "delete").cast("int"),
+        KEPT: lambda: _kept_positions(batch.shape),
+        ANEW: lambda: F.coalesce(F.col("_anew"), F.lit(False)).cast("int"),
+        FROM: lambda: F.to_json(F.struct(*PLACE_COLUMNS, "_kept")),
+    }
+    values = [
+        (marks[one.name]() if one.column is None else _value(one.column, hex_prefix)).alias(one.name)
+        for one in columns
+    ]
+    if batch.upserts + batch.deletes <= SMALL_BATCH:
+        frame = frame.coalesce(1)
+    return frame.select(*values)
+
+
+def _kept_positions(shape: TableShape) -> Column:
+    """The positions of the columns left out, as ``,0,3,``; null where there is none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    names = F.array(*(F.lit(column.name) for column in shape.columns))
+    places = F.transform("_kept", lambda name: F.concat(F.array_position(names, name) - 1, F.lit(",")))
+    left_out = F.size("_kept") > 0
+    return F.when(left_out, F.concat(F.lit(","), F.array_join(places, "")))
+
+
+def _value(column: ShapeColumn, hex_prefix: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    value = F.col("key" if column.key else "after").getField(column.name)
+    if column.spark == "binary":
+        return F.concat(F.lit(hex_prefix), F.hex(value)) if hex_prefix else F.hex(value)
+    if column.spark == "timestamp":
+        return F.unix_micros(value)
+    return value.cast("int") if column.spark == "boolean" else value
+
+
+@dataclass(frozen=True)
+class Loader:
+    """What a task runs: its rows as CSV into the staging table, and one line about it."""
+
+    endpoint: Endpoint
+    statement: str
+    kinds: tuple[Kind, ...]
+    load: Load
+    code_of: Callable[[BaseException], str | None]
+    nul_refused: bool
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Load one task's record batches."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        attempt = context.taskAttemptId() if context else 0
+        lines = CsvLines(attempt, self.kinds, nul_refused=self.nul_refused)
+        code = self._loaded(lines, iter(batches))
+        said = {"attempt": [attempt], "rows": [lines.rows], "code": [code], "nul": [lines.nul_column]}
+        schema = pa.schema(
+            [("attempt", pa.int64()), ("rows", pa.int64()), ("code", pa.string()), ("nul", pa.int32())]
+        )
+        yield pa.RecordBatch.from_pydict(said, schema)
+
+    def _loaded(self, lines: CsvLines, batches: Iterator[Any]) -> str | None:
+        """The code of what went wrong, None where all is in."""
+        chunks = lines.chunks(batches)
+        first = next(chunks, None)
+        if first is None:
+            return None
+        try:
+            self.load(self.endpoint, self.statement, _again(first, chunks))
+        except Exception as exc:
+            code = self.code_of(exc)
+            if code is None:
+                raise
+            for _ in batches:  # Spark waits for its batches to be taken
+                pass
+            return code
+        return None
+
+
+def _again(first: memoryview, rest: Iterator[memoryview]) -> Iterator[memoryview]:
+    yield first
+    yield from rest
+
+
+class Staged(NamedTuple):
+    """What is in the staging table: the attempts whose rows count, or why it is not all there."""
+
+    attempts: tuple[int, ...]
+    failure: Failure | None = None
+
+
+def stage_rows(frame: DataFrame, loader: Loader, batch: ReducedBatch) -> Staged:
+    """Run the tasks of a batch.
+
+    Raises:
+        AccountingError: more or fewer rows came than the batch has.
+        TransientTargetError: Spark could not run them.
+    """
+    from tidesink.sinks.targets.delta_errors import SPARK_ERRORS
+
+    table = str(batch.shape.table)
+    try:
+        told = frame.mapInArrow(loader, "attempt bigint, rows bigint, code string, nul int").collect()
+    except SPARK_ERRORS as exc:
+        raise TransientTargetError(
+            f"Spark could not bring the rows to the database ({type(exc).__name__}), and nothing was merged",
+            table=table,
+        ) from exc
+    for row in told:
+        if row["code"] is not None or row["nul"] is not None:
+            return Staged((), Failure(row["code"] or "", row["nul"]))
+    rows = sum(row["rows"] for row in told)
+    if rows != batch.upserts + batch.deletes:
+        raise AccountingError(
+            f"{rows} rows were brought to the database, of {batch.upserts} upserts and {batch.deletes} "
+            "deletes",
+            table=table,
+        )
+    return Staged(tuple(row["attempt"] for row in told if row["rows"]))

@@ -1,0 +1,265 @@
+"""One table in a SQL database: rows staged by the executors, then merged with their progress at once.
+
+Every transaction of ours locks the table's row in the ledger first and looks at the epoch: who lost the
+table writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from tidesink.errors import SchemaRefusedError, StaleProgressError, ValueNotStoredError
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets.base import (
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    Claim,
+    DeleteMode,
+    EvolveResult,
+    ReducedBatch,
+)
+from tidesink.sinks.targets.sql_columns import check_shape, default_literals, plan_columns, wanted_type
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_dialect import Counts
+from tidesink.sinks.targets.sql_ledger import Entry, SqlLedger
+from tidesink.sinks.targets.sql_merge import fill_kept, merge_of, not_stored
+from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.sql_staging import staged
+from tidesink.typemap.render_sql import OF_SPARK
+
+_SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
+
+
+class SqlTable:
+    """One table of a SQL database, open for one worker thread."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        place: Place,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        delete_mode: DeleteMode,
+    ) -> None:
+        check_shape(shape)
+        self.place = place
+        self._connections = connections
+        self._dialect = connections.dialect
+        self._table = str(shape.table)
+        self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
+        self._epoch: int | None = None
+        self._created = False
+        self._present = self._open(shape, soft=delete_mode == "soft")
+
+    def claim(self) -> Claim:
+        """Take the next epoch by a commit; older holders are refused from here on."""
+        with self._transaction() as cursor:
+            self._ledger.add_row(cursor)
+            entry = self._ledger.claimed(self._locked(cursor))
+            self._check_rows(entry)
+            self._ledger.write(cursor, entry)
+        self._epoch = entry.epoch
+        with self._transaction() as cursor:
+            for name in self._dialect.staging_tables(cursor, self.place):
+                cursor.execute(f"DROP TABLE IF EXISTS {self.place.beside(name)}")
+            self._present = self._dialect.present(cursor, self.place)
+        return Claim(entry.epoch, entry.progress)
+
+    def committed(self) -> Progress | None:
+        """What the ledger says is applied."""
+        with self._transaction() as cursor:
+            entry = self._ledger.read(cursor)
+        if entry is not None:
+            self._check_rows(entry)
+        return entry.progress if entry else None
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Add columns with their defaults for rows already there; widen types."""
+        check_shape(shape)
+        plan = plan_columns(self._present, shape, self._dialect.database)
+        created, self._created = self._created, False
+        defaults, warnings = default_literals(plan.added, shape)
+        if plan.needed:
+            added = {
+                column.name: (found, self._literal(defaults.get(column.name), found))
+                for column, found in plan.added
+            }
+            statements = self._dialect.alter(self.place.location, added, plan.widened)
+            with self._transaction() as cursor:
+                self._held(cursor, self._claimed_epoch())
+                self._change(cursor, statements)
+                self._present = self._dialect.present(cursor, self.place)
+        else:
+            with self._transaction() as cursor:
+                self._held(cursor, self._claimed_epoch())
+        names = tuple(column.name for column, _ in plan.added)
+        return EvolveResult(created, names, tuple(plan.widened), tuple(defaults), warnings)
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Merge a batch and its progress in one transaction."""
+        epoch = self._claimed_epoch()
+        if progress.epoch != epoch:
+            raise StaleProgressError(
+                f"this worker holds epoch {epoch}, and the batch is of epoch {progress.epoch}",
+                table=self._table,
+            )
+        with self._transaction() as cursor:
+            done = self._done(self._held(cursor, epoch, lock=False), progress)
+        if done is not None:
+            return done
+        if batch.empty or batch.truncates:
+            return self._commit(batch, progress, None)
+        with staged(
+            self._connections, self.place.staging(epoch), batch, self._staging_types(batch.shape)
+        ) as attempts:
+            return self._commit(batch, progress, attempts)
+
+    def close(self) -> None:
+        """Nothing is held open: connections are the target's."""
+
+    def _open(self, shape: TableShape, *, soft: bool) -> dict[str, str]:
+        database, location = self._dialect.database, self.place.location
+        with self._transaction() as cursor:
+            self._dialect.prepare_schema(cursor, self.place)
+            present = self._dialect.present(cursor, self.place)
+            mark = OF_SPARK[database]["boolean"]
+            if not present:
+                if self._gone(cursor):
+                    return present
+                columns = [(c.name, wanted_type(c, shape, database), c.key, c.comment) for c in shape.columns]
+                if soft:
+                    columns.append((SOFT_DELETE_COLUMN, mark, False, _SOFT_DELETE_COMMENT))
+                self._dialect.create(cursor, self.place, columns)
+                self._created = True
+            elif soft and SOFT_DELETE_COLUMN not in present:
+                for statement in self._dialect.alter(location, {SOFT_DELETE_COLUMN: (mark, None)}, {}):
+                    cursor.execute(statement)
+            return self._dialect.present(cursor, self.place)
+
+    def _gone(self, cursor: Any) -> bool:
+        """True where the ledger has progress of a table that is not there: it is not made anew."""
+        entry = self._ledger.read(cursor)
+        return entry is not None and entry.progress is not None
+
+    def _check_rows(self, entry: Entry) -> None:
+        if entry.progress is not None and not self._present:
+            raise StaleProgressError(
+                f"{self.place.shown} was dropped behind its progress: going on would leave a gap. Bring it "
+                f"back, or delete its row from {self.place.ledger} (table_name {self.place.name!r}) and let "
+                "the worker load it again from the start of its topic",
+                table=self._table,
+            )
+
+    def _change(self, cursor: Any, statements: list[str]) -> None:
+        """Change the schema, with the ledger's row locked; on another connection where DDL commits."""
+        if not self._dialect.ddl_commits:
+            for statement in statements:
+                cursor.execute(statement)
+            return
+        with self._transaction() as changing:
+            for statement in statements:
+                changing.execute(statement)
+
+    def _literal(self, text: str | None, found: str) -> str | None:
+        return None if text is None else self._dialect.literal(text, found)
+
+    def _staging_types(self, shape: TableShape) -> list[str]:
+        """The types of the shape's columns at the target.
+
+        Raises:
+            SchemaRefusedError: the target lacks one.
+        """
+        known = {name.lower(): found for name, found in self._present.items()}
+        missing = [column.name for column in shape.columns if column.name.lower() not in known]
+        if missing:
+            raise SchemaRefusedError(
+                f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
+                table=self._table,
+            )
+        return [known[column.name.lower()] for column in shape.columns]
+
+    def _commit(
+        self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
+    ) -> ApplyResult:
+        with self._transaction() as cursor:
+            entry = self._held(cursor, progress.epoch)
+            done = self._done(entry, progress)
+            if done is not None:
+                return done
+            counts = self._merged(cursor, batch, attempts)
+            absent = 0 if batch.truncates else batch.deletes - counts.deleted
+            version = entry.commits + 1
+            result = ApplyResult(*counts, absent, str(version))
+            self._ledger.write(cursor, replace(entry, progress=progress, result=result, commits=version))
+        return result
+
+    def _merged(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
+        has_mark = SOFT_DELETE_COLUMN in self._present
+        mark = self._dialect.quote(SOFT_DELETE_COLUMN) if has_mark else None
+        if batch.truncates:
+            soft = mark if batch.delete_mode == "soft" else None
+            return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft))
+        if not attempts:
+            return Counts()
+        merge = merge_of(
+            batch, self.place, self._present, attempts=attempts, mark=mark, epoch=self._epoch or 0
+        )
+        if merge.kept:
+            left_out = not_stored(cursor, merge)
+            if left_out is not None:
+                message, place = left_out
+                raise ValueNotStoredError(message, **place, table=self._table)
+            fill_kept(cursor, self._dialect.database, merge)
+        return self._dialect.merge(cursor, merge)
+
+    def _claimed_epoch(self) -> int:
+        if self._epoch is None:
+            raise StaleProgressError("claim the table before writing to it", table=self._table)
+        return self._epoch
+
+    def _locked(self, cursor: Any) -> Entry:
+        entry = self._ledger.read(cursor, lock=True)
+        if entry is None:
+            raise StaleProgressError(
+                f"the row of {self.place.shown} was deleted from {self.place.ledger}: start the worker again",
+                table=self._table,
+            )
+        return entry
+
+    def _held(self, cursor: Any, epoch: int, *, lock: bool = True) -> Entry:
+        """The ledger's row, which must be of our epoch."""
+        entry = self._locked(cursor) if lock else self._ledger.read(cursor)
+        if entry is None or entry.epoch != epoch:
+            now = f"epoch {entry.epoch}" if entry else "no row in the ledger"
+            raise StaleProgressError(
+                f"another worker holds this table ({now}, and this worker's epoch is {epoch}). Run one "
+                "worker a table; this one wrote nothing and must stop",
+                table=self._table,
+            )
+        return entry
+
+    def _done(self, entry: Entry, progress: Progress) -> ApplyResult | None:
+        """What this very batch did, where it is applied already.
+
+        Raises:
+            StaleProgressError: a later one is applied.
+        """
+        if entry.progress is None or progress.txn_version > entry.progress.txn_version:
+            return None
+        if entry.progress == progress and entry.result is not None:
+            return entry.result
+        raise StaleProgressError(
+            f"a later batch is applied already (epoch {entry.progress.epoch} batch {entry.progress.batch}): "
+            "start from the committed progress",
+            table=self._table,
+        )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        with self._connections.transaction(self._table) as cursor:
+            yield cursor

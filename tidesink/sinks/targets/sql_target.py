@@ -1,0 +1,81 @@
+"""What the SQL targets share: tables under a template, and what is asked of them before a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError, TidesinkError
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets.base import Capabilities, DeleteMode
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_endpoint import Endpoint, endpoint_of
+from tidesink.sinks.targets.sql_place import Place, place_in
+from tidesink.sinks.targets.sql_table import SqlTable
+
+if TYPE_CHECKING:
+    from tidesink.config.target_sql import SqlSettings
+    from tidesink.sinks.targets.sql_dialect import Dialect
+
+DEFAULT_TEMPLATE: Final = "{schema}.{table}"
+
+
+@dataclass(frozen=True)
+class SqlTarget:
+    """Tables in a database, each under ``template`` with ``{schema}`` and ``{table}`` filled in."""
+
+    connections: Connections
+    template: str = DEFAULT_TEMPLATE
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the database can do."""
+        return Capabilities(
+            name=self.connections.dialect.database,
+            exactly_once=True,
+            evolves=True,
+            widens=True,
+            soft_deletes=True,
+            durable=True,
+            nul_in_text=not self.connections.dialect.nul_refused,
+        )
+
+    def place_of(self, table: TableId) -> Place:
+        """Where a table stands."""
+        return place_in(self.template, table, self.connections.dialect.quote)
+
+    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
+        """The table of ``shape``, created when missing."""
+        place = self.place_of(shape.table)
+        return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode)
+
+
+def open_sql(dialect: Dialect, settings: SqlSettings) -> SqlTarget:
+    """The tables of a config."""
+    return SqlTarget(Connections(dialect, endpoint_of(settings)), settings.table)
+
+
+def shown_place(dialect: Dialect, settings: SqlSettings, table: TableId) -> str:
+    """A table's server and name, for people to read."""
+    return f"{endpoint_of(settings).shown} {place_in(settings.table, table, dialect.quote).shown}"
+
+
+def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
+    """What became of logging in and asking a question; leaves nothing behind.
+
+    Raises:
+        ConfigError: the database cannot be used, with the reason.
+    """
+    connections = Connections(dialect, endpoint)
+    try:
+        with connections.transaction("target") as cursor:
+            cursor.execute(query)
+            (answer,) = cursor.fetchone()
+    except TidesinkError as error:
+        raise ConfigError(
+            f"target.url {endpoint.shown} cannot be used as user {endpoint.user!r}: {error.message}"
+        ) from error
+    finally:
+        connections.close()
+    return str(answer)

@@ -1,0 +1,166 @@
+"""A column's type in Postgres and in MySQL, as their catalogs write it, by look-up in the table.
+
+One Spark type is one type of a database wherever the table does not say otherwise, so that a column
+which gets wider for Spark gets wider there too, and one that does not need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+from tidesink.change import ColumnType
+from tidesink.typemap.render import CALENDAR_READERS
+from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, row_of
+
+Database = Literal["postgres", "mysql"]
+
+# Spark type -> the type that holds the same values: Postgres's, and MySQL's and MariaDB's.
+OF_SPARK: Final[Mapping[Database, Mapping[str, str]]] = MappingProxyType(
+    {
+        "postgres": {
+            "boolean": "boolean",
+            "int": "integer",
+            "bigint": "bigint",
+            "float": "real",
+            "double": "double precision",
+            "string": "text",
+            "binary": "bytea",
+            "date": "date",
+            "timestamp_ntz": "timestamp without time zone",
+            "timestamp": "timestamp with time zone",
+        },
+        "mysql": {
+            "boolean": "tinyint(1)",
+            "int": "int",
+            "bigint": "bigint",
+            "float": "float",
+            "double": "double",
+            "string": "longtext",
+            "binary": "longblob",
+            "date": "date",
+            "timestamp_ntz": "datetime(6)",
+            "timestamp": "datetime(6)",
+        },
+    }
+)
+DECIMAL_WORD: Final[Mapping[Database, str]] = MappingProxyType({"postgres": "numeric", "mysql": "decimal"})
+# MySQL's DECIMAL; Postgres's numeric has room for any other.
+MYSQL_MAX_PRECISION: Final = 65
+MYSQL_MAX_SCALE: Final = 30
+_KEY_WORDS: Final = MappingProxyType({"longtext": "varchar", "longblob": "varbinary"})
+
+
+@dataclass(frozen=True)
+class KeyLengthUnknownError(Exception):
+    """A key column whose database needs a length for it, and nothing tells one."""
+
+    column: str
+
+
+def sql_type(column: ShapeColumn, database: Database) -> str:
+    """The type a database keeps a column in.
+
+    Raises:
+        KeyLengthUnknownError: MySQL indexes texts and bytes of a stated length alone.
+    """
+    found = _of_value(column, database)
+    if not column.key:
+        return found
+    if database == "postgres":
+        return "text" if found == "json" else found  # json has no equality
+    word = _KEY_WORDS.get("longtext" if found == "json" else found)
+    if word is None:
+        return found
+    length = _length(column.type)
+    if length is None:
+        raise KeyLengthUnknownError(column.name)
+    return f"{word}({length})"
+
+
+def of_spark(ddl: str, database: Database) -> str:
+    """The type of a database that holds the values of a Spark type."""
+    if ddl.startswith("decimal"):
+        return DECIMAL_WORD[database] + ddl.removeprefix("decimal")
+    return OF_SPARK[database][ddl]
+
+
+def row_type(row: TypeRow, database: Database) -> str:
+    """A row's type in a database, ``(p,s)`` for precision and scale."""
+    named = row.postgres if database == "postgres" else row.mysql
+    return named or of_spark(row.spark.format(p="p", s="s"), database)
+
+
+def _of_value(column: ShapeColumn, database: Database) -> str:
+    row = row_of(column.type)
+    if column.spark != "string":
+        return _named(row, column.spark, database)
+    if row.reader == "decimal":
+        return _wide_decimal(column.type, database)
+    if row.reader in CALENDAR_READERS:  # as text: dates no calendar has, or nanoseconds
+        return OF_SPARK[database]["string"]
+    return row_type(row, database)
+
+
+def _named(row: TypeRow, spark: str, database: Database) -> str:
+    """The row's own type where the column is of the row's Spark type; it may have become wider."""
+    named = row.postgres if database == "postgres" else row.mysql
+    return named if named and row.spark == spark else of_spark(spark, database)
+
+
+def _wide_decimal(column_type: ColumnType, database: Database) -> str:
+    """Decimals that Spark carries as text."""
+    precision, scale = column_type.precision, column_type.scale
+    if database == "postgres":
+        return "numeric" if precision is None or scale is None else f"numeric({precision},{scale})"
+    if precision is None or scale is None or precision > MYSQL_MAX_PRECISION or scale > MYSQL_MAX_SCALE:
+        return "longtext"
+    return f"decimal({precision},{scale})"
+
+
+def spark_of(found: str, database: Database) -> str:
+    """The Spark type of a database's type as its catalog writes it; its own word where it has none."""
+    word = DECIMAL_WORD[database]
+    digits = found.removeprefix(f"{word}(").removesuffix(")").partition(",") if "(" in found else None
+    if digits and found.startswith(word) and digits[0].isdigit():
+        wide = int(digits[0]) > SPARK_MAX_PRECISION
+        return "string" if wide else f"decimal({digits[0]},{digits[2] or '0'})"
+    if found.partition("(")[0] in _TEXTS[database]:
+        return "string"
+    if found.partition("(")[0] in ("varbinary", "blob", "mediumblob", "longblob"):
+        return "binary"
+    return _SPARK_OF[database].get(found, found)
+
+
+_TEXTS: Final[Mapping[Database, frozenset[str]]] = MappingProxyType(
+    {
+        "postgres": frozenset({"text", "json", "numeric", "character varying"}),
+        "mysql": frozenset({"longtext", "mediumtext", "text", "varchar", "json", "time"}),
+    }
+)
+_SPARK_OF: Final[Mapping[Database, Mapping[str, str]]] = MappingProxyType(
+    {
+        "postgres": {found: spark for spark, found in OF_SPARK["postgres"].items()},
+        "mysql": {
+            **{found: spark for spark, found in OF_SPARK["mysql"].items()},
+            "datetime(6)": "timestamp_ntz",
+            "timestamp(6)": "timestamp",
+            "bigint unsigned": "decimal(20,0)",
+        },
+    }
+)
+
+
+def _length(column_type: ColumnType) -> int | None:
+    """A text's or bytes' greatest length, in characters or bytes; None where nothing tells it."""
+    row = row_of(column_type)
+    if row.parameter == "allowed":
+        members = column_type.members
+        if members is None:
+            return None
+        joined = sum(map(len, members)) + len(members) if row.reader == "set" else 0
+        return max([1, joined, *map(len, members)])
+    return column_type.length if row.parameter is None else None
