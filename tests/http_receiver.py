@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,6 +47,11 @@ class Receiver:
     taken: set[str] = field(default_factory=set)
     kept: dict[TableId, dict[str, tuple[tuple[int, int], dict[str, Any]]]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    on_taken: Callable[[Request], None] | None = None
+
+    def count(self, *, batch: int) -> int:
+        """How many requests of a batch came."""
+        return sum(request.headers.get("tidesink-batch") == str(batch) for request in self.requests)
 
     def receive(self, request: Request) -> Fault:
         """Take a request, once for each idempotency key."""
@@ -59,6 +64,8 @@ class Receiver:
                 at = int(request.headers["tidesink-epoch"]), int(request.headers["tidesink-batch"])
                 for one in request.objects:
                     self._keep(one, at)
+                if self.on_taken is not None:
+                    self.on_taken(request)
             return fault
 
     def _keep(self, one: dict[str, Any], at: tuple[int, int]) -> None:

@@ -217,7 +217,7 @@ class HttpSettings(Model):
 
     type: Literal["http"]
     """`http`: requests with rows as JSON."""
-    url: Annotated[str, AfterValidator(_endpoint)]
+    url: Annotated[str, AfterValidator(_endpoint)] = Field(repr=False)
     """Where rows are sent; may contain `{schema}` and `{table}`."""
     method: Literal["POST", "PUT"] = "POST"
     """`POST` or `PUT`."""

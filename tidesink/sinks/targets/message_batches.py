@@ -51,6 +51,11 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
     """
     if batch.frame is None:
         raise TargetError("this target takes a frame, and the batch has rows", table=str(batch.shape.table))
+    if batch.sequenced:
+        raise TargetError(
+            "this target keeps no row whose position could be compared: set sequence_by: kafka",
+            table=str(batch.shape.table),
+        )
     return batch.frame.select(*message_columns(batch, batch.frame.columns))
 
 

@@ -1,0 +1,204 @@
+"""What targets that pass changes on promise beside the contract: at least once, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.contracts.message_beds import http_bed, kafka_bed
+from tests.contracts.targets_bed import AMOUNT, Bed, progress, shape
+from tests.kafka_topics import topic_messages
+from tidesink.change import Column, ColumnType
+from tidesink.config.target_messages import KafkaSettings
+from tidesink.errors import (
+    SchemaRefusedError,
+    StaleProgressError,
+    StateStoreError,
+    TargetError,
+    TransientTargetError,
+    ValueNotStoredError,
+)
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER, SOURCE_HEADER
+from tidesink.sinks.targets.kafka_target import KafkaTarget, place_of, try_target
+
+if TYPE_CHECKING:
+    from tidesink.sinks.state_store import StateStore
+
+SHAPE = shape()
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+
+@pytest.fixture(params=[kafka_bed, http_bed], ids=["kafka", "http"])
+def messages(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """Each target of messages."""
+    make: Callable[..., Bed] = request.param
+    return make(request, tmp_path / "lake")
+
+
+@pytest.fixture
+def kafka(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """Kafka alone."""
+    return kafka_bed(request, tmp_path / "lake")
+
+
+def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, Any]:
+    return {"id": number, "name": name, "amount": amount}
+
+
+class _CutOff(SqlStateStore):
+    """A state store whose next write of a ledger fails."""
+
+    armed = False
+
+    def swap_document(self, kind: str, name: str, **more: Any) -> bool:
+        if self.armed:
+            self.armed = False
+            raise StateStoreError("the state store does not answer")
+        return super().swap_document(kind, name, **more)
+
+
+def with_store(bed: Bed, store: StateStore) -> Any:
+    return replace(bed.target, store=store)  # type: ignore[type-var]  # both are dataclasses
+
+
+def test_what_was_sent_and_not_written_down_is_sent_again(messages: Bed, tmp_path: Path) -> None:
+    store = _CutOff(str(tmp_path / "cut.db"))
+    table = with_store(messages, store).open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(messages.batch(SHAPE, [row(1)]), progress(epoch, 1))
+    batch = messages.batch(SHAPE, [row(1, "b"), row(2)], [{"id": 3}])
+    store.armed = True
+    with pytest.raises(StateStoreError):
+        table.apply(batch, progress(epoch, 2))
+    assert table.committed() == progress(epoch, 1)
+    result = table.apply(batch, progress(epoch, 2))
+    assert (result.upserted, result.deleted) == (2, 1)
+    assert messages.rows() == [row(1, "b"), row(2)]
+    assert table.committed() == progress(epoch, 2)
+    store.close()
+
+
+def test_of_two_who_claim_the_ledger_one_holds_the_table(messages: Bed) -> None:
+    first = messages.target.open_table(SHAPE, pipeline="shop")
+    second = messages.reopen().open_table(SHAPE, pipeline="shop")
+    assert {first.claim().epoch, second.claim().epoch} == {1, 2}
+    with pytest.raises(StaleProgressError, match="another worker holds this table"):
+        first.apply(messages.batch(SHAPE, [row(1)]), progress(1, 1))
+    second.apply(messages.batch(SHAPE, [row(2)]), progress(2, 1))
+    assert messages.rows() == [row(2)]
+
+
+def test_rows_sent_under_another_key_are_no_longer_told_apart(messages: Bed) -> None:
+    messages.target.open_table(SHAPE, pipeline="shop").claim()
+    other = Column("name", ColumnType("varchar", length=20), nullable=False, handle=True, primary_key=True)
+    with pytest.raises(SchemaRefusedError, match=r"under the key \(id\)"):
+        messages.reopen().open_table(shape(AMOUNT, other), pipeline="shop").claim()
+
+
+def test_soft_deletes_are_refused(messages: Bed) -> None:
+    with pytest.raises(SchemaRefusedError, match="deletes: hard"):
+        messages.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
+
+
+def test_a_null_key_is_refused(messages: Bed) -> None:
+    table = messages.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    with pytest.raises(TargetError, match="NULL") as caught:
+        table.apply(messages.batch(SHAPE, [{"id": None, "name": "a", "amount": 1}]), progress(epoch, 1))
+    assert not isinstance(caught.value, TransientTargetError)
+    assert caught.value.context["table"] == "shop.orders"
+    assert table.committed() is None
+
+
+def test_a_value_that_was_left_out(messages: Bed) -> None:
+    table = messages.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    kept = messages.batch(SHAPE, [row(1, None, 5)], kept=("name",))
+    if messages.name == "kafka":  # canal-json has no word for it
+        with pytest.raises(ValueNotStoredError, match=r"value of name.*debezium-json") as caught:
+            table.apply(kept, progress(epoch, 1))
+        assert caught.value.context["topic"] == "shop_orders"
+        return
+    table.apply(kept, progress(epoch, 1))
+    assert messages.rows() == [row(1, None, 5)]  # the member is not there
+    anew = messages.batch(SHAPE, [row(1, None, 6)], kept=("name",), anew=True)
+    with pytest.raises(ValueNotStoredError, match="nobody has the value"):
+        table.apply(anew, progress(epoch, 2))
+
+
+def test_a_truncate(messages: Bed) -> None:
+    table = messages.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(messages.batch(SHAPE, [row(1), row(2)]), progress(epoch, 1))
+    empty = ReducedBatch(SHAPE, 0, 0, truncates=True)
+    if messages.name == "kafka":
+        with pytest.raises(TargetError, match="no message for that"):
+            table.apply(empty, progress(epoch, 2))
+        assert len(messages.rows()) == 2
+        return
+    table.apply(empty, progress(epoch, 2))
+    assert messages.rows() == []
+
+
+def settings_of(bed: Bed, **more: Any) -> KafkaSettings:
+    assert isinstance(bed.target, KafkaTarget)
+    given = {name.replace("_", "-"): value for name, value in more.items()}
+    known = bed.target.settings.model_dump(by_alias=True, exclude_unset=True)
+    return KafkaSettings.model_validate({**known, **given})
+
+
+def test_messages_say_their_batch_and_place_and_keep_to_one_partition(kafka: Bed, brokers: str) -> None:
+    assert isinstance(kafka.target, KafkaTarget)
+    table = kafka.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    for number in (1, 2):
+        rows = [row(key, f"n{number}") for key in range(30)]
+        table.apply(kafka.batch(SHAPE, rows), progress(epoch, number))
+    topic = kafka.target.settings.rule.topic_for(SHAPE.table)
+    found = topic_messages(brokers, topic)
+    assert len(found) == 60
+    assert {dict(one.headers)[IDEMPOTENCY_HEADER] for one in found} == {
+        f"shop/shop.orders/{epoch}/{number}".encode() for number in (1, 2)
+    }
+    assert dict(found[0].headers)[SOURCE_HEADER].startswith(b"shop_orders/0/")  # type: ignore[union-attr]
+    assert {one.partition for one in found} == {0, 1, 2}
+    places: dict[bytes, set[int]] = {}
+    for one in found:
+        places.setdefault(dict(one.headers)[SOURCE_HEADER] or b"", set()).add(one.partition)
+    assert {len(partitions) for partitions in places.values()} == {1}
+
+
+def test_a_topic_is_made_as_asked_or_not_at_all(kafka: Bed, topic_prefix: str) -> None:
+    named = {"topic": f"{topic_prefix}-other-{{schema}}_{{table}}"}
+    refused = KafkaTarget(settings_of(kafka, **named, auto_create_topic=False), SqlStateStore(":memory:"))
+    with pytest.raises(TargetError, match="auto-create-topic") as caught:
+        refused.open_table(SHAPE, pipeline="shop")
+    assert caught.value.context["topic"] == f"{topic_prefix}-other-shop_orders"
+    settings = settings_of(kafka, **named, partition_num=5)
+    assert try_target(settings).startswith(settings.bootstrap_servers)
+    assert place_of(settings, SHAPE.table) == f"kafka:{topic_prefix}-other-shop_orders"
+    too_many = KafkaTarget(settings_of(kafka, **named, replication_factor=99), SqlStateStore(":memory:"))
+    with pytest.raises(TargetError, match="replication-factor"):
+        too_many.open_table(SHAPE, pipeline="shop")
+
+
+def test_a_message_that_is_too_large_ends_the_batch(kafka: Bed) -> None:
+    target = KafkaTarget(settings_of(kafka, max_message_bytes=1000), SqlStateStore(":memory:"))
+    table = target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    with pytest.raises(TargetError, match="max-message-bytes") as caught:
+        table.apply(kafka.batch(SHAPE, [row(1, "x" * 2000)]), progress(epoch, 1))
+    assert not isinstance(caught.value, TransientTargetError)
+    assert table.committed() is None
+
+
+def test_no_broker_may_pass(kafka: Bed) -> None:
+    settings = settings_of(kafka, brokers="127.0.0.1:9")
+    with pytest.raises(TransientTargetError, match=r"target\.brokers"):
+        try_target(settings)

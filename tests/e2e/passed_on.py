@@ -1,0 +1,95 @@
+"""What a reader of messages ends with, compared with what TiDB held."""
+
+from __future__ import annotations
+
+import re
+import struct
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from tests.contracts.message_beds import stamp_of
+from tidesink.change import ChangeEvent, Message, Op, Value
+from tidesink.codecs.base import Codec
+from tidesink.dev.workload.expected import ExpectedTable
+
+# Rows that were sent before a column was added have no message that has it: its default is the reader's.
+DEFAULTS: Mapping[str, str | None] = {"tier": "basic"}
+_FRACTION = re.compile(r"(\d\d:\d\d:\d\d)(?:\.(\d*?)0*)?", re.ASCII)
+Rows = dict[tuple[str, ...], Mapping[str, Any]]
+
+
+def reduced(messages: Iterable[Message], codec: Codec, key: tuple[str, ...]) -> Rows:
+    """The rows that a topic's messages leave, the newest batch's word for each key."""
+    found: dict[tuple[str, ...], tuple[tuple[int, int], ChangeEvent]] = {}
+    for message in messages:
+        (event,) = codec.decode(message)
+        assert isinstance(event, ChangeEvent)
+        assert event.key is not None
+        name, at = tuple(str(event.key[column]) for column in key), stamp_of(message)
+        if name not in found or at >= found[name][0]:
+            found[name] = (at, event)
+    return {name: event.after or {} for name, (_, event) in found.items() if event.op is not Op.DELETE}
+
+
+def wrong_rows(found: Rows, expected: ExpectedTable) -> list[str]:
+    """Every difference, in words."""
+    names = list(expected.columns)
+    wanted = {
+        tuple(str(row[names.index(column)]) for column in expected.key): dict(zip(names, row, strict=True))
+        for row in expected.rows
+    }
+    wrong = [f"{expected.table} {key}: missing" for key in wanted.keys() - found.keys()]
+    wrong += [f"{expected.table} {key}: must not be there" for key in found.keys() - wanted.keys()]
+    for key in wanted.keys() & found.keys():
+        row = found[key]
+        for name, text in wanted[key].items():
+            value = row[name] if name in row else DEFAULTS.get(name)
+            if not is_value(value, text):
+                wrong.append(f"{expected.table} {key} {name}: {value!r}, must be {text!r}")
+    return wrong
+
+
+def is_value(value: Value, text: str | None) -> bool:
+    """Whether a decoded value is the one that SELECT showed."""
+    if text is None or value is None:
+        return value is None and (text is None or not _in_calendar(text))
+    if isinstance(value, bytes):
+        return value == bytes.fromhex(text)
+    if isinstance(value, Decimal):
+        return value == Decimal(text)
+    if isinstance(value, float):
+        return value == float(text) or struct.pack("<f", value) == struct.pack("<f", float(text))
+    if isinstance(value, int):
+        return value == int(text)
+    return value == text or _short(value) == _short(text)
+
+
+def _short(text: str) -> str:
+    """A time without the zeros at the end of its fraction, which not every wire tells."""
+    return _FRACTION.sub(lambda one: one[1] + (f".{one[2]}" if one[2] else ""), text, count=1)
+
+
+def _in_calendar(text: str) -> bool:
+    """Dates that no calendar has are null on their way (``zero-date: null``)."""
+    try:
+        date.fromisoformat(text[:10])
+    except ValueError:
+        return False
+    return True
+
+
+def rows_of_objects(objects: Iterable[Mapping[str, Any]], key: tuple[str, ...]) -> Rows:
+    """The rows that an endpoint was sent, binary read back."""
+    return {
+        tuple(str(one["key"][column]) for column in key): {
+            name: _plain(value) for name, value in one["after"].items()
+        }
+        for one in objects
+    }
+
+
+def _plain(value: Any) -> Any:
+    return b64decode(value["base64"]) if isinstance(value, dict) else value
