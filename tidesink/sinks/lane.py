@@ -39,6 +39,7 @@ from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.tally import Tally
 from tidesink.sinks.targets.base import SequencedTable
 from tidesink.sinks.tombstones import Tombstones
+from tidesink.sinks.topic_growth import held_back
 from tidesink.sinks.topic_reads import Limits
 
 _log = structlog.get_logger("tidesink.worker")
@@ -226,10 +227,14 @@ class Lane:
         """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
         batch = self._around.config.batch
         known = self._next_offsets()
+        grown = self._around.retry(self.table).call(lambda: self._around.topics.grown(found))
+        held = held_back(grown, known, found.partitions)
         readable = self._added.readable(known, found.partitions)
+        starts = {n: known.get(n, found.partitions[n].earliest) for n in readable}
+        # One that waits is in the progress all the same: what it holds must not expire unseen.
         available = [
-            OffsetRange(self.topic, n, known.get(n, found.partitions[n].earliest), found.partitions[n].latest)
-            for n in readable
+            OffsetRange(self.topic, n, start, start if n in held else found.partitions[n].latest)
+            for n, start in starts.items()
         ]
         if not known:
             self._tally.warnings += late_start(self.topic, found)

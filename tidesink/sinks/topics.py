@@ -11,6 +11,7 @@ from tidesink.sinks.ranges import OffsetRange, RecordSize
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
 from tidesink.sinks.topic_ddl import TopicDdl
+from tidesink.sinks.topic_growth import Ends, TopicGrowth
 from tidesink.sinks.topic_reads import TopicReads
 from tidesink.sinks.topic_tables import TopicTables
 
@@ -34,6 +35,7 @@ class Topics:
         self._offsets: KafkaOffsets | None = None
         self._lock = threading.Lock()
         self._ddl: dict[str, TopicDdl] = {}
+        self._growth: dict[str, TopicGrowth] = {}
         self._tables: dict[str, TopicTables] = {}
         self._reads: dict[str, TopicReads[KeptRead]] = {}
 
@@ -54,6 +56,19 @@ class Topics:
                     topic, pipeline=self._pipeline, source=self._source, store=self._store
                 )
             return self._tables[topic]
+
+    def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
+        """Each time that partitions were added to a topic, as far as the pipeline saw it.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        topic = found.topic
+        with self._lock:
+            if topic not in self._growth:
+                self._growth[topic] = TopicGrowth(topic, pipeline=self._pipeline, store=self._store)
+            growth = self._growth[topic]
+        return growth.see(found)
 
     def reads(self, topic: str) -> TopicReads[KeptRead]:
         """What the tables of a topic read together."""
