@@ -180,6 +180,8 @@ HARMS: dict[str, Callable[[bytes, bytes], tuple[bytes | None, bytes | None]]] = 
     "ddl that is no json": lambda *_: (None, b"\x01{"),
     "ddl without members": lambda *_: (None, b'\x01{"query": "x"}'),
     "glue header": lambda key, _: (key, b"\x03\x00" + bytes(17)),
+    "compressed, glue header": lambda key, _: (key, b"\x03\x05" + bytes(17)),
+    "glue header of the key": lambda _, value: (b"\x03\x00" + bytes(17), value),
     "invalid utf-8": lambda key, value: (key, value.replace(b"TEXT", b"TE\xed\xa0")),
     "length beyond the end": lambda key, value: (
         key,
@@ -203,7 +205,8 @@ def test_what_cannot_be_read_is_bad_and_named_as_the_python_codec_names_it(spark
             topic.codec.decode(message)
         assert (name, row.kind, row.error) == (name, "bad", type(refused.value).__name__)
         assert row.reason
-        assert ("AWS Glue" in row.reason) == (name == "glue header")
+        assert ("AWS Glue" in row.reason) == ("glue" in name)
+        assert ("give the changefeed a schema-registry URL" in row.reason) == ("glue" in name)
         assert (row.raw["_key"], row.raw["_value"]) == (message.key, message.value)
         assert row.after is None
 

@@ -20,10 +20,20 @@ from tidesink.errors import FramingError, SchemaMismatchError, SchemaNotFoundErr
 
 _MAGIC: Final = b"\x00"
 _GLUE_SIZE: Final = 18
-_GLUE: Final = (
-    "has an AWS Glue schema registry header, and workers read Confluent's alone: give the changefeed a "
-    "schema-registry URL; tidesink decode and open_codec(glue=...) read such messages"
-)
+_GLUE: Final = "has an AWS Glue schema registry header, and workers read Confluent's alone: "
+# How Glue's header begins, as hexadecimal text: whether the payload is compressed stands behind the 03.
+GLUE_HEADS: Final = ("0300", "0305")
+# By protocol: what to do about records under Glue's header.
+UNDER_CONFLUENT: Final = {
+    "flat-avro": (
+        "give the changefeed a schema-registry URL; tidesink decode and open_codec(glue=...) read such "
+        "messages"
+    ),
+    "debezium-avro": (
+        "give the connector Confluent's or Apicurio's AvroConverter in place of AWS's, or the changefeed a "
+        "schema-registry URL, and read the topic from the first record that is written so"
+    ),
+}
 # A watermark and a delete marker: a kind and a uint64.
 _STAMPED_SIZE: Final = 9
 _DDL_TEXTS: Final = ("query", "schema", "table")
@@ -104,16 +114,18 @@ def _has_glue_size(data: Column) -> Column:
     return (F.length(data) >= _GLUE_SIZE) & F.substring(data, 2, 1).isin(lit_binary(b"\0"), lit_binary(b"\5"))
 
 
-def framing_faults(part: str, data: Column) -> list[tuple[Column, Column]]:
-    """A part without a Confluent header."""
+def framing_faults(part: str, data: Column, *, protocol: str) -> list[tuple[Column, Column]]:
+    """A part without a Confluent header; ``protocol`` says which words to use about it."""
     framed = (F.length(data) >= 5) & (F.substring(data, 1, 1) == lit_binary(_MAGIC))
     other = F.concat(
         F.lit(f"the {part} starts with "),
         F.when(F.length(data) == 0, F.lit("nothing")).otherwise(F.hex(F.substring(data, 1, 8))),
-        F.lit(", not with a Confluent header of 5 bytes (00 and the schema id): is the protocol flat-avro?"),
+        F.lit(
+            f", not with a Confluent header of 5 bytes (00 and the schema id): is the protocol {protocol}?"
+        ),
     )
     glue = (F.substring(data, 1, 1) == lit_binary(b"\3")) & _has_glue_size(data)
-    shown = F.when(glue, F.lit(f"the {part} {_GLUE}")).otherwise(other)
+    shown = F.when(glue, F.lit(f"the {part} {_GLUE}{UNDER_CONFLUENT[protocol]}")).otherwise(other)
     return [(data.isNotNull() & ~framed, fault(BAD, FramingError, shown))]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -19,17 +19,21 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_avro_faults import framing_faults, schema_id_column, unreadable
 from tidesink.codecs.columns_base import DDL, MESSAGE, UNPLANNED
-from tidesink.codecs.columns_debezium_faults import envelope_faults, is_delete, unnamed_faults
-from tidesink.codecs.columns_debezium_record import (
-    Defined,
-    Images,
-    RecordColumns,
-    record_columns,
-    source_column,
+from tidesink.codecs.columns_debezium_faults import (
+    envelope_faults,
+    is_delete,
+    unnamed_faults,
+    watermark_faults,
 )
-from tidesink.codecs.columns_debezium_schema import RecordSchema, read_key_schema, read_value_schema
+from tidesink.codecs.columns_debezium_readers import Defined, record_columns, source_column
+from tidesink.codecs.columns_debezium_record import Images, RecordColumns, starts
+from tidesink.codecs.columns_debezium_schema import (
+    COMMIT_TS,
+    RecordSchema,
+    read_key_schema,
+    read_value_schema,
+)
 from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, null, output_columns
-from tidesink.codecs.columns_types import lit_binary
 from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _DEFAULT_MODES = DebeziumModes()
+_SOURCE: Final = ("connector", "db", "schema", "table")
 
 
 class Side(NamedTuple):
@@ -67,8 +72,7 @@ class DebeziumAvroColumns:
     @property
     def changes_keys(self) -> bool:
         """Whether an update may come with its old key, so that it stands for two rows."""
-        ticdc = any(record.schema.is_ticdc for record in self.values.records)
-        return ticdc or not (self.own_key and self.keys.records)
+        return any(record.old_keys for record in self.values.records)
 
     @property
     def keeps_values(self) -> bool:
@@ -127,7 +131,8 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
         SchemaRefusedError: two schemas have types for a column that cannot be one.
     """
     key_side, value_side = _Schemas.of(key_schemas, key=True), _Schemas.of(value_schemas, key=False)
-    if any(schema.is_ticdc for schema in value_side.rows.values()):
+    ticdc = any(schema.is_ticdc for schema in value_side.rows.values())
+    if ticdc:
         modes = replace(TICDC_MODES, time_zone=modes.time_zone)
     defined: Defined = definition.by_name if definition is not None else {}
     named = _key_names(table, keys, base, key_side.rows)
@@ -145,6 +150,8 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
         raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
     whole = reduce(merge_shape, shapes)
     shape = whole if base is None else merge_shape(with_defaults(base, whole), whole)
+    own_key = keys is None
+    told_by_key = own_key and bool(key_side.rows) and not ticdc
     return DebeziumAvroColumns(
         shape,
         Side(
@@ -153,30 +160,40 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
             unknown_ids,
         ),
         Side(
-            record_columns(value_side.rows, shape, "value", modes=modes, defined=defined),
+            record_columns(
+                {**value_side.rows, **value_side.watermarks},
+                shape,
+                "value",
+                modes=modes,
+                defined=defined,
+                old_keys=not told_by_key,
+            ),
             value_side.refused,
             unknown_ids,
             value_side.control,
         ),
-        own_key=keys is None,
+        own_key=own_key,
     )
 
 
 class _Schemas(NamedTuple):
     rows: dict[int, RecordSchema]
+    watermarks: dict[int, RecordSchema]
     refused: dict[int, str]
     control: dict[int, str]
 
     @classmethod
     def of(cls, texts: Mapping[int, str], *, key: bool) -> _Schemas:
-        found = cls({}, {}, {})
+        found = cls({}, {}, {}, {})
         for schema_id, text in sorted(texts.items()):
             try:
                 schema = read_key_schema(text) if key else read_value_schema(text)
             except SchemaMismatchError as error:
                 found.refused[schema_id] = error.message
                 continue
-            if schema.bare:
+            if schema.kind == "watermark":
+                found.watermarks[schema_id] = schema
+            elif schema.bare:
                 found.rows[schema_id] = schema
             else:
                 found.control[schema_id] = DDL if schema.kind == "ddl" else MESSAGE
@@ -226,8 +243,8 @@ def _converted(plan: DebeziumAvroColumns) -> list[Column]:
         values.struct(plan.shape.ddl).alias("image"),
         old_key.alias("before_key"),
         values.member("op", "string").alias("op"),
-        values.source("commit_ts", "bigint").alias("event_ts"),
-        *(values.source(name, "string").alias(f"source_{name}") for name in ("db", "schema", "table")),
+        values.source(COMMIT_TS, "bigint").alias("source_commit_ts"),
+        *(values.source(name, "string").alias(f"source_{name}") for name in _SOURCE),
         values.kept().alias("kept"),
         null("bigint").alias("control_ts"),
     ]
@@ -244,7 +261,9 @@ def _keyed(plan: DebeziumAvroColumns) -> list[Column]:
     row_key = F.when(is_delete(), gone).otherwise(image_key)
     keys, values = Images(plan.keys.records), Images(plan.values.records)
     bad_value = first_fault([*keys.faults("record_key"), *values.faults("image")])
-    return [F.col("*"), row_key.alias("row_key"), bad_value.alias("bad_value")]
+    # A frame's numbers are signed; TiDB's own are far below 2^63.
+    event_ts = F.when(F.col("source_commit_ts") >= 0, F.col("source_commit_ts"))
+    return [F.col("*"), row_key.alias("row_key"), bad_value.alias("bad_value"), event_ts.alias("event_ts")]
 
 
 def _judged(plan: DebeziumAvroColumns) -> list[Column]:
@@ -272,11 +291,12 @@ def _faults(plan: DebeziumAvroColumns) -> Column:
     chosen = F.when(fine, fault(None))
     for condition, found in (
         (value.isNull(), fault(MESSAGE)),
-        *framing_faults("value", value),
+        *framing_faults("value", value, protocol="debezium-avro"),
         *_control_faults(value, plan.values),
-        *framing_faults("key", key),
+        *framing_faults("key", key, protocol="debezium-avro"),
         *_schema_faults("value", value, plan.values),
         (~value_read, unreadable("value")),
+        *watermark_faults(),
         *faults,
         *_schema_faults("key", key, plan.keys),
         (key.isNotNull() & ~key_read, unreadable("key")),
@@ -288,21 +308,17 @@ def _faults(plan: DebeziumAvroColumns) -> Column:
 
 
 def _control_faults(value: Column, side: Side) -> list[tuple[Column, Column]]:
-    return [(_starts(value, schema_id), fault(kind)) for schema_id, kind in side.control.items()]
+    return [(starts(value, [schema_id]), fault(kind)) for schema_id, kind in side.control.items()]
 
 
 def _schema_faults(part: str, data: Column, side: Side) -> list[tuple[Column, Column]]:
     """A part whose schema cannot be used, or is not planned for."""
     reasons = ((SchemaMismatchError, side.refused), (SchemaNotFoundError, side.unknown))
     faults = [
-        (_starts(data, schema_id), fault("bad", error, f"{part}: {reason}"))
+        (starts(data, [schema_id]), fault("bad", error, f"{part}: {reason}"))
         for error, found in reasons
         for schema_id, reason in found.items()
     ]
-    planned = [_starts(data, record.schema_id) for record in side.records]
-    unknown = ~reduce(Column.__or__, planned) if planned else F.lit(True)
+    planned = [schema_id for record in side.records for schema_id in record.ids]
+    unknown = ~starts(data, planned) if planned else F.lit(True)
     return [*faults, (data.isNotNull() & unknown, fault(UNPLANNED, None, f"the {part}'s schema id is new"))]
-
-
-def _starts(data: Column, schema_id: int) -> Column:
-    return F.substring(data, 1, 5) == lit_binary(b"\x00" + schema_id.to_bytes(4, "big"))

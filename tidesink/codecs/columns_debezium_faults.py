@@ -1,6 +1,7 @@
 """What a Debezium envelope is, asked of its decoded members: a row change, a message, or nothing to apply.
 
-The frame has: op, image, before_key, row_key, source_db, source_schema, source_table.
+The frame has: op, image, before_key, row_key, source_db, source_schema, source_table; for watermarks
+source_connector and source_commit_ts too.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.change import TableId
-from tidesink.codecs.columns_base import BAD, MESSAGE, TRUNCATE
+from tidesink.codecs.columns_base import BAD, MESSAGE, TRUNCATE, WATERMARK
 from tidesink.codecs.columns_faults import any_null, fault
+from tidesink.codecs.debezium_source import TICDC
 from tidesink.errors import SchemaMismatchError, UnnamedRowError
 
 Faults = list[tuple[Column, Column]]
@@ -23,6 +25,16 @@ _UPSERTS: Final = ("c", "r", "u")
 def is_delete() -> Column:
     """Whether the envelope says that the row is gone; null without an op."""
     return F.col("op") == "d"
+
+
+def watermark_faults() -> Faults:
+    """A record of TiCDC's (b813e76) with ``op`` m: all changes up to its commit_ts are written."""
+    said = F.coalesce((F.col("op") == "m") & (F.col("source_connector") == TICDC), F.lit(False))
+    nothing = "the watermark has no source.commit_ts"
+    return [
+        (said & F.col("source_commit_ts").isNull(), fault(BAD, SchemaMismatchError, nothing)),
+        (said, fault(WATERMARK)),
+    ]
 
 
 def envelope_faults(table: TableId) -> Faults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Final
@@ -16,12 +16,13 @@ from tidesink.change import Column as SourceColumn
 from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_avro_schema import MARK, MARK_SIZE
 from tidesink.codecs.columns_base import BAD
+from tidesink.codecs.columns_debezium_alike import Alike
 from tidesink.codecs.columns_debezium_python import KEEP, Read, answer_reading, is_answer, python_read, reader
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.columns_debezium_values import native_reading, prepared_text
 from tidesink.codecs.columns_faults import STRINGS, fault, null
 from tidesink.codecs.columns_types import Reading, default_value, lit_binary
-from tidesink.codecs.debezium_values import DebeziumModes, column_of
+from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.codecs.debezium_values_unavailable import placeholders
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.typemap.semantic import semantic_type
@@ -33,27 +34,28 @@ _MARK: Final = secrets.token_bytes(MARK_SIZE)
 _MAGIC: Final = b"\x00"
 _BETWEEN: Final = "\x01"
 
-Defined = Mapping[str, SourceColumn]
-
 
 @dataclass(frozen=True)
 class FieldOf:
-    """Where a column of the shape comes from in one writer's records; ``wire`` None: it lacks it."""
+    """Where a column of the shape comes from; ``wire`` None: no writer of the group has it.
+
+    ``filled`` are the schema ids whose rows are from before the column was added: they have its default.
+    """
 
     target: ShapeColumn
     wire: WireColumn | None
     source: SourceColumn | None = None
-    dropped: bool = False
+    filled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """The records of one writer schema, which has a registry id."""
+    """The records of writer schemas that read alike."""
 
     name: str
     part: str
-    schema_id: int
-    schema: RecordSchema
+    alike: Alike
+    old_keys: bool
     shape: TableShape
     fields: tuple[FieldOf, ...]
     modes: DebeziumModes
@@ -61,11 +63,23 @@ class RecordColumns:
     def decoded(self) -> Column:
         """The record of the raw column ``key`` or ``value``; null where another schema wrote it."""
         data = F.col(self.part)
-        ours = F.when(
-            F.substring(data, 1, 5) == lit_binary(_MAGIC + self.schema_id.to_bytes(4, "big")),
-            F.concat(data, lit_binary(_MARK)),
-        )
-        return from_avro(ours, self.schema.bare, {"mode": "PERMISSIVE"})
+        keys = frozenset(one.name.lower() for one in self.shape.key_columns) if self.old_keys else frozenset()
+        options = {"mode": "PERMISSIVE", "avroSchema": self.alike.reader(keys)}
+        whole = F.concat(data, lit_binary(_MARK))
+        choices = [
+            (starts(data, ids), from_avro(whole, bare, options)) for bare, ids in self.alike.writers.items()
+        ]
+        return reduce(lambda chosen, one: chosen.when(*one), choices[1:], F.when(*choices[0]))
+
+    @property
+    def schema(self) -> RecordSchema:
+        """What the writer schemas have together."""
+        return self.alike.schema
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The registry ids of the writer schemas."""
+        return tuple(self.alike.members)
 
     @property
     def column(self) -> Column:
@@ -91,7 +105,7 @@ class RecordColumns:
             wire, schema = self.row.getField(field.wire.wire), field.wire.field.schema
             text = prepared_text(wire, schema)
             if self._native(field, wire) is None:
-                found.append(python_read(wire, self._reader(field)).alias(self._prepared(field)))
+                found.append(self._python(field, wire).alias(self._prepared(field)))
             elif text is not None:
                 found.append(text.alias(self._prepared(field)))
         return found
@@ -99,14 +113,23 @@ class RecordColumns:
     def reading(self, field: FieldOf) -> Reading:
         """The reading of one column of the row."""
         if field.wire is None or field.source is None:
-            # A key record without a column of the key names no row; the row's own column may hold anything.
-            unknown = field.dropped or self.part == "key"
-            value = null(field.target.spark) if unknown else default_value(field.target, self.shape)
-            return Reading(value, failable=False)
+            return Reading(self._filled(field, null(field.target.spark)), failable=False)
         native = self._native(field, self._wire(field))
-        if native is not None:
-            return native
-        return answer_reading(F.col(self._prepared(field)), field.source, field.target, self.shape)
+        if native is None:
+            native = answer_reading(F.col(self._prepared(field)), field.source, field.target, self.shape)
+        return native._replace(value=self._filled(field, native.value))
+
+    def _filled(self, field: FieldOf, value: Column) -> Column:
+        """The value, or the column's default in rows from before it."""
+        if not field.filled:
+            return value
+        default = default_value(field.target, self.shape)
+        if set(field.filled) == {one for one, schema in self.alike.members.items() if schema.columns}:
+            return default
+        return F.when(self._written_by(field.filled), default).otherwise(value)
+
+    def _written_by(self, ids: tuple[int, ...]) -> Column:
+        return starts(F.col(f"{self.part}_bytes"), ids)
 
     def kept(self, field: FieldOf) -> Column | None:
         """Whether the value says that the source did not send it; None where no value can."""
@@ -179,6 +202,9 @@ class RecordColumns:
         prepared = prepared_text(wire, field.wire.field.schema) is not None
         return F.col(self._prepared(field)) if prepared else wire
 
+    def _python(self, field: FieldOf, wire: Column) -> Column:
+        return python_read(wire, self._reader(field))
+
     def _reader(self, field: FieldOf) -> Read:
         assert field.wire is not None and field.source is not None  # noqa: S101, PT018
         return reader(field.wire.field.schema, field.source, self.shape, self.modes)
@@ -188,53 +214,10 @@ class RecordColumns:
         return f"{self.name}_{field.wire.wire}"
 
 
-def record_columns(
-    schemas: Mapping[int, RecordSchema],
-    shape: TableShape,
-    part: str,
-    *,
-    modes: DebeziumModes,
-    defined: Defined,
-) -> tuple[RecordColumns, ...]:
-    """The readers of one side of a topic's records."""
-    targets = shape.key_columns if part == "key" else shape.columns
-    return tuple(
-        RecordColumns(
-            f"{part}_{number}",
-            part,
-            schema_id,
-            schema,
-            shape,
-            tuple(_field_of(target, schema_id, schemas, modes, defined) for target in targets),
-            modes,
-        )
-        for number, (schema_id, schema) in enumerate(sorted(schemas.items()))
-    )
-
-
-def _field_of(
-    target: ShapeColumn,
-    schema_id: int,
-    schemas: Mapping[int, RecordSchema],
-    modes: DebeziumModes,
-    defined: Defined,
-) -> FieldOf:
-    name = target.name.lower()
-    wire = _named(schemas[schema_id], name)
-    # Registry ids grow: what an earlier schema had and this one has not was dropped.
-    dropped = any(_named(schema, name) is not None for other, schema in schemas.items() if other < schema_id)
-    if wire is None:
-        return FieldOf(target, None, dropped=dropped)
-    return FieldOf(target, wire, source_column(wire, modes, defined))
-
-
-def source_column(wire: WireColumn, modes: DebeziumModes, defined: Defined) -> SourceColumn:
-    """The column a field stands for: as it is defined, else as its schema says."""
-    return defined.get(wire.field.name) or column_of(wire.field, modes=modes)
-
-
-def _named(schema: RecordSchema, name: str) -> WireColumn | None:
-    return next((wire for wire in schema.columns if wire.field.name.lower() == name), None)
+def starts(data: Column, ids: Iterable[int]) -> Column:
+    """Whether bytes have the Confluent header of one of these schemas; null without bytes."""
+    headers = [lit_binary(_MAGIC + schema_id.to_bytes(4, "big")) for schema_id in ids]
+    return F.substring(data, 1, 5).isin(*headers)
 
 
 class Images:

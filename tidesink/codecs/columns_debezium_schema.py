@@ -4,9 +4,11 @@ What fields mean is read by the Python codec's own reader of Connect schemas, so
 place. Sources: Debezium 3.5.0.Final with Confluent's and Apicurio's converters; TiCDC new architecture
 (b813e76).
 
-In the bare schema a row's columns are ``f0``, ``f1``, …, since Spark tells names apart without regard to
-case; a named type is written out wherever it is used; and a last field takes the mark that the caller puts
-after the payload: where it does not come back, the payload was shorter or longer than its schema.
+In the bare schema a row's columns have names made of their own, since Spark tells names apart without
+regard to case; a named type is written out wherever it is used, under a name made of where that is; so that
+what two writers wrote alike is named alike (``columns_debezium_alike``). A last field takes the mark that
+the caller puts after the payload: where it does not come back, the payload was shorter or longer than its
+schema.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from tidesink.typemap.semantic import semantic_type
 from tidesink.typemap.table import SPARK_MAX_PRECISION
 
 Json = Any
-Kind = Literal["row", "envelope", "message", "ddl"]
+Kind = Literal["row", "envelope", "watermark", "message", "ddl"]
 
 IMAGES: Final = ("before", "after")
+COMMIT_TS: Final = "commit_ts"
 _SOURCE: Final = "source"
 _COMPLEX: Final = ("record", "error")
 _FLATTENED: Final = (
@@ -49,19 +52,19 @@ class RecordSchema:
     """One key or value schema.
 
     ``kind``: ``row`` (a key), ``envelope``, or what changes no row. ``columns`` are the row's, of an
-    envelope those of its images. ``source`` are the names in its source block. ``bare`` is empty where
-    nothing is to be decoded.
+    envelope those of its images. ``source`` are the names in its source block. ``bare`` is the schema to
+    decode with, None where nothing is to be decoded.
     """
 
     kind: Kind
     columns: tuple[WireColumn, ...] = ()
     source: frozenset[str] = frozenset()
-    bare: str = ""
+    bare: Json = None
 
     @property
     def is_ticdc(self) -> bool:
         """Whether TiCDC made it: no other source block has a commit_ts of TiDB's."""
-        return "commit_ts" in self.source
+        return COMMIT_TS in self.source
 
 
 def read_key_schema(text: str) -> RecordSchema:
@@ -88,19 +91,31 @@ def read_value_schema(text: str) -> RecordSchema:
         if names <= {"ts_ms"} or {"status", "id"} <= names or {"id", "aggregate_type", "type"} <= names:
             return RecordSchema("message")
         raise SchemaMismatchError(_FLATTENED)
+    source = schema.field(_SOURCE)
     if "after" not in names:
-        return RecordSchema("message")  # a logical message, or a watermark of TiCDC's
+        told = source is not None and any(one.wire == COMMIT_TS for one in source.fields)
+        return _watermark(avro, schema) if told else RecordSchema("message")
     return _envelope(avro, schema)
 
 
+def _watermark(avro: Json, schema: ConnectSchema) -> RecordSchema:
+    """A record of TiCDC's without a row: what is in Debezium's a logical message is its watermark."""
+    return RecordSchema("watermark", source=_source_names(schema), bare=_Bare().whole(avro, renamed=False))
+
+
+def _source_names(schema: ConnectSchema) -> frozenset[str]:
+    source = schema.field(_SOURCE)
+    return frozenset(one.wire for one in source.fields) if source is not None else frozenset()
+
+
 def _envelope(avro: Json, schema: ConnectSchema) -> RecordSchema:
-    after, source = schema.field("after"), schema.field(_SOURCE)
-    if after is None or source is None:
+    after = schema.field("after")
+    if after is None or schema.field(_SOURCE) is None:
         raise SchemaMismatchError("the envelope's schema has no after, or no source")
     if after.type != "struct":
         raise SchemaMismatchError(_DOCUMENTS)
-    names = frozenset(one.wire for one in source.fields)
-    return RecordSchema("envelope", _wire_columns(after), names, _Bare().whole(avro, renamed=False))
+    bare = _Bare().whole(avro, renamed=False)
+    return RecordSchema("envelope", _wire_columns(after), _source_names(schema), bare)
 
 
 def _parsed(text: str) -> tuple[Json, ConnectSchema]:
@@ -116,8 +131,12 @@ def _parsed(text: str) -> tuple[Json, ConnectSchema]:
 
 def _wire_columns(schema: ConnectSchema) -> tuple[WireColumn, ...]:
     # TiCDC (b813e76) lists a virtual column twice: the later one counts, as in the Python codec.
-    numbered = {one.name: WireColumn(f"f{number}", one) for number, one in enumerate(schema.fields)}
-    return tuple(numbered.values())
+    return tuple({one.name: WireColumn(_wire_name(one.wire), one) for one in schema.fields}.values())
+
+
+def _wire_name(name: str) -> str:
+    """A column's name in the decoded struct: another for each, also without regard to case."""
+    return f"f{name.encode().hex()}"
 
 
 def is_spark_decimal(schema: ConnectSchema) -> bool:
@@ -136,45 +155,47 @@ class _Bare:
     """Writes one bare schema; ``named`` are the named types met, with the namespace inside them."""
 
     named: dict[str, tuple[Json, str]] = field(default_factory=dict)
-    records: int = 0
 
-    def whole(self, avro: Json, *, renamed: bool) -> str:
-        fields = self._record(avro, "", renamed, 0)["fields"]
+    def whole(self, avro: Json, *, renamed: bool) -> dict[str, Json]:
+        fields = self._record(avro, _At((), "", renamed))["fields"]
         head, mark = _fixed(HEAD, HEADER_SIZE), _fixed(MARK, MARK_SIZE)
-        return json.dumps({"type": "record", "name": "message", "fields": [head, *fields, mark]})
+        return {"type": "record", "name": "message", "fields": [head, *fields, mark]}
 
-    def _type(self, avro: Json, namespace: str, renamed: bool, level: int) -> Json:
-        if level > MOST_LEVELS:
+    def _type(self, avro: Json, at: _At) -> Json:
+        if len(at.path) > MOST_LEVELS:
             raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
         if isinstance(avro, list):
-            return [self._type(branch, namespace, renamed, level + 1) for branch in avro]
+            several = len([branch for branch in avro if branch != "null"]) > 1
+            steps = [f"branch{number}" if several else "" for number in range(len(avro))]
+            return [self._type(branch, at.inside(step)) for branch, step in zip(avro, steps, strict=True)]
         if isinstance(avro, str):
-            return self._word(avro, namespace, renamed, level)
+            return self._word(avro, at)
         kind = avro["type"]
         if isinstance(kind, list | Mapping):
-            return self._type(kind, namespace, renamed, level + 1)
+            return self._type(kind, at.inside(""))
         if kind in _COMPLEX:
-            return self._record(avro, namespace, renamed, level)
-        if kind == "array":
-            return {"type": "array", "items": self._type(avro["items"], namespace, False, level + 1)}
-        if kind == "map":
-            return {"type": "map", "values": self._type(avro["values"], namespace, False, level + 1)}
+            return self._record(avro, at)
+        for container, inner in (("array", "items"), ("map", "values")):
+            if kind == container:
+                return {
+                    "type": kind,
+                    inner: self._type(avro[inner], at.inside(inner)._replace(renamed=False)),
+                }
         if kind in ("enum", "fixed"):
-            return self._named_leaf(avro, namespace)
-        return _decimal(avro) if kind == "bytes" else self._word(kind, namespace, renamed, level)
+            return self._named_leaf(avro, at)
+        return _decimal(avro) if kind == "bytes" else self._word(kind, at)
 
-    def _word(self, word: str, namespace: str, renamed: bool, level: int) -> Json:
-        for name in (word if "." in word else f"{namespace}.{word}", word):
+    def _word(self, word: str, at: _At) -> Json:
+        for name in (word if "." in word else f"{at.namespace}.{word}", word):
             if name in self.named:
                 found, inside = self.named[name]
-                return self._type(found, inside, renamed, level + 1)
+                return self._type(found, at.inside("")._replace(namespace=inside))
         return word
 
-    def _named_leaf(self, avro: Json, namespace: str) -> Json:
-        self._remember(avro, namespace)
-        self.records += 1
+    def _named_leaf(self, avro: Json, at: _At) -> Json:
+        self._remember(avro, at.namespace)
         kept = {name: avro[name] for name in ("type", "size", "symbols") if name in avro}
-        return {**kept, "name": f"n{self.records}"}
+        return {**kept, "name": at.name}
 
     def _remember(self, avro: Json, namespace: str) -> str:
         name = str(avro["name"])
@@ -183,18 +204,35 @@ class _Bare:
         self.named[full] = avro, inside
         return inside
 
-    def _record(self, avro: Json, namespace: str, renamed: bool, level: int) -> dict[str, Json]:
-        inside = self._remember(avro, namespace)
-        self.records += 1
-        name = f"r{self.records}"
-        fields = [
-            {
-                "name": f"f{number}" if renamed else one["name"],
-                "type": self._type(one["type"], inside, level == 0 and one["name"] in IMAGES, level + 1),
-            }
-            for number, one in enumerate(avro["fields"])
-        ]
-        return {"type": "record", "name": name, "fields": fields}
+    def _record(self, avro: Json, at: _At) -> dict[str, Json]:
+        namespace = self._remember(avro, at.namespace)
+        fields = []
+        for one in avro["fields"]:
+            renamed = not at.path and one["name"] in IMAGES
+            inner = _At((*at.path, one["name"]), namespace, renamed)
+            wire = _wire_name(one["name"]) if at.renamed else one["name"]
+            fields.append({"name": wire, "type": self._type(one["type"], inner)})
+        return {"type": "record", "name": at.name, "fields": fields}
+
+
+class _At(NamedTuple):
+    """Where in a schema something is: the steps to it, its namespace, and whether its fields are columns."""
+
+    path: tuple[str, ...]
+    namespace: str
+    renamed: bool
+
+    def inside(self, step: str) -> _At:
+        """One step further."""
+        return self._replace(path=(*self.path, step))
+
+    @property
+    def name(self) -> str:
+        """The name of a type that is here: another for each place, the same for all writers.
+
+        Whether it may be null does not count, nor where it was written out first.
+        """
+        return "r" + "".join(f"{len(step)}{step}" for step in self.path if step)
 
 
 def _decimal(avro: Json) -> Json:
@@ -216,10 +254,10 @@ def _fixed(name: str, size: int) -> dict[str, object]:
 
 
 def names_no_row(text: str) -> bool:
-    """Whether a schema is of no table: a message's, or the empty key of one."""
+    """Whether a schema is of no table: a message's, a watermark's, or the empty key of one."""
     try:
         if not json.loads(text).get("fields"):
             return True
-        return not read_value_schema(text).bare
+        return read_value_schema(text).kind != "envelope"
     except (ValueError, AttributeError, SchemaMismatchError):
         return False

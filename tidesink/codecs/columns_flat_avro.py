@@ -288,8 +288,8 @@ def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:
     chosen = F.when(fine, fault(None))
     for condition, found in (
         *control_faults(key, whole),
-        *framing_faults("key", key),
-        *framing_faults("value", value),
+        *framing_faults("key", key, protocol="flat-avro"),
+        *framing_faults("value", value, protocol="flat-avro"),
         *schema_faults("key", key, plan.keys),
         *schema_faults("value", value, plan.values),
         (key.isNotNull() & ~key_read, unreadable("key")),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from tidesink.change import TableId
+from tidesink.codecs.columns_avro_faults import GLUE_HEADS, UNDER_CONFLUENT
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import SubjectPart
@@ -68,8 +69,21 @@ class RegisteredDecoding(ABC, Generic[Plan]):
         """Read the topic's subjects; where they are not there, the ids in its first records."""
         self._schemas.read_subjects()
         if not self._found_subjects():
-            self._schemas.look_up(peeked_ids(self._around, self._session, found))
+            self._schemas.look_up(self._peeked_ids(found))
         self._plan = self._planned()
+
+    def _peeked_ids(self, found: TopicOffsets) -> Ids:
+        """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
+        heads = peeked_heads(self._around, self._session, found)
+        ids: Ids = {part: _ids(heads[part]) for part in PARTS}
+        under_glue = any(head and head.startswith(GLUE_HEADS) for part in PARTS for head in heads[part])
+        if under_glue and not any(ids.values()):
+            raise ConfigError(
+                f"the records of {found.topic} are under headers of the AWS Glue schema registry; workers "
+                f"read Confluent's alone: {UNDER_CONFLUENT[self._around.config.source.protocol]}",
+                table=str(self._settings.table),
+            )
+        return ids
 
     def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
         """Nothing: each record names its schemas."""
@@ -102,20 +116,21 @@ class RegisteredDecoding(ABC, Generic[Plan]):
         return False
 
 
-def peeked_ids(
+def peeked_heads(
     around: Surroundings, session: SparkSession, found: TopicOffsets
-) -> dict[SubjectPart, tuple[int, ...]]:
-    """Schema ids in a topic's first records (Confluent framing: 00, then 4 bytes, big-endian)."""
+) -> dict[SubjectPart, list[str | None]]:
+    """How a topic's first records begin, keys and values: five bytes each as hexadecimal text."""
     everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
     ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
     if not any(part.records for part in ranges):
-        return {}
+        return {part: [] for part in PARTS}
     raw = around.source.frame(session, ranges)
     with translated_read_errors(found.topic):
         rows = schema_heads(raw)
-    return {part: _ids(row[part] for row in rows) for part in PARTS}
+    return {part: [row[part] for row in rows] for part in PARTS}
 
 
 def _ids(heads: Iterable[str | None]) -> tuple[int, ...]:
+    """The schema ids in heads (Confluent framing: 00, then 4 bytes, big-endian)."""
     found = {head for head in heads if head and len(head) == 10 and head.startswith("00")}
     return tuple(sorted(int(head[2:], 16) for head in found))

@@ -1,0 +1,163 @@
+"""debezium-avro tables with many writer schemas: what reads alike is read once, and read right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tests.sessions import raw_frame
+from tests.spark.debezium_rows import differences
+from tests.spark.debezium_versions import TABLE, Version, Versions, wide
+from tests.spark.decoded import Decoded, collect
+from tidesink.codecs import open_codec
+from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns, debezium_avro_columns
+from tidesink.schema_registry import MemorySchemaRegistry
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_INT: Final = ["null", "int"]
+_LONG: Final = ["null", "long"]
+_TEXT: Final = ["null", "string"]
+_ENUM: Final = "io.debezium.data.Enum"
+
+
+def _plan(topic: Versions, **options: Any) -> DebeziumAvroColumns:
+    return debezium_avro_columns(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts, **options)
+
+
+def _rows(spark: SparkSession, topic: Versions, plan: DebeziumAvroColumns) -> list[Decoded]:
+    """The decoded rows, once each is what the Python codec reads."""
+    codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
+    rows = collect(plan.decode(raw_frame(spark, topic.messages)), plan)
+    wrong = [
+        line
+        for message, row in zip(topic.messages, rows, strict=True)
+        for line in differences(codec, message, row, plan)
+    ]
+    assert not wrong, "\n".join(wrong)
+    return rows
+
+
+def _readers(*versions: Version) -> list[tuple[int, ...]]:
+    return [record.ids for record in _plan(Versions(*versions)).values.records]
+
+
+def _enum(labels: str) -> list[Any]:
+    kind = {"type": "string", "connect.name": _ENUM, "connect.parameters": {"allowed": labels}}
+    return ["null", kind]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Version({"v": _INT}), Version({"v": _INT})),
+        (Version({"v": _INT}, ("version",)), Version({"v": _INT}, ("version", "ts_us", "sequence"))),
+        (Version({"v": _INT}), Version({"new": _TEXT, "v": _INT})),
+        (Version({"v": _INT, "old": _TEXT}), Version({"v": _INT})),
+        (Version({"v": "int"}), Version({"v": [{"type": "int", "connect.default": 7}, "null"]})),
+        (Version({"v": _enum("a,b")}), Version({"v": _enum("a,b,c")})),
+    ],
+    ids=["names", "source", "added", "dropped", "nullable", "labels"],
+)
+def test_schemas_that_read_alike_have_one_reader(first: Version, second: Version) -> None:
+    assert _readers(first, second) == [(100, 101)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Version({"v": _INT}), Version({"v": _LONG})),
+        (Version({"v": _INT}), Version({"V": _INT})),
+        (
+            Version({"v": _LONG}),
+            Version({"v": ["null", {"type": "long", "connect.name": "io.debezium.time.MicroDuration"}]}),
+        ),
+    ],
+    ids=["wider", "case", "meaning"],
+)
+def test_schemas_that_read_differently_have_a_reader_each(first: Version, second: Version) -> None:
+    assert _readers(first, second) == [(100,), (101,)]
+
+
+def test_rows_of_all_versions_are_what_the_python_codec_reads(spark: SparkSession) -> None:
+    topic = Versions(
+        Version({"a": _INT, "s": _TEXT}),
+        Version({"a": _INT, "new": _TEXT, "s": _TEXT}, ("ts_us",)),
+        Version({"a": "int", "new": _TEXT}, ("ts_us", "sequence")),
+        Version({"a": _LONG, "new": _TEXT, "e": _enum("x")}),
+        Version({"e": _enum("x,y"), "new": _TEXT, "a": _LONG}),
+    )
+    topic.send(100, {"a": 1, "s": "one"})
+    topic.send(101, {"a": 2, "new": "two", "s": "zwei"})
+    topic.send(102, {"a": 3, "new": "__debezium_unavailable_value"})
+    topic.send(103, {"a": 2**40, "e": "x"})
+    topic.send(104, {"a": None, "e": "y", "new": "five"})
+    topic.send(101, {"id": 0}, op="d")
+    plan = _plan(topic)
+    assert [record.ids for record in plan.values.records] == [(100, 101, 102), (103, 104)]
+    rows = _rows(spark, topic, plan)
+    assert rows[0].after == {"id": 0, "a": 1, "s": "one", "new": None, "e": None}
+    assert rows[1].after == {"id": 1, "a": 2, "s": "zwei", "new": "two", "e": None}
+    assert rows[4].after == {"id": 4, "a": None, "s": None, "new": "five", "e": "y"}
+    assert [row.kind for row in rows] == ["upsert"] * 5 + ["delete"]
+
+
+def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none(spark: SparkSession) -> None:
+    topic = Versions(
+        Version({"a": _INT}),
+        Version({"a": _INT, "d": [{"type": "string", "connect.default": "filled"}, "null"]}),
+        Version({"a": _INT}, ("ts_us",)),
+    )
+    for schema_id in (100, 101, 101, 102):
+        topic.send(schema_id, {"a": 1})
+    topic.send(101, {"a": 1, "d": "given"})
+    plan = _plan(topic)
+    assert len(plan.values.records) == 1
+    after = [row.after or {} for row in collect(plan.decode(raw_frame(spark, topic.messages)), plan)]
+    assert [row["d"] for row in after] == ["filled", None, None, None, "given"]
+
+
+def test_a_record_of_another_schema_than_its_id_says_is_bad(spark: SparkSession) -> None:
+    topic = Versions(Version({"a": _INT}), Version({"a": _INT, "b": _TEXT}))
+    topic.send(101, {"a": 1, "b": "x"})
+    topic.send(100, {"a": 1})
+    for place, schema_id in enumerate((100, 101)):
+        message = topic.messages[place]
+        assert message.value is not None
+        wrong = b"\0" + schema_id.to_bytes(4, "big") + message.value[5:]
+        topic.messages[place] = replace(message, value=wrong)
+    rows = _rows(spark, topic, _plan(topic))
+    assert [row.kind for row in rows] == ["bad", "bad"]
+    assert "written with another schema than its id says" in str(rows[0].reason)
+
+
+def _code_size(spark: SparkSession, topic: Versions) -> int:
+    """The largest method of the code that Spark generates for a plan, in bytes; -1 where it is too large."""
+    number, text = F.col("id"), F.col("id").cast("string")
+    # No rows of messages: those would be worked out by the optimiser, without code.
+    raw = spark.range(1).select(
+        text.alias("topic"),
+        number.cast("int").alias("partition"),
+        number.alias("offset"),
+        text.cast("binary").alias("key"),
+        text.cast("binary").alias("value"),
+    )
+    generated = _plan(topic).decode(raw)._jdf.queryExecution().debug().codegenToSeq()  # type: ignore[operator]
+    return max(generated.apply(number)._3().maxMethodCodeSize() for number in range(generated.size()))
+
+
+@pytest.mark.parametrize("added", [False, True], ids=["same-columns", "added-columns"])
+def test_the_generated_code_of_many_alike_schemas_is_about_that_of_one(
+    spark: SparkSession, added: bool
+) -> None:
+    one, many = Versions(wide(0, added=False)), Versions(*(wide(n, added=added) for n in range(12)))
+    for schema_id in (100, 111):
+        many.send(schema_id, {"words0": "a", "count1": 5})
+    one.send(100, {"words0": "a"})
+    alone, together = _code_size(spark, one), _code_size(spark, many)
+    assert 5_000 < alone <= together < 1.5 * alone, (alone, together)
+    assert [row.after["count1"] for row in _rows(spark, many, _plan(many)) if row.after] == [5, 5]

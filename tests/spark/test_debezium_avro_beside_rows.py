@@ -1,0 +1,127 @@
+"""debezium-avro records that are no rows: TiCDC's watermarks, and what has no Confluent header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.golden.vectors import Record, VectorFolder, find_folders
+from tests.sessions import raw_frame
+from tests.spark.debezium_versions import TABLE, Version, Versions
+from tests.spark.decoded import collect
+from tests.surroundings import surroundings
+from tests.unit.config_samples import FLAT_AVRO, right
+from tidesink.change import ChangeEvent, Message, TableId, WatermarkEvent
+from tidesink.codecs import open_codec
+from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
+from tidesink.codecs.columns_debezium_schema import names_no_row
+from tidesink.errors import ConfigError, DecodeError
+from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.sinks.decoding import open_decoding
+from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.reduce_spark import reduce_frame
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.summary import Place
+from tidesink.sinks.summary_spark import summarise
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def _with_watermarks(vectors: Path) -> tuple[VectorFolder, list[Record]]:
+    """A row of TiCDC's (b813e76), and the watermarks among its control records."""
+    folder = {one.name: one for one in find_folders(vectors)}["ticdc-new"]
+    row = next(one for one in folder.rows("debezium-avro") if one.message.key and one.message.value)
+    control = [one for one in folder.control("debezium-avro") if one.raw["value_b64"]]
+    return folder, [row, *(one for one in control if one.raw["op"] == "watermark")]
+
+
+def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spark: SparkSession) -> None:
+    folder, records = _with_watermarks(vectors)
+    codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(folder.schemas))
+    messages = [
+        replace(one.message, topic="t", partition=0, offset=place) for place, one in enumerate(records)
+    ]
+    events = [event for one in messages for event in codec.decode(one)]
+    row, *watermarks = events
+    assert isinstance(row, ChangeEvent)
+    plan = debezium_avro_columns(
+        row.table,
+        key_schemas={one.raw["key_schema_id"]: folder.schemas[one.raw["key_schema_id"]] for one in records},
+        value_schemas={
+            one.raw["value_schema_id"]: folder.schemas[one.raw["value_schema_id"]] for one in records
+        },
+    )
+    decoded = plan.decode(raw_frame(spark, messages))
+    told = [one.commit_ts for one in watermarks if isinstance(one, WatermarkEvent)]
+    assert len(told) == len(watermarks) > 3
+    # A frame's numbers are signed: one beyond them says nothing.
+    signed = [moment if moment < 2**63 else None for moment in told]
+    found = [(one.kind, one.commit_ts) for one in collect(decoded, plan)]
+    assert found == [("upsert", row.commit_ts), *(("watermark", moment) for moment in signed)]
+    summary = summarise(reduce_frame(decoded, plan.shape), plan.shape)
+    assert summary.places[Place("t", 0)].watermark == max(moment for moment in signed if moment)
+    assert (summary.filtered, summary.upserts, summary.bad) == (len(watermarks), 1, 0)
+
+
+def test_a_watermarks_schema_may_come_beside_any_tables_own(vectors: Path) -> None:
+    folder, (row, watermark, *_) = _with_watermarks(vectors)
+    assert names_no_row(folder.schemas[watermark.raw["value_schema_id"]])
+    assert names_no_row(folder.schemas[watermark.raw["key_schema_id"]])
+    assert not names_no_row(folder.schemas[row.raw["value_schema_id"]])
+
+
+@pytest.mark.parametrize("compression", [b"\0", b"\5"], ids=["plain", "zlib"])
+def test_records_under_a_glue_header_are_bad_with_the_framing_and_the_remedy(
+    spark: SparkSession, compression: bytes
+) -> None:
+    topic = Versions(Version({"a": ["null", "int"]}))
+    topic.send(100, {"a": 1})
+    (good,) = topic.messages
+    glue = b"\3" + compression + bytes(16)
+    messages = [replace(good, key=glue + b"x"), replace(good, offset=1, value=glue + b"x")]
+    codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
+    plan = debezium_avro_columns(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts)
+    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    for part, message, row in zip(("key", "value"), messages, rows, strict=True):
+        with pytest.raises(DecodeError, match="AWS Glue") as refused:
+            codec.decode(message)
+        assert (row.kind, row.error) == ("bad", type(refused.value).__name__)
+        assert str(row.reason).startswith(f"the {part} has an AWS Glue schema registry header, and workers")
+        assert "AvroConverter in place of AWS's" in str(row.reason)
+
+
+class _Held(KafkaSource):
+    """A source that holds its records itself."""
+
+    def __init__(self, *messages: Message) -> None:
+        super().__init__({})
+        self._messages = list(messages)
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        assert ranges
+        return raw_frame(session, self._messages)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "remedy"),
+    [("flat-avro", "tidesink decode and open_codec"), ("debezium-avro", "AvroConverter in place of AWS's")],
+)
+def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
+    spark: SparkSession, tmp_path: Path, protocol: str, remedy: str
+) -> None:
+    config = right(FLAT_AVRO)
+    config = config.model_copy(update={"source": config.source.model_copy(update={"protocol": protocol})})
+    glue = b"\3\0" + bytes(16) + b"payload"
+    held = _Held(Message("shop_orders", 0, 0, glue, glue))
+    around = replace(surroundings(config, spark, tmp_path, registry=MemorySchemaRegistry()), source=held)
+    found = TopicOffsets("shop_orders", "an id", {0: PartitionOffsets(0, 1)})
+    decoding = open_decoding(around, "shop_orders", TableId("shop", "orders"), session=spark)
+    with pytest.raises(ConfigError, match="under headers of the AWS Glue schema registry") as refused:
+        decoding.prepare(found)
+    assert remedy in refused.value.message

@@ -1,0 +1,91 @@
+"""The readers of a topic's records: one for all writer schemas that read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tidesink.change import Column as SourceColumn
+from tidesink.codecs.columns_debezium_alike import Alike, alike
+from tidesink.codecs.columns_debezium_record import FieldOf, RecordColumns
+from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
+from tidesink.codecs.debezium_values import DebeziumModes, column_of
+from tidesink.typemap.semantic import semantic_type
+from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.table import row_of
+
+Defined = Mapping[str, SourceColumn]
+
+
+def record_columns(
+    schemas: Mapping[int, RecordSchema],
+    shape: TableShape,
+    part: str,
+    *,
+    modes: DebeziumModes,
+    defined: Defined,
+    old_keys: bool = False,
+) -> tuple[RecordColumns, ...]:
+    """The readers of one side of a topic's records: one for all schemas that read alike."""
+    targets = shape.key_columns if part == "key" else shape.columns
+
+    def source_of(wire: WireColumn) -> SourceColumn:
+        return source_column(wire, modes, defined)
+
+    return tuple(
+        RecordColumns(
+            f"{part}_{number}",
+            part,
+            group,
+            old_keys,
+            shape,
+            tuple(field_of(target, group, source_of=source_of, all_schemas=schemas) for target in targets),
+            modes,
+        )
+        for number, group in enumerate(alike(schemas, lambda wire: reads_as(wire, source_of(wire))))
+    )
+
+
+def reads_as(wire: WireColumn, source: SourceColumn) -> object:
+    """What the conversion of a column's values depends on, beyond their Avro type."""
+    schema = wire.field.schema
+    semantic = semantic_type(schema.name, schema.type)
+    plain = semantic is None or semantic.form == "plain"
+    if schema.type == "string" and plain and row_of(source.type).spark == "string":
+        return "text"  # however long it may be, and whichever labels it may have
+    told = replace(schema, optional=True, default=None, version=None, parameters={})
+    return repr((told, sorted(schema.parameters.items()), source.type))
+
+
+def field_of(
+    target: ShapeColumn,
+    group: Alike,
+    *,
+    source_of: Callable[[WireColumn], SourceColumn],
+    all_schemas: Mapping[int, RecordSchema],
+) -> FieldOf:
+    wire = _named(group.schema, target.name)
+    # A key record without a column of the key names no row; the row's own column may hold anything.
+    fills = group.schema.kind != "row" and target.default is not None
+    filled = _filled(target, group, all_schemas) if fills else ()
+    return FieldOf(target, wire, None if wire is None else source_of(wire), filled)
+
+
+def _filled(target: ShapeColumn, group: Alike, schemas: Mapping[int, RecordSchema]) -> tuple[int, ...]:
+    """The writers that lack the column, and are from before it."""
+    # Registry ids grow: what an earlier schema had and a later one has not was dropped.
+    first = min((one for one, schema in schemas.items() if _named(schema, target.name)), default=None)
+    return tuple(
+        schema_id
+        for schema_id, schema in group.members.items()
+        if schema.columns and not _named(schema, target.name) and (first is None or schema_id < first)
+    )
+
+
+def source_column(wire: WireColumn, modes: DebeziumModes, defined: Defined) -> SourceColumn:
+    """The column a field stands for: as it is defined, else as its schema says."""
+    return defined.get(wire.field.name) or column_of(wire.field, modes=modes)
+
+
+def _named(schema: RecordSchema, name: str) -> WireColumn | None:
+    return next((wire for wire in schema.columns if wire.field.name.lower() == name.lower()), None)
