@@ -17,7 +17,7 @@ from tidesink.dev.workload.expected import ExpectedTable
 
 # Rows that were sent before a column was added have no message that has it: its default is the reader's.
 DEFAULTS: Mapping[str, str | None] = {"tier": "basic"}
-_FRACTION = re.compile(r"(\d\d:\d\d:\d\d)(?:\.(\d*?)0*)?", re.ASCII)
+_FRACTION = re.compile(r"(\d\d:\d\d:\d\d)\.(\d*?)0*(?!\d)", re.ASCII)
 Rows = dict[tuple[str, ...], Mapping[str, Any]]
 
 

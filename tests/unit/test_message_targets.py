@@ -1,0 +1,183 @@
+"""Settings, errors and the ledger of targets that pass rows on; nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from tests.contracts.targets_bed import TABLE, progress
+from tests.http_receiver import Fault, http_receiver
+from tests.unit.config_samples import CANAL_JSON, right, wrong
+from tidesink.change import TableId
+from tidesink.config import HttpSettings, KafkaSettings
+from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.targets import http_target, kafka_target
+from tidesink.sinks.targets.kafka_delivery import delivery_error
+from tidesink.sinks.targets.kafka_topics import admin_error
+from tidesink.sinks.targets.store_ledger import KIND, StoreLedger, ledger_name, sent_result
+
+KAFKA: dict[str, Any] = {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json"}
+HTTP: dict[str, Any] = {"type": "http", "url": "https://api.example.com/{schema}/{table}?token=s3cr3t"}
+
+
+def with_target(target: dict[str, Any]) -> dict[str, Any]:
+    return {**CANAL_JSON, "target": target}
+
+
+def kafka(**more: Any) -> KafkaSettings:
+    found = right(with_target({**KAFKA, **more})).target
+    assert isinstance(found, KafkaSettings)
+    return found
+
+
+def http(**more: Any) -> HttpSettings:
+    found = right(with_target({**HTTP, **more})).target
+    assert isinstance(found, HttpSettings)
+    return found
+
+
+def test_protocols_have_the_names_of_the_codecs() -> None:
+    registry = {"schema-registry": "http://127.0.0.1:8081"}
+    assert kafka(protocol="avro", **registry).protocol == "flat-avro"
+    assert kafka(protocol="Debezium").protocol == "debezium-json"
+    assert kafka(protocol="debezium-avro", **registry).protocol == "debezium-avro"
+    assert kafka().topic == "{schema}_{table}"
+    assert kafka(topic="all").rule.topic_for(TABLE) == "all"
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "words"),
+    [
+        ({"protocol": "flat-avro"}, "target", "needs schema-registry"),
+        ({"protocol": "rich-avro"}, "target.protocol", "flat-avro"),
+        ({"protocol": "open-protocol"}, "target.protocol", "unknown protocol"),
+        (
+            {"protocol": "avro", "topic": "all", "schema-registry": "http://h:1"},
+            "target",
+            "must contain {schema} and {table}",
+        ),
+        ({"topic": "{table}{schema}"}, "target.topic", "in that order"),
+        ({"schema-registry": "http://h:1"}, "target", "schema-registry has no effect with canal-json"),
+        ({"cluster-id": "x"}, "target", "cluster-id has no effect"),
+        ({"kafka": {"acks": 0}}, "target.kafka", "acks is not on the list"),
+        ({"brokers": "k"}, "target.brokers[0]", "host:port"),
+        ({"time-zone": "Mars"}, "target.time-zone", "IANA"),
+        ({"partition-num": 0}, "target.partition-num", "1 or more"),
+        ({"delete-only-output-handle-key-columns": True}, "target.delete-only-output-handle-key-columns", ""),
+    ],
+)
+def test_what_is_wrong_with_a_kafka_target_is_said(more: dict[str, Any], field: str, words: str) -> None:
+    problems = wrong(with_target({**KAFKA, **more}))
+    assert words in str(problems[field])
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "words"),
+    [
+        ({"url": "ftp://h/x"}, "target.url", "give a URL"),
+        ({"url": "http://h:x/"}, "target.url", "give a URL"),
+        ({"url": "http://me:s3cr3t@h/"}, "target.url", "target.auth"),
+        ({"url": "http://{schema}.h/"}, "target.url", "host's name"),
+        ({"url": "http://h/{day}"}, "target.url", "another placeholder"),
+        ({"url": "http://h/#a"}, "target.url", "fragment"),
+        ({"auth": {"token": "s3cr3t", "username": "me"}}, "target.auth", "exclude each other"),
+        ({"auth": {"username": "me"}}, "target.auth", "give username and password"),
+        ({"method": "GET"}, "target.method", "POST"),
+        ({"batch-rows": 0}, "target.batch-rows", "1 or more"),
+    ],
+)
+def test_what_is_wrong_with_an_endpoint_is_said(more: dict[str, Any], field: str, words: str) -> None:
+    problems = wrong(with_target({**HTTP, **more}))
+    assert words in str(problems[field])
+    assert "s3cr3t" not in str(problems)
+
+
+def test_secrets_are_not_shown() -> None:
+    settings = http(auth={"token": "t0ken"}, headers={"X-Key": "k3y"})
+    shown = (
+        f"{settings!r} {http_target.place_of(settings, TABLE)} {http_target.endpoint_of(settings, TABLE)!r}"
+    )
+    assert not [secret for secret in ("s3cr3t", "t0ken", "k3y") if secret in shown]
+    assert http_target.place_of(settings, TableId("a/b", "ü")) == "https://api.example.com/a%2Fb/%C3%BC"
+
+
+@pytest.mark.parametrize(
+    ("code", "passes"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, False),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
+        (KafkaError._MSG_TIMED_OUT, True),
+        (KafkaError.NOT_ENOUGH_REPLICAS, True),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, True),
+    ],
+)
+def test_a_delivery_that_failed_is_judged_by_its_code(code: int, passes: bool) -> None:
+    error = delivery_error(KafkaError(code), "t")
+    assert isinstance(error, TransientTargetError) is passes
+    assert error.context == {"topic": "t"}
+
+
+def test_what_brokers_answer_is_judged_by_its_code() -> None:
+    refused = admin_error(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR)), "t")
+    assert type(refused) is TargetError
+    silent = admin_error(KafkaException(KafkaError(KafkaError._TRANSPORT)), None)
+    assert type(silent) is TransientTargetError
+
+
+def test_the_place_of_a_table_in_kafka() -> None:
+    assert kafka_target.place_of(kafka(topic="to-{schema}.{table}"), TABLE) == "kafka:to-shop.orders"
+
+
+def test_validate_asks_an_endpoint_and_sends_nothing() -> None:
+    with http_receiver() as receiver:
+        settings = http(url=f"{receiver.url}/{{table}}")
+        receiver.faults = [Fault(405)]
+        assert http_target.try_target(settings).endswith("answers (HTTP 405 to HEAD)")
+        receiver.faults = [Fault(401)]
+        with pytest.raises(ConfigError, match=r"target\.auth"):
+            http_target.try_target(settings)
+        assert {request.method for request in receiver.requests} == {"HEAD"}
+        assert receiver.taken == set()
+    with pytest.raises(TransientTargetError, match="no connection"):
+        http_target.try_target(settings)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqlStateStore:
+    return SqlStateStore(str(tmp_path / "state.db"))
+
+
+def ledger(store: SqlStateStore, pipeline: str = "shop") -> StoreLedger:
+    return StoreLedger(store, ("kafka", "t"), TABLE, pipeline=pipeline, keys=("id",))
+
+
+def test_a_ledger_that_cannot_be_read_is_no_ledger_that_is_empty(store: SqlStateStore) -> None:
+    name = ledger_name(("kafka", "t"), TABLE)
+    documents: list[Any] = [{"version": 99}, {"version": 1}, [], "x"]
+    for document in documents:
+        store.save_document(KIND, name, document)
+        with pytest.raises(ProgressError, match="ledger in the state store"):
+            ledger(store).claim()
+
+
+def test_a_ledger_knows_the_result_of_its_last_batch(store: SqlStateStore) -> None:
+    held = ledger(store)
+    assert held.claim().epoch == 1
+    assert held.done(progress(1, 1)) is None
+    held.write(progress(1, 1), sent_result(2, 1, "1/1"))
+    assert held.done(progress(1, 1)) == sent_result(2, 1, "1/1")
+    assert ledger(store).committed() == progress(1, 1)
+    with pytest.raises(StaleProgressError, match="later batch"):
+        held.done(progress(1, 0))
+    with pytest.raises(StaleProgressError, match="pipeline 'shop'"):
+        ledger(store, "other").claim()
+
+
+def test_a_long_place_has_a_name_that_the_store_takes() -> None:
+    name = ledger_name(("http", "https://h/" + "x" * 5000), TableId("s" * 64, "t" * 64))
+    assert len(name) < 600
+    assert name != ledger_name(("http", "https://h/" + "x" * 5001), TableId("s" * 64, "t" * 64))
