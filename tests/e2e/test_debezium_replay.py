@@ -10,6 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,8 +25,9 @@ from tests.golden.debezium_tables import kinds_of
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tests.vectors import vectors_dir
-from tidesink.change import ChangeEvent
+from tidesink.change import ChangeEvent, DdlEvent
 from tidesink.cli.table_plans import table_plans
+from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.schema_registry import open_registry
@@ -39,13 +41,18 @@ _KEYS: Final = {"t_compk": 2, "t_nopk": 2, "p_nopk": 2}
 _NAMED_KEYS: Final = {"t_nopk": "labdb.t_nopk", "p_nopk": "lab.p_nopk"}
 # Renamed to a table that has a topic of its own: its rows are moved by that DDL, which is on none of them.
 _MOVED: Final = frozenset({"late_t", "late_t2"})
+# With schemas, flattened, and without schemas.
+_JSON: Final = frozenset({"mdb_schema", "pg_schema", "mdb_unwrap", "mdb_precise"})
+# Neither tells all types: the worker is given definitions.
+_DEFINED: Final = frozenset({"mdb_unwrap", "mdb_precise"})
 SMALL_BATCH: Final = 7
 _soak = pytest.mark.skipif(not os.environ.get("TIDESINK_SOAK"), reason="long: make soak")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "capture" in metafunc.fixturenames:
-        captures = [one for one in find_captures(vectors_dir(metafunc.config)) if one.is_avro]
+        found = find_captures(vectors_dir(metafunc.config))
+        captures = [one for one in found if one.is_avro or one.name in _JSON]
         metafunc.parametrize("capture", [pytest.param(one, id=one.name) for one in captures])
 
 
@@ -99,15 +106,10 @@ def _with_own_id(data: bytes | None, ids: dict[int, int]) -> bytes | None:
 def _config(folder: Path, capture: Capture, servers: Servers, size: int | None) -> Path:
     settings: dict[str, Any] = {
         "pipeline": "debezium",
-        "source": {
-            "brokers": servers["brokers"],
-            "protocol": "debezium-avro",
-            "topics": f"{servers['prefix']}{capture.name}.{{schema}}.{{table}}",
-            "schema-registry": servers["registry_url"],
-        },
+        "source": _source(capture, servers),
         # Dates that no calendar has: infinity and years before 1 are kept as text.
         "defaults": {"zero-date": "text" if capture.is_postgres else "null"},
-        "tables": [{"name": name, "keys": ["a", "b"]} for name in _NAMED_KEYS.values()],
+        "tables": list(_tables(capture)),
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
         "retry": {"for": "30s"},
@@ -118,6 +120,31 @@ def _config(folder: Path, capture: Capture, servers: Servers, size: int | None) 
     path = folder / "tidesink.yaml"
     path.write_text(json.dumps(settings), encoding="utf-8")
     return path
+
+
+def _source(capture: Capture, servers: Servers) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "brokers": servers["brokers"],
+        "protocol": "debezium-avro" if capture.is_avro else "debezium-json",
+        "topics": f"{servers['prefix']}{capture.name}.{{schema}}.{{table}}",
+    }
+    if capture.is_avro:
+        return {**found, "schema-registry": servers["registry_url"]}
+    modes = {
+        one.name.replace("_", "-"): getattr(capture.modes, one.name)
+        for one in fields(DebeziumModes)
+        if getattr(capture.modes, one.name) != one.default
+    }
+    return {**found, "debezium": modes} if modes else found
+
+
+def _tables(capture: Capture) -> Iterator[dict[str, Any]]:
+    yield from ({"name": name, "keys": ["a", "b"]} for name in _NAMED_KEYS.values())
+    if capture.name in _DEFINED:
+        listed = capture.final_state()
+        for event in capture.events():
+            if isinstance(event, DdlEvent) and event.kind == "CREATE" and event.table.name in listed:
+                yield {"name": f"labdb.{event.table.name}", "definition": event.query}
 
 
 def _wrong_cells(capture: Capture, lake: Path) -> Iterator[str]:

@@ -80,16 +80,19 @@ class Capture:
         """The codec as a user of this connector would open it."""
         options = CodecOptions(debezium=self.modes)
         if not self.is_avro:
-            return open_codec("debezium-json", options=options, definitions=self._definitions())
+            return open_codec("debezium-json", options=options, definitions=self.definitions())
         answers = json.loads((self.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))
         schemas = {int(schema_id): answer["schema"] for schema_id, answer in answers.items()}
         return open_codec("debezium-avro", options=options, registry=MemorySchemaRegistry(schemas))
 
-    def _definitions(self) -> TableDefinitions | None:
+    def definitions(self) -> TableDefinitions | None:
+        """What a user of this connector would have to declare, if anything."""
         if self.name in _PLAIN_POSTGRES:
             return postgres_definitions()
-        if self.name not in _DECLARED_BY_DDL:
-            return None
+        return self.ddl_definitions() if self.name in _DECLARED_BY_DDL else None
+
+    def ddl_definitions(self) -> TableDefinitions:
+        """The tables as the connector's schema-change topic leaves them."""
         definitions = TableDefinitions()
         for event in self.events(open_codec("debezium-json")):
             if isinstance(event, DdlEvent):

@@ -8,11 +8,11 @@ from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 
 DEBEZIUM: list[tuple[str, dict[str, Any], str, str, str]] = [
     (
-        "debezium",
+        "debezium with a registry",
         changed(FLAT_AVRO, source__protocol="Debezium-JSON"),
-        "source.protocol",
-        "is not allowed",
-        "not by workers yet",
+        "source.schema-registry",
+        "has no effect with protocol debezium-json",
+        "remove it",
     ),
     (
         "debezium-avro without a registry",

@@ -48,6 +48,14 @@ _CODEC = {
   # The schema registry that its converter writes to.
   schema-registry: @registry@
 """,
+    "debezium-json": """\
+  # The connector's topics are <topic.prefix>.<schema>.<table>: put its prefix into the rule above.
+  # Where its converter leaves schemas out (schemas.enable: false), give a definition of each table under
+  # tables, and the connector's handling modes:
+  # debezium:
+  #   decimal-handling-mode: precise
+  #   time-precision-mode: adaptive_time_microseconds    # PostgreSQL: adaptive
+""",
 }
 
 
@@ -57,6 +65,7 @@ class Protocol(str, Enum):
     FLAT_AVRO = "flat-avro"
     CANAL_JSON = "canal-json"
     DEBEZIUM_AVRO = "debezium-avro"
+    DEBEZIUM_JSON = "debezium-json"
 
 
 def init(
@@ -113,7 +122,7 @@ def _plain(protocol: Protocol, addresses: StackAddresses) -> PipelineText:
     return PipelineText(
         brokers=scalar(addresses.brokers),
         protocol=protocol.value,
-        topics=scalar(_DEBEZIUM_RULE if protocol is Protocol.DEBEZIUM_AVRO else _RULE),
+        topics=scalar(_DEBEZIUM_RULE if protocol.value.startswith("debezium") else _RULE),
         codec=_CODEC[protocol.value].replace("@registry@", scalar(addresses.registry_url)),
         kafka=kafka_lines(None),
         tables=tables_lines([]),

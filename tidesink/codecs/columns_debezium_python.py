@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.pandas.functions import pandas_udf
 
 from tidesink.change import Column as SourceColumn
+from tidesink.change import Value
 from tidesink.codecs.columns_types import Reading, lit_binary, try_cast
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, reader_of
@@ -38,8 +39,11 @@ _MEMBER: Final = "v"
 Read = Callable[[str], bytes]
 
 
-def python_read(wire: Column, read: Read) -> Column:
-    """The answers of a reader for a column's values, null where the wire has null."""
+def python_read(wire: Column, read: Read, *, is_json: bool = False) -> Column:
+    """The answers of a reader for a column's values, null where the wire has null.
+
+    ``is_json``: the values are JSON texts already.
+    """
 
     def answers(batch: Any) -> Any:
         return batch.map(read, na_action="ignore").astype(object)
@@ -49,6 +53,8 @@ def python_read(wire: Column, read: Read) -> Column:
     # Spark tells what kind of function it is from these.
     answers.__annotations__ = {"batch": pd.Series, "return": pd.Series}
     text = F.to_json(F.struct(wire.alias(_MEMBER)), {"ignoreNullFields": "false"})
+    if is_json:
+        text = F.concat(F.lit(f'{{"{_MEMBER}":'), wire, F.lit("}"))
     column: Column = pandas_udf(answers, "binary")(F.when(wire.isNotNull(), text))  # type: ignore[call-overload]
     return column
 
@@ -56,7 +62,7 @@ def python_read(wire: Column, read: Read) -> Column:
 def reader(schema: ConnectSchema, source: SourceColumn, shape: TableShape, modes: DebeziumModes) -> Read:
     """The reader of one column, from the JSON of its value to what comes back."""
     value = reader_of(schema, column=source, modes=modes)
-    stored = target_reader(source.type, time_zone=ZoneInfo(shape.time_zone), zero_date=shape.zero_date)
+    stored = stored_answer(source, shape)
 
     semantic = semantic_type(schema.name, schema.type)
     coordinates = _coordinates if semantic is not None and semantic.form == "geometry" else None
@@ -65,16 +71,27 @@ def reader(schema: ConnectSchema, source: SourceColumn, shape: TableShape, modes
         try:
             raw = json.loads(text, parse_float=Decimal)[_MEMBER]
             found = value(raw if coordinates is None else coordinates(raw))
-            if found is UNAVAILABLE:
-                return KEEP
-            held = stored(found)
+            return KEEP if found is UNAVAILABLE else stored(found)
         except DecodeError as error:
             return REFUSED + type(error).__name__.encode()
+
+    return read
+
+
+def stored_answer(source: SourceColumn, shape: TableShape) -> Callable[[Value], bytes]:
+    """What comes back for a column's values, null excepted.
+
+    The function raises ValueOutOfRangeError for a value that no target can store.
+    """
+    stored = target_reader(source.type, time_zone=ZoneInfo(shape.time_zone), zero_date=shape.zero_date)
+
+    def answer(found: Value) -> bytes:
+        held = stored(found)
         if held is None:
             return ZERO
         return VALUE + (held if isinstance(held, bytes) else _text(held).encode("utf-8", "surrogatepass"))
 
-    return read
+    return answer
 
 
 def _coordinates(raw: Any) -> Any:

@@ -90,6 +90,21 @@ def _debezium_avro(parts: ColumnsParts) -> DecodeColumns:
     )
 
 
+def _debezium_json(parts: ColumnsParts) -> DecodeColumns:
+    from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
+
+    options = parts.options or CodecOptions()
+    modes = replace(options.debezium, time_zone=parts.time_zone)
+    return debezium_json_columns(
+        parts.table,
+        definition=_defined(parts, "debezium-json's records are not looked at for their schemas here"),
+        keys=parts.keys,
+        zero_date=parts.zero_date,
+        time_zone=parts.time_zone,
+        options=replace(options, debezium=modes, time_zone=parts.time_zone),
+    )
+
+
 def _canal_json(parts: ColumnsParts) -> DecodeColumns:
     from tidesink.codecs.columns_canal_json import canal_json_columns
 
@@ -102,9 +117,9 @@ def _canal_json(parts: ColumnsParts) -> DecodeColumns:
     )
 
 
-def _defined(parts: ColumnsParts) -> TableSchema:
+def _defined(parts: ColumnsParts, why: str = "canal-json carries no full types") -> TableSchema:
     if parts.definition is None:
-        raise ConfigError("canal-json carries no full types: give definition= the table's CREATE TABLE")
+        raise ConfigError(f"{why}: give definition= the table's CREATE TABLE")
     definitions = TableDefinitions()
     definitions.declare(parts.definition, parts.table.schema)
     found = definitions.get(parts.table)
@@ -118,4 +133,6 @@ COLUMNS: Final[Mapping[str, Callable[[ColumnsParts], DecodeColumns]]] = {
     "avro": _flat_avro,
     "canal-json": _canal_json,
     "debezium-avro": _debezium_avro,
+    "debezium-json": _debezium_json,
+    "debezium": _debezium_json,
 }

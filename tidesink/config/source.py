@@ -13,7 +13,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions, LargeMessageOption
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.debezium_values_modes import BinaryHandling, DebeziumModes
+from tidesink.codecs.debezium_values_modes import (
+    BinaryHandling,
+    DebeziumModes,
+    DecimalFormat,
+    DecimalHandling,
+    HstoreHandling,
+    IntervalHandling,
+    TimePrecision,
+    UnsignedHandling,
+)
 from tidesink.codecs.opening import DEBEZIUM_ALIASES, RESERVED
 from tidesink.config.fields import MOST_BYTES, ByteSize, Listed, LocalPath, Model, PositiveDuration, Texts
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
@@ -27,11 +36,9 @@ from tidesink.schema_registry.opening import open_registry
 from tidesink.schema_registry.transport import Timeouts
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 
-Protocol = Literal["flat-avro", "canal-json", "debezium-avro"]
+Protocol = Literal["flat-avro", "canal-json", "debezium-avro", "debezium-json"]
 
 PROTOCOL_ALIASES = {"avro": "flat-avro", "flat-avro": "flat-avro", "canal-json": "canal-json"}
-# What a worker reads of DEBEZIUM_ALIASES.
-_READ_DEBEZIUM = frozenset({"debezium-avro"})
 
 
 def _protocol(value: Any) -> Any:
@@ -40,15 +47,7 @@ def _protocol(value: Any) -> Any:
         return value
     if value.lower() in RESERVED:
         raise ValueError(f"{value.lower()} {RESERVED[value.lower()]}")
-    debezium = DEBEZIUM_ALIASES.get(value.lower())
-    if debezium in _READ_DEBEZIUM:
-        return debezium
-    if debezium is not None:
-        raise ValueError(
-            f"{value.lower()} is read by tidesink decode and by open_codec, and not by workers yet: use "
-            "debezium-avro (an Avro converter at the connector), or let TiCDC write avro or canal-json"
-        )
-    return PROTOCOL_ALIASES.get(value.lower(), value)
+    return {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}.get(value.lower(), value)
 
 
 def known_time_zone(name: str) -> str:
@@ -197,14 +196,28 @@ class DebeziumSettings(Model):
         default=DebeziumModes.unavailable_value_placeholder, min_length=1
     )
     """The connector's `unavailable.value.placeholder`: what stands for a value it was not sent."""
+    decimal_handling_mode: DecimalHandling = DebeziumModes.decimal_handling_mode
+    """How decimals are written: `precise`, `string` or `double`. For records without a schema, as all that
+    follow but the last."""
+    bigint_unsigned_handling_mode: UnsignedHandling = DebeziumModes.bigint_unsigned_handling_mode
+    """How BIGINT UNSIGNED is written: `long`, `precise` or `string`."""
+    time_precision_mode: TimePrecision = DebeziumModes.time_precision_mode
+    """What numbers stand for times: `adaptive` (of PostgreSQL), `adaptive_time_microseconds` (of MySQL),
+    `connect`, `isostring`, `microseconds` or `nanoseconds`."""
+    interval_handling_mode: IntervalHandling = DebeziumModes.interval_handling_mode
+    """How PostgreSQL's intervals are written: `numeric` or `string`."""
+    hstore_handling_mode: HstoreHandling = DebeziumModes.hstore_handling_mode
+    """How PostgreSQL's hstore is written: `json` or `map`."""
+    decimal_format: DecimalFormat = DebeziumModes.decimal_format
+    """The converter's `decimal.format`: `base64` or `numeric`."""
+    unwrapped: bool = CodecOptions.debezium_unwrapped
+    """The connector's ExtractNewRecordState makes rows of its envelopes, so that a null value is a delete.
+    Found out where its rows say so: by a schema, or an added field such as `__op`. debezium-json only."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
         """The same as the codec takes it."""
-        return DebeziumModes(
-            binary_handling_mode=self.binary_handling_mode,
-            unavailable_value_placeholder=self.unavailable_value_placeholder,
-            time_zone=time_zone,
-        )
+        given = {name: getattr(self, name) for name in type(self).model_fields if name != "unwrapped"}
+        return DebeziumModes(**given, time_zone=time_zone)
 
 
 class SourceSettings(Model):
@@ -215,11 +228,14 @@ class SourceSettings(Model):
     protocol: Annotated[
         Protocol,
         BeforeValidator(
-            _protocol, json_schema_input_type=Literal["avro", "flat-avro", "canal-json", "debezium-avro"]
+            _protocol,
+            json_schema_input_type=Literal[
+                "avro", "flat-avro", "canal-json", "debezium-avro", "debezium-json", "debezium"
+            ],
         ),
     ]
     """The producer's protocol: TiCDC's `flat-avro` (or its alias `avro`) or `canal-json`, or `debezium-avro`
-    of a Debezium connector or of new TiCDC; in any case."""
+    or `debezium-json` (TiCDC's name: `debezium`) of a Debezium connector or of new TiCDC; in any case."""
     topics: Annotated[tuple[str, ...], Listed, Field(min_length=1)]
     """A topic rule as in the changefeed's dispatchers (`{schema}_{table}`), or topics one by one. A flat-avro
     rule must contain `{schema}` and `{table}`; a fixed flat-avro topic serves exactly one table, named
@@ -275,7 +291,7 @@ class SourceSettings(Model):
     and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the changefeed.
     flat-avro only."""
     debezium: DebeziumSettings = DebeziumSettings()
-    """A Debezium connector's own options. debezium-avro only."""
+    """A Debezium connector's own options. debezium-avro and debezium-json only."""
     kafka: Annotated[
         KafkaProperties,
         BeforeValidator(normalised_kafka, json_schema_input_type=dict[str, SecretStr | int | bool]),
@@ -307,6 +323,7 @@ class SourceSettings(Model):
         given = {name: getattr(self, name) for name in _CODEC_OPTIONS}
         given |= {name: value.get_secret_value() if value else "" for name, value in self._places.items()}
         given["debezium"] = self.debezium.modes(self.time_zone)
+        given["debezium_unwrapped"] = self.debezium.unwrapped
         return CodecOptions(**given)
 
     @property

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from tidesink.change import TableId
 from tidesink.codecs.dispatch import Dispatcher
+from tidesink.codecs.opening import DEBEZIUM_ALIASES
 from tidesink.codecs.table_filter import TableFilter
 from tidesink.config.changefeed.changefeed import Changefeed
 from tidesink.config.changefeed.given import Given
@@ -29,6 +30,7 @@ _ALWAYS: Final = {
     ),
     "canal-json": ("enable-tidb-extension", "content-compatible"),
     "debezium-avro": (),
+    "debezium-json": (),
 }
 _WHERE_SET: Final = {
     "flat-avro": ("avro-enable-watermark", "avro-include-before-value", "output-raw-change-event"),
@@ -39,9 +41,12 @@ _WHERE_SET: Final = {
         "output-raw-change-event",
     ),
     "debezium-avro": (),
+    "debezium-json": (),
 }
-# Their schemas are in a registry, under the topic's subjects: a topic has one table.
+# Their schemas are in a registry, under the topic's subjects.
 _REGISTERED: Final = frozenset({"flat-avro", "debezium-avro"})
+# A topic of theirs has one table.
+_ALONE: Final = frozenset({*_REGISTERED, "debezium-json"})
 
 
 @dataclass
@@ -79,7 +84,7 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
 
 def _protocol(feed: Changefeed) -> str:
     given = str(feed.options["protocol"])
-    found = PROTOCOL_ALIASES.get(given, given)
+    found = {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}.get(given, given)
     if found not in _ALWAYS:
         raise ConfigError(
             f"the changefeed's protocol is {feed.options['protocol']}, and a pipeline reads "
@@ -130,18 +135,18 @@ def _topics(feed: Changefeed, protocol: str) -> tuple[list[str], list[dict[str, 
     """The topics that rows can be in, and the tables of topics that serve one."""
     topics: list[str] = []
     tables: list[dict[str, Any]] = []
-    registered, passed = protocol in _REGISTERED, _filter(feed)
+    alone, passed = protocol in _ALONE, _filter(feed)
     for index, dispatcher in enumerate(feed.router.dispatchers):
         rule = dispatcher.topic
         text = feed.router.default_topic if rule is None else rule.text
-        owners = _owners(feed, index, passed) if registered and (rule is None or rule.is_fixed) else None
+        owners = _owners(feed, index, passed) if alone and (rule is None or rule.is_fixed) else None
         if owners is None or owners:
             topics.append(text)
         tables += [{"name": str(table), "topic": text} for table in owners or ()]
         if dispatcher.matcher.everything:
             break
     else:
-        rest = _rest(feed, passed) if registered else None
+        rest = _rest(feed, passed) if alone else None
         if rest is None or rest:
             topics.append(feed.router.default_topic)
         tables += [{"name": str(table), "topic": feed.router.default_topic} for table in rest or ()]
@@ -187,7 +192,7 @@ def _rest(feed: Changefeed, passed: TableFilter) -> tuple[TableId, ...]:
 
 def _shared(who: str, topic: str) -> str:
     return (
-        f"{who} share the topic {topic}, and so one subject: give them a topic each with a last "
+        f"{who} share the topic {topic}, which can have one table: give them a topic each with a last "
         "dispatcher {matcher = ['*.*'], topic = '{schema}_{table}'} in the changefeed"
     )
 
