@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.change import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.codecs import open_codec
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
-from tidesink.codecs.columns_debezium_schema import names_no_row
-from tidesink.errors import ConfigError, DecodeError
+from tidesink.codecs.columns_debezium_schema import names_no_row, read_value_schema
+from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.decoding import open_decoding
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
@@ -125,3 +126,15 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     with pytest.raises(ConfigError, match="under headers of the AWS Glue schema registry") as refused:
         decoding.prepare(found)
     assert remedy in refused.value.message
+
+
+def test_flattened_rows_are_refused_with_what_to_do() -> None:
+    fields = [{"name": "id", "type": "long"}, {"name": "__op", "type": "string"}]
+    flattened = json.dumps({"type": "record", "name": "Value", "namespace": "app.lab.t", "fields": fields})
+    with pytest.raises(SchemaMismatchError, match="take the transform out of the connector"):
+        read_value_schema(flattened)
+    topic = Versions(Version({"a": ["null", "int"]}))
+    plan = debezium_avro_columns(
+        TABLE, key_schemas=topic.key_texts, value_schemas={**topic.texts, 300: flattened}
+    )
+    assert "ExtractNewRecordState" in plan.values.refused[300]
