@@ -312,5 +312,6 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _kafka_security,
     _files,
     _dead_letters,
+    message_target_problems,
     _state,
 )
