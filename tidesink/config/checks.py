@@ -9,6 +9,7 @@ from pathlib import Path
 from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, KafkaProperties, refusals
 from tidesink.config.large_messages import large_message_problems
 from tidesink.config.models import Config
+from tidesink.config.passed_on import message_target_problems
 from tidesink.config.problems import Problem
 from tidesink.config.sequence import sequence_problems
 from tidesink.config.source import RegistrySettings, SourceSettings
