@@ -43,8 +43,9 @@ def http(**more: Any) -> HttpSettings:
 def test_protocols_have_the_names_of_the_codecs() -> None:
     registry = {"schema-registry": "http://127.0.0.1:8081"}
     assert kafka(protocol="avro", **registry).protocol == "flat-avro"
-    assert kafka(protocol="Debezium").protocol == "debezium-json"
-    assert kafka(protocol="debezium-avro", **registry).protocol == "debezium-avro"
+    assert KafkaSettings.model_validate({**KAFKA, "protocol": "Debezium"}).protocol == "debezium-json"
+    avro = KafkaSettings.model_validate({**KAFKA, "protocol": "debezium-avro", **registry})
+    assert avro.protocol == "debezium-avro"
     assert kafka().topic == "{schema}_{table}"
     assert kafka(topic="all").rule.topic_for(TABLE) == "all"
 
@@ -94,6 +95,22 @@ def test_what_is_wrong_with_an_endpoint_is_said(more: dict[str, Any], field: str
     problems = wrong(with_target({**HTTP, **more}))
     assert words in str(problems[field])
     assert "s3cr3t" not in str(problems)
+
+
+def test_what_a_target_of_messages_cannot_do_is_said_before_the_run() -> None:
+    soft = {
+        **with_target(KAFKA),
+        "defaults": {"deletes": "soft"},
+        "tables": [{"name": "a.b", "deletes": "soft"}],
+    }
+    assert set(wrong(soft)) == {"defaults.deletes", "tables[0].deletes"}
+    same = with_target({**KAFKA, "brokers": CANAL_JSON["source"]["brokers"][0], "topic": "app"})
+    assert "a prefix" in str(wrong(same)["target.topic"])
+    assert "tells none" in str(wrong(with_target({**KAFKA, "protocol": "debezium"}))["target.protocol"])
+    extended = wrong(with_target({**KAFKA, "enable-tidb-extension": True}))
+    assert "tells none" in str(extended["target.enable-tidb-extension"])
+    source = {**CANAL_JSON["source"], "enable-tidb-extension": True}
+    right({**with_target({**KAFKA, "protocol": "debezium"}), "source": source})
 
 
 def test_secrets_are_not_shown() -> None:
