@@ -1,8 +1,8 @@
 """``make bench``: one table of rates, all measured in one run on this machine.
 
-``python -m benchmarks [codecs] [spark] [jobs]`` measures some of its parts: the codecs in Python, which
-takes a minute and no Java; their stages on Spark; the whole job into Delta. Everything is a ratio to a floor
-or a baseline of the same run, since machines differ and are noisy.
+``python -m benchmarks [codecs] [spark] [jobs] [iceberg]`` measures some of its parts: the codecs in Python,
+which takes a minute and no Java; their stages on Spark; the whole job into Delta, and into Iceberg.
+Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.events import OPTIONS, STEADY_BATCH, STEADY_BATCHES, write_events
+from benchmarks.iceberg_target import iceberg_rows
 from benchmarks.table import Rows, python_rows, rate, show, spark_rows
 from tidesink.dev.ports import free_ports
 from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "spark", "jobs")
+PARTS: Final = ("codecs", "spark", "jobs", "iceberg")
+# Of the parts those that need a broker.
+_WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
 Settings = Mapping[str, Any]
 
 
@@ -37,7 +40,7 @@ def main() -> None:
     if "codecs" in parts:
         _say("codecs in Python")
         rows += python_rows(_measure("benchmarks.codec_python"))
-    if "spark" in parts or "jobs" in parts:
+    if _WITH_STACK.intersection(parts):
         with _stack() as settings:
             rows += _on_spark(settings, parts, arguments.events)
     show(rows)
@@ -86,6 +89,8 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
         _say(f"writing {events:,} events")
         write_events(settings["brokers"], open_registry(settings["registry"]), settings["topic"], events)
         rows += _jobs({**settings, "events": events}, events)
+    if "iceberg" in parts:
+        rows += _iceberg({**settings, "topic": "bench_iceberg", "events": events}, events)
     return rows
 
 
@@ -119,6 +124,17 @@ def _jobs(settings: Settings, events: int) -> Rows:
         ),
         ("driver memory, all events", f"{ours['driver_mb']:.0f} MB", f"{small:.0f} MB for a tenth of them"),
     ]
+
+
+def _iceberg(settings: Settings, events: int) -> Rows:
+    _say(f"writing {events:,} events")
+    write_events(settings["brokers"], open_registry(settings["registry"]), settings["topic"], events)
+    figures = {}
+    for seed, side in enumerate(("ours", "baseline"), 2):
+        _say(f"whole job into Iceberg, {side}")
+        given = json.dumps({**settings, "steady_seed": seed})
+        figures[side] = _measure("benchmarks.iceberg_target", side, given)
+    return iceberg_rows(figures, events)
 
 
 def _driver_memory(settings: Settings) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +23,20 @@ from tidesink.sinks.session import local_cores
 from tidesink.sinks.spark_java import spark_java_environment
 
 COLUMNS = ("id", "amount", "total", "name", "note", "ratio", "price", "at", "digest", "flag")
+COLUMNS_DDL = (
+    "id BIGINT, amount INT, total BIGINT, name STRING, note STRING, ratio DOUBLE, price DECIMAL(20,4), "
+    "at TIMESTAMP_NTZ, digest BINARY, flag INT"
+)
 TABLE_PROPERTIES = (
     "'delta.enableDeletionVectors'='true','delta.columnMapping.mode'='name','delta.enableTypeWidening'='true'"
 )
 
 
-def plain_session() -> SparkSession:
-    """A session with the worker's cores, memory, partitions and jars, and none of its other settings."""
+def plain_session(more: Mapping[str, str] | None = None, *, target: str | None = None) -> SparkSession:
+    """A session with the worker's cores, memory, partitions and jars, and none of its other settings.
+
+    ``more`` are settings of a ``target`` that is not Delta.
+    """
     os.environ.update(spark_java_environment())
     settings: dict[str, bool | float | int | str | None] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -39,7 +47,8 @@ def plain_session() -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.jars": ",".join(str(jar) for jar in spark_connector_jars()),
+        "spark.jars": ",".join(str(jar) for jar in spark_connector_jars(target=target)),
+        **(more or {}),
     }
     session = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -58,12 +67,15 @@ class BaselineJob:
     value_schema: str
     max_records: int
 
+    @property
+    def location(self) -> str:
+        """The target table in SQL."""
+        return f"delta.`{self.table}`"
+
     def create(self, spark: SparkSession) -> None:
         """Make the empty target table."""
         spark.sql(
-            f"CREATE TABLE IF NOT EXISTS delta.`{self.table}` (id BIGINT, amount INT, total BIGINT, "
-            "name STRING, note STRING, ratio DOUBLE, price DECIMAL(20,4), "
-            "at TIMESTAMP_NTZ, digest BINARY, flag INT) "
+            f"CREATE TABLE IF NOT EXISTS {self.location} ({COLUMNS_DDL}) "
             f"USING delta TBLPROPERTIES ({TABLE_PROPERTIES})"
         )
 
@@ -112,7 +124,7 @@ class BaselineJob:
         )
         rows.createOrReplaceTempView("changes")
         spark.sql(
-            f"MERGE INTO delta.`{self.table}` t USING changes s ON t.id = s.key_id "
+            f"MERGE INTO {self.location} t USING changes s ON t.id = s.key_id "
             "WHEN MATCHED AND s.deleted THEN DELETE "
             f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{c} = s.{c}' for c in COLUMNS)} "
             f"WHEN NOT MATCHED AND NOT s.deleted THEN INSERT ({', '.join(COLUMNS)}) "

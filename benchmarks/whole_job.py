@@ -11,9 +11,12 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import SparkSession
 
 from benchmarks.baseline import BaselineJob, plain_session
 from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
@@ -76,7 +79,7 @@ def _config(settings: dict[str, Any], max_records: int) -> Path:
         },
         "tables": [{"name": "bench.events", "topic": settings["topic"]}],
         "batch": {"max-records": max_records, "max-bytes": 2**30},
-        "target": {"type": "delta", "path": "./lake"},
+        "target": settings.get("target", {"type": "delta", "path": "./lake"}),
         "state": "./state.db",
     }
     path.write_text(json.dumps(config), encoding="utf-8")
@@ -94,12 +97,17 @@ def _write_steady(settings: dict[str, Any]) -> None:
     )
 
 
-def baseline(settings: dict[str, Any]) -> dict[str, Any]:
-    """The hand-written job on the same topic."""
+def baseline(
+    settings: dict[str, Any],
+    *,
+    kind: type[BaselineJob] = BaselineJob,
+    session: Callable[[], SparkSession] = plain_session,
+) -> dict[str, Any]:
+    """The hand-written job on the same topic; ``kind`` and ``session`` say into what it writes."""
     registry = open_registry(settings["registry"])
     directory = Path(settings["directory"]) / "baseline"
-    spark = plain_session()
-    job = BaselineJob(
+    spark = session()
+    job = kind(
         settings["brokers"],
         settings["topic"],
         directory / "table",

@@ -142,6 +142,7 @@ class IcebergTable:
         self._ledger = IcebergLedger(shape.table, pipeline, location, shape.keys)
         self._holder = Holder(self._table, self._ledger, shape.table)
         self._upkeep = Upkeep(session, self._table)
+        self._evolving = False
         with self._translating(reading_error):
             self._created = self._open(shape, soft_deletes=delete_mode == "soft")
             self._present = self._table.columns(self._table.state())
@@ -152,6 +153,7 @@ class IcebergTable:
             entry = self._holder.claim()
             self._fill_pending()
             self._present = self._table.columns(self._table.state())
+            self._evolving = False
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
@@ -165,10 +167,12 @@ class IcebergTable:
         _check_shape(shape)
         with self._translating(reading_error):
             created, self._created = self._created, False
-            if not plan_evolution(self._present, shape).needed:
+            if not (plan_evolution(self._present, shape).needed or self._evolving):
                 return EvolveResult(created=created)
+            self._evolving = True  # until all of it is done: one that is cut off is gone on with
             result = self._evolve(shape)
             filled = self._fill_pending()
+            self._evolving = False
         return replace(result, created=created, backfilled=filled)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
