@@ -22,6 +22,7 @@ from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.shown import shown
+from tidesink.typemap.sql_type import parse_sql_type
 
 SOURCE = {"connector": "TiCDC", "db": "a", "table": "b", "commit_ts": 5}
 CANAL = {
@@ -173,3 +174,77 @@ def test_a_number_beyond_a_float_is_refused(number: str) -> None:
     row = f'{{"source":{json.dumps(SOURCE)},"op":"c","after":{{"id":1,"f":{number}}}}}'
     with pytest.raises(ValueOutOfRangeError, match="is no"):
         codec.decode(Message("t", 0, 0, None, row.encode()))
+
+
+# Each of them took minutes or gigabytes, or ended in a ValueError.
+_STATEMENTS = {
+    "parentheses": "CREATE TABLE t (a int default " + "(" * 50_000 + "1" + ")" * 50_000 + ")",
+    "comments": "/*!" * 50_000 + "CREATE TABLE t (a int)",
+    "comment": "CREATE TABLE t (a int) /* and so on",
+    "exponent": "CREATE TABLE t (a decimal(10,2) default 1e999999999)",
+    "huge exponent": "CREATE TABLE t (a decimal(10,2) default 1e99999999999999999999999)",
+    "argument": f"CREATE TABLE t (a decimal({'9' * 5000}))",
+    "fraction": "CREATE TABLE t (a decimal(1.5))",
+    "bits": "CREATE TABLE t (a bit(8) default 1.5)",
+    "many bits": f"CREATE TABLE t (a bit(8) default {'9' * 5000})",
+    "label": "CREATE TABLE t (a enum('x') default 1.5)",
+    "hex": "CREATE TABLE t (a int default 0x" + "f" * 50_000 + ")",
+    "scale": "ALTER TABLE s.t ADD COLUMN a decimal(5,999999999) not null",
+    "fraction of a second": "ALTER TABLE s.t ADD COLUMN a timestamp(999999999) not null",
+    "width": "ALTER TABLE s.t ADD COLUMN a binary(999999999) not null",
+    "name": "CREATE TABLE " + "a." * 50_000 + "a (a int)",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("statement", _STATEMENTS.values(), ids=_STATEMENTS)
+def test_no_statement_takes_for_ever(statement: str) -> None:
+    definitions = TableDefinitions()
+    definitions.declare("CREATE TABLE s.t (id INT PRIMARY KEY)")
+    told = ""
+    try:
+        definitions.apply(statement, "s")
+    except ConfigError as error:
+        told = str(error)
+    assert len(told) < 1000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int" + " " * 50_000 + "!",
+        "a " * 50_000 + "!",
+        "int" + " unsigned" * 20_000 + "!",
+        " unsigned" * 20_000 + "!",
+        "decimal" + "(" * 20_000 + ")" * 20_000,
+        "x" * 50_000,
+    ],
+)
+def test_no_type_takes_for_ever(text: str) -> None:
+    """canal-json's ``mysqlType`` is such a text; the spaces were tried in every way."""
+    with pytest.raises(ConfigError) as refused:
+        parse_sql_type(text)
+    assert len(str(refused.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("bigint\tunsigned", "bigint unsigned"),
+        ("BIGINT(20)UNSIGNED", "bigint unsigned"),
+        ("int (10)  unsigned\tzerofill ", "int unsigned"),
+        (" double  precision", "double"),
+        ("enum ('a)','b')", "enum"),
+    ],
+)
+def test_types_are_spelt_with_spaces_as_before(text: str, name: str) -> None:
+    assert parse_sql_type(text).name == name
+
+
+def test_a_schema_nested_too_deep_is_kept_as_a_text() -> None:
+    deep = '{"type":"array","items":' * 20_000 + '"int"' + "}" * 20_000
+    for protocol in ("debezium-avro", "flat-avro"):
+        codec = open_codec(protocol, registry=MemorySchemaRegistry({1: deep}))
+        with pytest.raises(SchemaMismatchError):
+            codec.decode(Message("t", 0, 0, None, header(1) + b"\x02"))

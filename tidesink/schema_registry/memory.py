@@ -170,5 +170,5 @@ def _version(item: RegisteredSchema) -> int:
 def _identity(schema_text: str) -> str:
     try:
         return json.dumps(json.loads(schema_text), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return schema_text

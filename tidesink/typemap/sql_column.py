@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tidesink.change import Column, ColumnType
 from tidesink.errors import ConfigError
+from tidesink.typemap.shown import shown
 from tidesink.typemap.sql_default import default_text, zero_text
 from tidesink.typemap.sql_lexer import Token
 from tidesink.typemap.sql_reader import SqlReader
@@ -115,7 +116,7 @@ def _type_name(sql: SqlReader) -> str:
             for _ in words:
                 sql.take()
             return name
-    raise ConfigError(f"unknown SQL type {sql.peek().text!r}")
+    raise ConfigError(f"unknown SQL type {shown(sql.peek().text)}")
 
 
 def _read_option(sql: SqlReader, options: _Options) -> None:

@@ -11,19 +11,25 @@ from collections.abc import Sequence
 from decimal import Decimal
 
 from tidesink.change import ColumnType
-from tidesink.typemap.sql_lexer import Token
+from tidesink.errors import ConfigError
+from tidesink.typemap.sql_lexer import Token, whole_number
 from tidesink.typemap.table import row_of
 
 _NOW = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP", "CURRENT_DATE", "CURDATE"})
 _WORDS = {"TRUE": "1", "FALSE": "0", "NULL": None}
 _MAX_SHORT_YEAR = 69
+# A DECIMAL has 65 digits, a DOUBLE's exponent three; these are bounds of memory, not of any database.
+_MOST_NUMBER = 1024
+_MOST_EXPONENT = 1024
 
 
 def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | None:
     """The default a DDL expression gives a column; None for NULL and for what only the database computes."""
     tokens = list(expression)
-    while len(tokens) > 2 and tokens[0].says("(") and tokens[-1].says(")"):
-        tokens = tokens[1:-1]
+    inside = 0
+    while len(tokens) > 2 * inside + 2 and tokens[inside].says("(") and tokens[-1 - inside].says(")"):
+        inside += 1
+    tokens = tokens[inside : len(tokens) - inside]
     negative = bool(tokens) and tokens[0].says("-")
     if tokens and tokens[0].says("-", "+"):
         tokens = tokens[1:]
@@ -68,6 +74,8 @@ def _from_bytes(raw: bytes, reader: str) -> str:
     if reader in ("bit", "binary"):
         return raw.decode("latin-1")
     if reader in ("integer", "unsigned64", "float32", "float64", "decimal"):
+        if len(raw) > _MOST_NUMBER:
+            raise ConfigError(f"SQL: a number of {len(raw)} bytes is no default of a column")
         return str(int.from_bytes(raw, "big"))
     return raw.decode("utf-8", "replace")
 
@@ -75,14 +83,23 @@ def _from_bytes(raw: bytes, reader: str) -> str:
 def _plain_number(text: str, reader: str) -> str:
     if "e" not in text.lower() or reader not in ("float32", "float64", "decimal", "integer", "unsigned64"):
         return text
-    return format(Decimal(text), "f")
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        number = None
+    # Written out, 1e999999999 would take a gigabyte.
+    if number is None or abs(number.adjusted()) > _MOST_EXPONENT:
+        raise ConfigError(f"SQL: {text[:30]!r} is no default that a column can hold")
+    return format(number, "f")
 
 
 def _bit(literal: Token, column_type: ColumnType) -> str:
     if literal.kind == "string":
         return literal.text.encode().decode("latin-1")
     width = ((column_type.length or 1) + 7) // 8
-    return int(literal.text).to_bytes(max(width, 8), "big")[-width:].decode("latin-1")
+    number = whole_number(literal)
+    size = max(width, (number.bit_length() + 7) // 8)
+    return number.to_bytes(size, "big")[-width:].decode("latin-1")
 
 
 def _padded(text: str, column_type: ColumnType) -> str:
@@ -92,7 +109,7 @@ def _padded(text: str, column_type: ColumnType) -> str:
 def _labels(literal: Token, column_type: ColumnType) -> str:
     members = column_type.members or ()
     if literal.kind == "number":
-        number = int(literal.text)
+        number = whole_number(literal)
         if column_type.name == "enum":
             return members[number - 1] if 0 < number <= len(members) else ""
         return ",".join(m for bit, m in enumerate(members) if number >> bit & 1)
@@ -160,7 +177,7 @@ def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None
         return text
     if old == "bit" and new in _NUMBERS:
         return str(int.from_bytes(text.encode("latin-1", "replace"), "big"))
-    if old in _NUMBERS and new == "bit" and text.isascii() and text.isdigit():
+    if old in _NUMBERS and new == "bit" and text.isascii() and text.isdigit() and len(text) <= _MOST_NUMBER:
         number, width = int(text), ((now.length or 1) + 7) // 8
         return number.to_bytes(max(width, (number.bit_length() + 7) // 8), "big").decode("latin-1")
     if old == "binary" and new == "text":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidesink.errors import ConfigError
+from tidesink.typemap.shown import shown
 from tidesink.typemap.sql_lexer import Token
 
 _END = Token("sign", "")
@@ -64,7 +65,7 @@ class SqlReader:
             ConfigError: something else stands there.
         """
         if not self.skip(*words):
-            raise ConfigError(f"SQL: expected {' '.join(words)} before {self.peek().text!r}")
+            raise ConfigError(f"SQL: expected {' '.join(words)} before {shown(self.peek().text)}")
 
     def name(self) -> str:
         """An identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES.
@@ -74,7 +75,7 @@ class SqlReader:
         """
         token = self.take()
         if token.kind not in ("word", "quoted", "string"):
-            raise ConfigError(f"SQL: expected a name before {token.text!r}")
+            raise ConfigError(f"SQL: expected a name before {shown(token.text)}")
         return token.text
 
     def group(self) -> list[Token]:

@@ -12,17 +12,22 @@ from collections.abc import Sequence
 
 from tidesink.change import ColumnType
 from tidesink.errors import ConfigError
-from tidesink.typemap.sql_lexer import Token
+from tidesink.typemap.shown import shown
+from tidesink.typemap.sql_lexer import Token, whole_number
 from tidesink.typemap.table import TypeRow, find_row, row_named
 
 _SHAPE = re.compile(
-    r"\s*([a-z0-9_ ]*?[a-z0-9_])\s*(?:\((.*)\))?\s*((?:unsigned|signed|zerofill|\s)*)\s*", re.I | re.S
+    # No two parts may take the same spaces: a type is text from outside, and a thousand spaces are possible.
+    r"\s*([a-z0-9_]+(?:\s+[a-z0-9_]+)*)(?:\s*\((.*)\)((?:\s*(?:unsigned|signed|zerofill))*))?\s*",
+    re.I | re.S,
 )
 _MEMBER = re.compile(r"'((?:[^']|'')*)'", re.S)
 _NUMBERS = re.compile(r"\s*\d{1,9}\s*(?:,\s*\d{1,9}\s*)?", re.ASCII)
 _TEMPORAL = frozenset(
     {"time", "datetime", "timestamp", "local time", "local datetime", "zoned time", "instant"}
 )
+# Far above every database's own limits. Defaults are filled up to these sizes.
+_MOST_ARGUMENT = {"decimal": 131_072, "binary": 65_535, "bit": 8_192, "time": 12}
 # FLOAT(p) is a 32-bit number up to 24 bits of precision.
 _FLOAT_BITS = 24
 
@@ -35,8 +40,8 @@ def parse_sql_type(text: str) -> ColumnType:
     """
     found = _SHAPE.fullmatch(text)
     if found is None:
-        raise ConfigError(f"{text!r} is no SQL type")
-    word, arguments, attributes = found.group(1).lower(), found.group(2), found.group(3).lower()
+        raise ConfigError(f"{shown(text)} is no SQL type")
+    word, arguments, attributes = found[1].lower(), found[2], (found[3] or "").lower()
     word, attributes = _split_attributes(word, attributes)
     row = _row(word, "unsigned" in attributes or "zerofill" in attributes)
     return _with_arguments(row, arguments, text.strip())
@@ -59,9 +64,13 @@ def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnTyp
         members = parse_members(arguments) if arguments is not None else None
         return ColumnType(row.name, members=members, sql=text)
     if arguments and _NUMBERS.fullmatch(arguments) is None:
-        raise ConfigError(f"{text!r} is no SQL type: its arguments are no numbers")
+        raise ConfigError(f"{shown(text)} is no SQL type: its arguments are no numbers")
     numbers = [int(part) for part in arguments.split(",")] if arguments else []
     first = numbers[0] if numbers else None
+    if numbers and max(numbers) > _MOST_ARGUMENT.get(
+        "time" if row.name in _TEMPORAL else row.name, max(numbers)
+    ):
+        raise ConfigError(f"{shown(text)} is no SQL type: {max(numbers)} is more than any database takes")
     if row.name == "decimal":
         scale = numbers[1] if len(numbers) > 1 else (0 if numbers else None)
         return ColumnType(row.name, precision=first, scale=scale, sql=text)
@@ -96,7 +105,7 @@ def shown_type(
     if row.parameter == "allowed":
         members = [token.text.rstrip(" ") for token in arguments if token.kind == "string"]
         return f"{row.name}({render_members(members)})"
-    numbers = [int(token.text) for token in arguments if token.kind == "number"]
+    numbers = [whole_number(token) for token in arguments if token.kind == "number"]
     name = row.name if charset != "binary" else _BINARY.get(row.name, row.name)
     unsigned = "unsigned" in attributes or "zerofill" in attributes
     text = _shown(name, numbers, unsigned=unsigned, bytes_each=_bytes_each(name, charset))

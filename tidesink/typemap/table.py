@@ -15,6 +15,7 @@ from typing import Literal
 
 from tidesink.change import ColumnType
 from tidesink.errors import ConfigError
+from tidesink.typemap.shown import shown
 
 Reader = Literal[
     "integer",
@@ -377,7 +378,7 @@ def row_named(name: str) -> TypeRow:
     row = _BY_NAME.get(name)
     if row is None:
         known = ", ".join(found.name for found in (*TYPES, *OTHER_TYPES))
-        raise ConfigError(f"unknown SQL type {name!r}: tidesink knows {known}")
+        raise ConfigError(f"unknown SQL type {shown(name)}: tidesink knows {known}")
     return row
 
 
