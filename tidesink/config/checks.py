@@ -6,14 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tidesink.config.kafka import ALLOWED, FILE_PROPERTIES, KafkaProperties, refusals
+from tidesink.config.kafka import KafkaProperties
+from tidesink.config.kafka_checks import file_problems, kafka_problems, security_problems
 from tidesink.config.large_messages import large_message_problems
 from tidesink.config.models import Config
 from tidesink.config.passed_on import message_target_problems
 from tidesink.config.problems import Problem
 from tidesink.config.sequence import sequence_problems
-from tidesink.config.source import RegistrySettings, SourceSettings
+from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
 from tidesink.config.target import DeltaSettings
+from tidesink.config.target_messages import HttpSettings, KafkaSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.ddl import TableDefinitions
@@ -96,8 +98,8 @@ def _registry(config: Config) -> Iterator[Problem]:
             f"{source.protocol} needs the schema registry that its producer writes to",
             "add it, such as schema-registry: http://127.0.0.1:8081",
         )
-    if source.schema_registry is not None:
-        yield from registry_auth_problems(source.schema_registry, "source.schema-registry")
+    for place, registry in _registries(config):
+        yield from registry_auth_problems(registry, place)
 
 
 def registry_auth_problems(registry: RegistrySettings, place: str) -> Iterator[Problem]:
@@ -212,15 +214,28 @@ def _definitions(config: Config) -> Iterator[Problem]:
 
 def _files(config: Config) -> Iterator[Problem]:
     """Certificates and keys are there: a worker must not find out hours later."""
-    for name in FILE_PROPERTIES:
-        value = config.source.kafka.get(name)
-        if value is not None and not Path(value.get_secret_value()).is_file():
-            yield Problem(f"source.kafka.{name}", "there is no such file", "give a readable PEM file")
-    tls = config.source.schema_registry.tls if config.source.schema_registry else None
-    for name in ("ca", "certificate", "key") if tls else ():
-        path = getattr(tls, name)
-        if path is not None and not Path(path).is_file():
-            yield Problem(f"source.schema-registry.tls.{name}", "there is no such file", "give a PEM file")
+    for place, properties in _clients(config):
+        yield from file_problems(properties, place)
+    for place, tls in _tls_sections(config):
+        for name in ("ca", "certificate", "key"):
+            path = getattr(tls, name)
+            if path is not None and not Path(path).is_file():
+                yield Problem(f"{place}.{name}", "there is no such file", "give a PEM file")
+
+
+def _tls_sections(config: Config) -> Iterator[tuple[str, RegistryTls]]:
+    for place, registry in _registries(config):
+        if registry.tls is not None:
+            yield f"{place}.tls", registry.tls
+    if isinstance(config.target, HttpSettings) and config.target.tls is not None:
+        yield "target.tls", config.target.tls
+
+
+def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
+    if config.source.schema_registry is not None:
+        yield "source.schema-registry", config.source.schema_registry
+    if isinstance(config.target, KafkaSettings) and config.target.schema_registry is not None:
+        yield "target.schema-registry", config.target.schema_registry
 
 
 def _dead_letters(config: Config) -> Iterator[Problem]:
@@ -240,42 +255,16 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
         )
 
 
-def _kafka_list(config: Config) -> Iterator[Problem]:
-    return kafka_problems(config.source.kafka)
+def _kafka(config: Config) -> Iterator[Problem]:
+    for place, properties in _clients(config):
+        yield from kafka_problems(properties, place)
+        yield from security_problems(properties, place)
 
 
-def kafka_problems(properties: KafkaProperties) -> Iterator[Problem]:
-    """Client properties that are not taken."""
-    for name, reason, remedy in refusals(properties):
-        yield Problem(f"source.kafka.{name}", reason, remedy)
-
-
-def _kafka_security(config: Config) -> Iterator[Problem]:
-    # A name that is not on the list is told already, and what was meant by it may well have an effect.
-    given = config.source.kafka
-    plain = {name: given[name].get_secret_value() for name in given if name in ALLOWED}
-    security = plain.get("security.protocol", "PLAINTEXT")
-    sasl = {name for name in plain if name.startswith("sasl.")}
-    tls = {name for name in plain if name.startswith("ssl.")}
-    if security.startswith("SASL_"):
-        for name in sorted({"sasl.mechanism", "sasl.username", "sasl.password"} - sasl):
-            yield Problem(f"source.kafka.{name}", f"required with security.protocol {security}", "add it")
-    elif sasl:
-        yield Problem(
-            "source.kafka",
-            f"{', '.join(sorted(sasl))}: no effect with security.protocol {security}",
-            "set security.protocol: SASL_SSL or SASL_PLAINTEXT, or remove them",
-        )
-    if tls and not security.endswith("SSL"):
-        yield Problem(
-            "source.kafka",
-            f"{', '.join(sorted(tls))}: no effect with security.protocol {security}",
-            "set security.protocol: SSL or SASL_SSL, or remove them",
-        )
-    if ("ssl.certificate.location" in tls) != ("ssl.key.location" in tls):
-        yield Problem(
-            "source.kafka", "ssl.certificate.location and ssl.key.location need each other", "give both"
-        )
+def _clients(config: Config) -> Iterator[tuple[str, KafkaProperties]]:
+    yield "source.kafka", config.source.kafka
+    if isinstance(config.target, KafkaSettings):
+        yield "target.kafka", config.target.kafka
 
 
 def _state(config: Config) -> Iterator[Problem]:
@@ -309,8 +298,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _tables,
     _definitions,
     sequence_problems,
-    _kafka_list,
-    _kafka_security,
+    _kafka,
     _files,
     _dead_letters,
     message_target_problems,

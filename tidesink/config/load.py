@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 from pydantic import SecretStr, ValidationError
 
-from tidesink.config.checks import cross_problems, kafka_problems
+from tidesink.config.checks import cross_problems
 from tidesink.config.interpolate import Interpolated
+from tidesink.config.kafka_checks import kafka_problems
 from tidesink.config.models import Config
 from tidesink.config.problems import Problem, place_of, problems_of
 from tidesink.errors import ConfigError

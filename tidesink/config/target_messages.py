@@ -12,7 +12,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.opening import DEBEZIUM_ALIASES, protocol_named
 from tidesink.config.fields import MOST_BYTES, ByteSize, Count, Model, PositiveDuration, Texts
-from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, refusals
+from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.config.source import (
     Brokers,
     RegistrySettings,
@@ -67,13 +67,6 @@ def _rule(text: str) -> str:
     except ConfigError as error:
         raise ValueError(error.message) from error
     return text
-
-
-def _taken(properties: KafkaProperties) -> KafkaProperties:
-    found = [f"{name} {reason}: {remedy}" for name, reason, remedy in refusals(properties)]
-    if found:
-        raise ValueError("; ".join(found))
-    return properties
 
 
 class KafkaSettings(Model):
@@ -131,7 +124,6 @@ class KafkaSettings(Model):
     kafka: Annotated[
         KafkaProperties,
         BeforeValidator(normalised_kafka, json_schema_input_type=dict[str, SecretStr | int | bool]),
-        AfterValidator(_taken),
     ] = Field(default_factory=dict)
     """Kafka client properties; see the list below."""
 
