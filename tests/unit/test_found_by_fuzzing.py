@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from tidesink.change import ChangeEvent, DdlEvent, Message, Position, TableId
+from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, TableId, Value
 from tidesink.cli.capture import read_capture
 from tidesink.cli.event_json import event_json
 from tidesink.codecs import open_codec
@@ -248,3 +249,24 @@ def test_a_schema_nested_too_deep_is_kept_as_a_text() -> None:
         codec = open_codec(protocol, registry=MemorySchemaRegistry({1: deep}))
         with pytest.raises(SchemaMismatchError):
             codec.decode(Message("t", 0, 0, None, header(1) + b"\x02"))
+
+
+_NO_VALUES = [
+    *[("decimal(10,2)", Decimal(text)) for text in ("1e999999999", "1e-999999999", "1e99999", "sNaN")],
+    *[("bit(9)", 2**70), ("bit(9)", -1), ("bit", 2), ("int", 2**70), ("bigint unsigned", -1)],
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("kind", "value"), _NO_VALUES)
+@pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro", "flat-avro", "canal-json"])
+def test_what_a_column_cannot_hold_is_not_written(protocol: str, kind: str, value: Value) -> None:
+    """Some were written as another number, some took minutes, some ended in an OverflowError."""
+    definitions = TableDefinitions()
+    definitions.declare(f"CREATE TABLE s.t (id INT PRIMARY KEY, v {kind})")
+    schema = definitions.get(TableId("s", "t"))
+    row: dict[str, Value] = {"id": 1, "v": value}
+    event = ChangeEvent(Op.INSERT, TableId("s", "t"), {"id": 1}, None, row, 5, Position("t", 0, 0), schema)
+    codec = open_codec(protocol, registry=MemorySchemaRegistry(), definitions=definitions)
+    with pytest.raises(EncodeError, match="is no"):
+        codec.encode(event, topic="t")

@@ -194,6 +194,7 @@ def avro_value(column: Column, value: Value, options: CodecOptions, zone: ZoneIn
     if value is None or (reader == "binary" and isinstance(value, bytes)):
         return value
     if reader == "bit" and isinstance(value, int) and (column.type.length or 1) > 1:
+        wire_value(column, value, zone)  # refuses what is wider than the column
         return value.to_bytes(((column.type.length or 1) + 7) // 8, "little")
     if reader in ("float32", "float64") and isinstance(value, float):
         return value

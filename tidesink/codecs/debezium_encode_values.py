@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from tidesink.change import Column, Value
-from tidesink.errors import EncodeError
+from tidesink.errors import EncodeError, ValueOutOfRangeError
+from tidesink.typemap.parse import fit_decimal, integer_bounds
 from tidesink.typemap.render import escape_allowed, mysql_type_word
 from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of
@@ -78,22 +79,28 @@ def _without_exponent(text: str) -> str:
 
 
 def _integer(column: Column, value: Value) -> Any:
-    if not isinstance(value, int):
+    low, high = integer_bounds(column.type) or (-_INT64_END, _UINT64 - 1)
+    if not isinstance(value, int) or not low <= value <= high:
         raise _refused(column, value)
     # A loss of the producer: what an int64 cannot hold is negative.
     return value - _UINT64 if value >= _INT64_END else value
 
 
 def _bit(column: Column, value: Value) -> Any:
-    if not isinstance(value, int):
-        raise _refused(column, value)
     length = column.type.length or 1
+    if not isinstance(value, int) or not 0 <= value < 1 << length:
+        raise _refused(column, value)
     return bool(value) if length == 1 else _base64(value.to_bytes((length + 7) // 8, "little"))
 
 
 def _number(column: Column, value: Value) -> Any:
     if isinstance(value, str | bytes | None):
         raise _refused(column, value)
+    if isinstance(value, Decimal):
+        try:
+            fit_decimal(value, column.type)
+        except (ValueOutOfRangeError, ArithmeticError) as error:
+            raise _refused(column, value) from error
     return go_float(float(value), single=column.type.name == "float" and column.type.scale is None)
 
 

@@ -110,11 +110,17 @@ def _bit_writer(column_type: ColumnType, full_width: bool) -> ToWire:
     return write
 
 
+# Written out, 1e999999999 would be a number of a billion digits; no DECIMAL has a hundred.
+_MOST_EXPONENT = 1000
+
+
 def _decimal_writer(column_type: ColumnType) -> ToWire:
     scale, limit = column_type.scale or 0, 10 ** (column_type.precision or 65)
 
     def write(value: Decimal) -> bytes:
         try:
+            if value and abs(value.adjusted()) > _MOST_EXPONENT:
+                raise _refuse(value, column_type)
             scaled = value.scaleb(scale, DECIMAL_CONTEXT)
             unscaled = int(scaled)
         except (ArithmeticError, ValueError, AttributeError) as error:
