@@ -1,0 +1,273 @@
+"""What is Iceberg's own: commits of others between and during batches, crashes, claims that meet."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.iceberg_disturbed import (
+    LOADED,
+    SHAPE,
+    compact,
+    expire,
+    loaded,
+    opened,
+    row,
+    sql,
+    state_of,
+)
+from tests.contracts.interrupted import CutOff, HeldMerge
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape
+from tidesink.change import Column, ColumnType
+from tidesink.errors import (
+    CommitUnknownError,
+    StaleProgressError,
+    TargetError,
+    TransientTargetError,
+)
+from tidesink.sinks.targets import iceberg_schema
+from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
+from tidesink.sinks.targets.iceberg_holder import Holder
+from tidesink.sinks.targets.iceberg_ledger import IcebergLedger
+from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
+from tidesink.sinks.targets.iceberg_target import IcebergTable, IcebergTarget
+from tidesink.sinks.targets.identifier import quote_text
+
+# ruff: noqa: S608
+pytestmark = pytest.mark.spark
+
+
+def test_progress_survives_compaction_expiry_and_others_properties(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    compact(iceberg)
+    expire(iceberg)
+    sql(iceberg, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('origin' = 'somebody')")
+    assert opened(iceberg).committed() == progress(1, 2)
+    again = table.apply(iceberg.batch(SHAPE, [row(2, "b"), row(3)]), progress(1, 2))
+    assert (again.inserted, again.updated) == (1, 1)
+    table.apply(iceberg.batch(SHAPE, [row(4)], [{"id": 1}]), progress(1, 3))
+    assert iceberg.rows() == [*LOADED[1:], row(4)]
+    assert opened(iceberg).claim().progress == progress(2, 3)
+
+
+def test_what_another_program_writes_stays(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    sql(iceberg, f"UPDATE {table.location} SET amount = 5 WHERE id = 1")
+    sql(iceberg, f"INSERT INTO {table.location} VALUES (9, 'theirs', 9)")
+    sql(iceberg, f"DELETE FROM {table.location} WHERE id = 3")
+    result = table.apply(iceberg.batch(SHAPE, [row(2, "c")], [{"id": 3}]), progress(1, 3))
+    assert (result.updated, result.absent) == (1, 1)
+    assert iceberg.rows() == [row(1, amount=5), row(2, "c"), row(9, "theirs", 9)]
+
+
+@pytest.mark.parametrize("disturb", [compact, expire], ids=["compaction", "expiry"])
+def test_upkeep_by_others_in_the_middle_of_a_merge(iceberg: Bed, tmp_path: Path, disturb: Any) -> None:
+    table = loaded(iceberg)
+    # One row, so that one task waits: the other core is the disturber's.
+    with HeldMerge(table, iceberg.batch(SHAPE, [row(1, "c")]), progress(1, 3), gate=tmp_path) as merge:
+        disturb(iceberg)
+    assert merge.raised == []
+    assert table.committed() == progress(1, 3)
+    assert iceberg.rows() == [row(1, "c"), *LOADED[1:]]
+
+
+def test_a_stranger_in_the_middle_of_a_merge_means_once_more(iceberg: Bed, tmp_path: Path) -> None:
+    table = loaded(iceberg)
+    with HeldMerge(table, iceberg.batch(SHAPE, [row(1, "c")]), progress(1, 3), gate=tmp_path) as merge:
+        sql(iceberg, f"UPDATE {table.location} SET amount = 5")
+    assert merge.raised == []
+    assert iceberg.rows() == [row(1, "c"), row(2, "b", 5), row(3, amount=5)]
+
+
+def test_a_claim_in_the_middle_of_a_merge_wins(iceberg: Bed, tmp_path: Path) -> None:
+    table = loaded(iceberg)
+    with HeldMerge(table, iceberg.batch(SHAPE, [row(1, "zombie")]), progress(1, 3), gate=tmp_path) as zombie:
+        other = opened(iceberg)
+        assert other.claim().progress == progress(2, 2)
+    assert [type(exc) for exc in zombie.raised] == [StaleProgressError]
+    assert other.committed() == progress(2, 2)
+    assert iceberg.rows() == LOADED
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_merge_that_was_cut_off_wrote_nothing(iceberg: Bed, before: bool) -> None:
+    assert isinstance(iceberg.target, IcebergTarget)
+    session: Any = CutOff(iceberg.spark, before=before)
+    target = IcebergTarget(session, "lake", properties=iceberg.target.properties)
+    table = loaded(iceberg, target)
+    session.armed = True
+    batch = iceberg.batch(SHAPE, [row(1, "c")], [{"id": 2}])
+    with pytest.raises(TransientTargetError):
+        table.apply(batch, progress(1, 3))
+    assert iceberg.rows() == LOADED
+    assert table.committed() == progress(1, 2)
+    result = table.apply(batch, progress(1, 3))
+    assert (result.updated, result.deleted) == (1, 1)
+    assert iceberg.rows() == [row(1, "c"), row(3)]
+
+
+class CutCommits(JvmTable):
+    """A table whose next commit of metadata raises as a lost connection does, before it or after."""
+
+    cut: str | None = None
+
+    def commit(self, base: TableState, change: Any) -> None:
+        from py4j.protocol import Py4JNetworkError
+
+        cut, self.cut = self.cut, None
+        if cut != "before":
+            super().commit(base, change)
+        if cut:
+            raise Py4JNetworkError("cut off")
+
+
+def test_a_commit_that_was_cut_off_is_looked_for(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    assert iceberg.spark is not None
+    jvm_table = CutCommits(iceberg.spark, table.location)
+    ledger = IcebergLedger(TABLE, "shop", table.location, ("id",))
+    holder = Holder(jvm_table, ledger, TABLE)
+    claimed = holder.claim()
+    state = holder.staging()
+    done = table_result()
+    jvm_table.cut = "after"
+    entry = ledger.batch(progress(2, 3), done, snapshot=claimed.snapshot)
+    assert holder.publish(entry, on=state.head)
+    assert table.committed() == progress(2, 3)
+    jvm_table.cut = "before"
+    later = ledger.batch(progress(2, 4), done, snapshot=claimed.snapshot)
+    with pytest.raises(CommitUnknownError):
+        holder.publish(later, on=state.head)
+    assert table.committed() == progress(2, 3)
+
+
+def table_result() -> Any:
+    from tidesink.sinks.targets.base import ApplyResult
+
+    return ApplyResult(0, 0, 0, 0, "1")
+
+
+def test_two_workers_never_both_win(iceberg: Bed) -> None:
+    """Both claim and write as fast as they can; what the table holds is what the winners were told."""
+    opened(iceberg).close()
+    won: list[tuple[int, int]] = []
+
+    def work(number: int) -> None:
+        table = opened(iceberg)
+        for turn in range(4):
+            try:
+                claim = table.claim()
+                batch = (claim.progress.batch if claim.progress else 0) + 1
+                key = number * 100 + turn
+                table.apply(iceberg.batch(SHAPE, [row(key)]), progress(claim.epoch, batch))
+                won.append((batch, key))
+            except (StaleProgressError, TransientTargetError):
+                continue
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert won
+    assert sorted(batch for batch, _ in won) == list(range(1, len(won) + 1))
+    assert [r["id"] for r in iceberg.rows()] == sorted(key for _, key in won)
+
+
+WIDER = shape(ID, NAME, AMOUNT, Column("state", ColumnType("int"), default="7"))
+
+
+def cut_evolution(bed: Bed, table: IcebergTable) -> None:
+    """The column is there, and the worker died before old rows got the default."""
+    assert bed.spark is not None
+    pending = quote_text('{"state":"7"}')
+    sql(bed, f"ALTER TABLE {table.location} ADD COLUMNS (state int)")
+    sql(bed, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('{iceberg_schema.BACKFILL}' = {pending})")
+
+
+def test_a_crash_between_column_and_default_heals(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    cut_evolution(iceberg, table)
+    assert {r["state"] for r in iceberg.rows()} == {None}
+    again = iceberg.reopen().open_table(WIDER, pipeline="shop")
+    epoch = again.claim().epoch
+    assert {r["state"] for r in iceberg.rows()} == {7}
+    assert state_of(iceberg, table).property(iceberg_schema.BACKFILL) is None
+    again.apply(iceberg.batch(WIDER, [{**row(1), "state": None}]), progress(epoch, 3))
+    assert [r["state"] for r in iceberg.rows()] == [None, 7, 7]
+
+
+def test_a_default_cut_off_while_it_is_given_heals(iceberg: Bed) -> None:
+    assert isinstance(iceberg.target, IcebergTarget)
+    session: Any = CutOff(iceberg.spark, before=False, word="UPDATE")
+    table = loaded(iceberg, IcebergTarget(session, "lake", properties=iceberg.target.properties))
+    session.armed = True
+    with pytest.raises(TransientTargetError):
+        table.evolve(WIDER)
+    assert {r["state"] for r in iceberg.rows()} == {None}
+    assert table.evolve(WIDER).backfilled == ("state",)
+    assert {r["state"] for r in iceberg.rows()} == {7}
+
+
+def test_a_row_without_a_key_never_gets_in(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    assert iceberg.spark is not None
+    frame = frame_of(iceberg.spark, SHAPE, [ReducedRow("upsert", {"id": None}, {**row(6), "id": None})])
+    with pytest.raises(TargetError, match="nothing was written"):
+        table.apply(ReducedBatch(SHAPE, 1, 0, frame=frame), progress(1, 3))
+    table.apply(iceberg.batch(SHAPE, [row(5)]), progress(1, 3))
+    assert [r["id"] for r in iceberg.rows()] == [1, 2, 3, 5]
+
+
+def test_rows_rewritten_whole_are_counted_too(iceberg: Bed) -> None:
+    """A table whose user set copy-on-write."""
+    table = loaded(iceberg)
+    sql(iceberg, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('write.merge.mode' = 'copy-on-write')")
+    result = table.apply(iceberg.batch(SHAPE, [row(2, "c"), row(4)], [{"id": 1}, {"id": 8}]), progress(1, 3))
+    assert (result.inserted, result.updated, result.deleted, result.absent) == (1, 1, 1, 1)
+    only = table.apply(iceberg.batch(SHAPE, [], [{"id": 4}, {"id": 9}]), progress(1, 4))
+    assert (only.deleted, only.absent) == (1, 1)
+    assert iceberg.rows() == [row(2, "c"), row(3)]
+
+
+def test_small_files_are_packed_and_progress_stays(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    sql(
+        iceberg,
+        f"INSERT INTO {table.location} SELECT /*+ REPARTITION(60) */ id, 'x', 1 FROM range(100, 200)",
+    )
+    assert table.apply(iceberg.batch(SHAPE, [row(4)]), progress(1, 3)).inserted == 1
+    totals = state_of(iceberg, table).totals()
+    assert totals["total-data-files"] + totals["total-delete-files"] < 10
+    assert opened(iceberg).committed() == progress(1, 3)
+    table.apply(iceberg.batch(SHAPE, [row(5)], [{"id": 150}]), progress(1, 4))
+    assert len(iceberg.rows()) == 5 + 99
+
+
+def test_old_snapshots_and_metadata_are_let_go(iceberg: Bed) -> None:
+    table = loaded(iceberg)
+    location = f"{table.location}"
+    sql(iceberg, f"ALTER TABLE {location} SET TBLPROPERTIES ('history.expire.max-snapshot-age-ms' = '1')")
+    handle = state_of(iceberg, table).table
+    many = handle.newTransaction()
+    for _ in range(300):
+        many.newFastAppend().commit()
+    many.commitTransaction()
+    table.apply(iceberg.batch(SHAPE, [row(4)]), progress(1, 3))
+    assert state_of(iceberg, table).snapshot_count() <= 102
+    assert table.apply(iceberg.batch(SHAPE, [row(5)]), progress(1, 4)).inserted == 1
+    assert opened(iceberg).claim().progress == progress(2, 4)
+    kept = list(Path(str(handle.location()).removeprefix("file:"), "metadata").glob("*.metadata.json"))
+    assert len(kept) < 60
+
+
+def test_deltas_catalog_stands_beside(iceberg: Bed, tmp_path: Path) -> None:
+    """Dead letters of an Iceberg pipeline are kept in Delta, in the same session."""
+    assert iceberg.spark is not None
+    loaded(iceberg)
+    sql(iceberg, f"CREATE TABLE delta.`{tmp_path}/beside` (id bigint) USING delta")
+    sql(iceberg, f"INSERT INTO delta.`{tmp_path}/beside` SELECT id FROM lake.shop.orders")
+    assert len(sql(iceberg, f"SELECT * FROM delta.`{tmp_path}/beside`")) == 3
