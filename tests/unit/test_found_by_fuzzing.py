@@ -17,6 +17,8 @@ from tidesink.cli.event_json import event_json
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
+from tidesink.codecs.debezium import DebeziumJsonCodec
+from tidesink.codecs.debezium_json import JsonParser
 from tidesink.codecs.nesting import MOST_LEVELS, is_deep
 from tidesink.codecs.wire import header
 from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError, ValueOutOfRangeError
@@ -270,3 +272,20 @@ def test_what_a_column_cannot_hold_is_not_written(protocol: str, kind: str, valu
     codec = open_codec(protocol, registry=MemorySchemaRegistry(), definitions=definitions)
     with pytest.raises(EncodeError, match="is no"):
         codec.encode(event, topic="t")
+
+
+def test_what_debezium_json_keeps_is_bounded() -> None:
+    """A schema is kept by its text, and so is DDL that cannot be read: neither without end."""
+    parser = JsonParser()
+    empty = '{"schema":{"type":"struct","fields":[],"doc":"%s"},"payload":{}}'
+    for at in range(20):
+        for part in (empty, '{"payload":{},"schema":{"type":"struct","fields":[],"doc":"%s"}}'):
+            text = part % (str(at % 10) * (4 << 20))
+            assert parser.read(Message(f"t{at}", 0, 0, None, text.encode()), "value") is not None
+        kept = [*parser._tails, *(text for text, _ in parser._heads.values())]
+        assert sum(map(len, kept)) < 160 << 20
+    codec = DebeziumJsonCodec()
+    for at in range(1100):
+        ddl = {"source": SOURCE, "ddl": f"CREATE TABLE t{at} (", "tableChanges": []}
+        codec.decode(Message("t", 0, 0, None, orjson.dumps(ddl)))
+    assert len(codec.unread_ddl) == 1000

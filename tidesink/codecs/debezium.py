@@ -59,6 +59,7 @@ from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 
 _MOST_TOPICS: Final = 65536
+_MOST_UNREAD: Final = 1000
 TICDC_MODES: Final = DebeziumModes(decimal_handling_mode="double", binary_handling_mode="base64")
 
 
@@ -66,8 +67,8 @@ class DebeziumCodec:
     """Decodes Debezium's records; what the two codecs have in common.
 
     ``definitions`` gives types, above all to records without a schema. So does the DDL that passes,
-    where ``definitions`` and the record say nothing; ``unread_ddl`` holds the texts that could not be
-    read for types, with the reason.
+    where ``definitions`` and the record say nothing; ``unread_ddl`` holds the first texts that could
+    not be read for types, with the reason.
     """
 
     name: str = "debezium"
@@ -166,7 +167,8 @@ class DebeziumCodec:
         try:
             self._rows.learned.apply(event.query, event.table.schema)
         except ConfigError as error:
-            self.unread_ddl[event.query] = error.message
+            if len(self.unread_ddl) < _MOST_UNREAD:
+                self.unread_ddl[event.query] = error.message
 
 
 def _now_ms() -> int:

@@ -11,6 +11,7 @@ again by its text.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final, NoReturn
 
@@ -27,6 +28,8 @@ _PAYLOAD_FIRST: Final = '{"payload":'
 _THEN_SCHEMA: Final = ',"schema":'
 _WRAPPING: Final = frozenset({"schema", "payload"})
 _MOST_KNOWN: Final = 4096
+# Characters of schemas that are kept: a schema of ten columns has four thousand.
+_MOST_ROOM: Final = 1 << 26
 # Postgres' numeric has up to 131072 digits before the point and 16383 after it; nothing has more.
 _MOST_DIGITS: Final = 150_000
 
@@ -98,7 +101,7 @@ class JsonParser:
             if not isinstance(schema, dict) or not text.startswith(_THEN_PAYLOAD, end):
                 return None
             known = (text[:end] + _THEN_PAYLOAD, connect_schema_of_json(schema))
-            _make_room(self._heads)
+            _make_room(self._heads, (text for text, _ in self._heads.values()))
             self._heads[place] = known
         payload, end = _DECODER.raw_decode(text, len(known[0]))
         return Parsed(payload, known[1]) if text[end:] == "}" else None
@@ -113,13 +116,13 @@ class JsonParser:
             schema, end = _DECODER.raw_decode(tail, len(_THEN_SCHEMA))
             if not isinstance(schema, dict) or tail[end:] != "}":
                 return None
-            _make_room(self._tails)
+            _make_room(self._tails, self._tails)
             known = self._tails[tail] = connect_schema_of_json(schema)
         return Parsed(payload, known)
 
 
-def _make_room(known: dict[Any, Any]) -> None:
-    if len(known) >= _MOST_KNOWN:
+def _make_room(known: dict[Any, Any], texts: Iterable[str]) -> None:
+    if len(known) >= _MOST_KNOWN or sum(map(len, texts)) > _MOST_ROOM:
         known.clear()
 
 
