@@ -36,22 +36,21 @@ def cells(row: TypeRow) -> tuple[str, ...]:
     limit, code = row.sql_type_above or (None, None)
     sql_type = f"{row.sql_type}" + (f"; {code} above {limit}" if row.sql_type_above else "")
     kind = (row.name, ", ".join(row.spellings), row.tidb_type, row.parameter or "", avro, sql_type)
-    types = (row.spark.format(p="p", s="s"), row_type(row, "postgres"), row_type(row, "mysql"))
-    return *kind, row.python, *types, row.lost
+    databases = (row_type(row, database) for database in ("postgres", "mysql"))
+    return *kind, row.python, row.spark.format(p="p", s="s"), *databases, row.lost
 
 
 def table(head: str, rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
-    columns = head.split("|")
-    lines = [columns, ["---"] * len(columns), *rows]
+    lines = [head.split("|"), ["---"] * (head.count("|") + 1), *rows]
     return "\n" + "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
 
 
 def page() -> str:
     """The whole page."""
     fields = [(f"`{f.name}`", f.avro, f"`{f.default!r}`", f.option, f.meaning) for f in EXTENSION_FIELDS]
-    tidb = INTRODUCTION + table(TYPES_HEAD, map(cells, TYPES)) + EXTENSION + table(FIELDS_HEAD, fields)
-    return tidb + section(table)
+    tidb = INTRODUCTION + table(TYPES_HEAD, map(cells, TYPES))
+    return tidb + EXTENSION + table(FIELDS_HEAD, fields) + section(table)
 
 
 if __name__ == "__main__":

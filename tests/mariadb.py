@@ -29,6 +29,7 @@ user=root
 character-set-server=utf8mb4
 innodb-buffer-pool-size=16M
 skip-log-bin
+local-infile=1
 """
 _PATIENCE: Final = 60.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.iceberg_beds import iceberg_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
-from tests.contracts.sql_beds import postgres_bed
+from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import Bed
 from tidesink.change import TableId
 from tidesink.sinks.targets import TARGETS
@@ -52,6 +52,7 @@ BEDS = {
     "kafka": kafka_bed,
     "iceberg": iceberg_bed,
     "postgres": postgres_bed,
+    "mysql": mysql_bed,
 }
 # What a bed starts: the fast set never does.
 MARKS = {
@@ -60,6 +61,7 @@ MARKS = {
     "iceberg": [pytest.mark.spark],
     "kafka": [pytest.mark.spark, pytest.mark.servers],
     "postgres": [pytest.mark.spark, pytest.mark.servers],
+    "mysql": [pytest.mark.spark, pytest.mark.servers],
 }
 
 

@@ -8,12 +8,15 @@ from datetime import timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
 from tests.contracts.targets_bed import Bed
 from tidesink.change import TableId
+from tidesink.sinks.targets.identifier import quote_mysql
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_endpoint import Endpoint
@@ -47,6 +50,40 @@ def postgres_database(request: pytest.FixtureRequest) -> Endpoint:
 def postgres_bed(request: pytest.FixtureRequest, _folder: Path) -> Bed:
     """Tables in a Postgres database."""
     return sql_bed(request, Connections(PostgresDialect(), postgres_database(request)))
+
+
+def mysql_server(request: pytest.FixtureRequest) -> Endpoint:
+    """The tests' MariaDB, whose databases made by the test are dropped after it."""
+    import pymysql
+
+    parts = urlsplit(request.getfixturevalue("mariadb_url"))
+    endpoint = Endpoint(
+        parts.hostname or "", parts.port or 3306, "", parts.username or "", parts.password or ""
+    )
+    admin = pymysql.connect(
+        host=endpoint.host, port=endpoint.port, user=endpoint.user, password=endpoint.password
+    )
+    before = _databases(admin)
+
+    def drop() -> None:
+        with admin.cursor() as cursor:
+            for name in _databases(admin) - before:
+                cursor.execute(f"DROP DATABASE {quote_mysql(name)}")
+        admin.close()
+
+    request.addfinalizer(drop)
+    return endpoint
+
+
+def _databases(connection: Any) -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW DATABASES")
+        return {name for (name,) in cursor.fetchall()}
+
+
+def mysql_bed(request: pytest.FixtureRequest, _folder: Path) -> Bed:
+    """Tables in a MariaDB."""
+    return sql_bed(request, Connections(MysqlDialect(), mysql_server(request)))
 
 
 def sql_bed(request: pytest.FixtureRequest, connections: Connections) -> Bed:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Discriminator, Tag
 from tidesink.config.fields import LocalPath, Model
 from tidesink.config.target_iceberg import IcebergSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
-from tidesink.config.target_sql import PostgresSettings
+from tidesink.config.target_sql import MysqlSettings, PostgresSettings
 
 DEFAULT_TYPE: Final = "delta"
 
@@ -58,6 +58,7 @@ TargetSettings = Annotated[
     | Annotated[KafkaSettings, Tag("kafka")]
     | Annotated[IcebergSettings, Tag("iceberg")]
     | Annotated[PostgresSettings, Tag("postgres")]
+    | Annotated[MysqlSettings, Tag("mysql")]
     | Annotated[MemorySettings, Tag("memory")],
     Discriminator(_type_of),
 ]

@@ -27,6 +27,7 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
         "kafka": "tidesink.sinks.targets.kafka_target",
         "iceberg": "tidesink.sinks.targets.iceberg_target",
         "postgres": "tidesink.sinks.targets.postgres_target",
+        "mysql": "tidesink.sinks.targets.mysql_target",
         "memory": "tidesink.sinks.targets.memory_target",
     }
 )

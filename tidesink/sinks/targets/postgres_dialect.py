@@ -82,16 +82,19 @@ def connect(endpoint: Endpoint) -> Any:
     return connection
 
 
-def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> None:
-    """COPY CSV into a staging table, in one transaction."""
+def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
+    """COPY CSV into a staging table, in one transaction; how many rows the server took."""
     connection = connect(endpoint)
     try:
-        with connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for chunk in chunks:
-                copy.write(chunk)
+        with connection.cursor() as cursor:
+            with cursor.copy(statement) as copy:
+                for chunk in chunks:
+                    copy.write(chunk)
+            rows = int(cursor.rowcount)
         connection.commit()
     finally:
         connection.close()
+    return rows
 
 
 class PostgresDialect:
@@ -179,7 +182,11 @@ class PostgresDialect:
         cursor.execute("; ".join(comments))
 
     def alter(
-        self, location: str, added: Mapping[str, tuple[str, str | None]], widened: Mapping[str, str]
+        self,
+        location: str,
+        added: Mapping[str, tuple[str, str | None]],
+        widened: Mapping[str, str],
+        keys: frozenset[str],  # noqa: ARG002  (they stay NOT NULL by themselves)
     ) -> list[str]:
         """One ALTER: a default that is a constant is given to old rows without writing them."""
         changes = [

@@ -51,7 +51,12 @@ _STATES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     ("42501", TargetError, "the user may not do this: grant CREATE on the database and schema, or ownership"),
     ("42P10", SchemaRefusedError, "the table has no unique index on the key's columns: make its primary key"),
     ("42P01", TransientTargetError, "a table is gone that was there: was it dropped by another program?"),
-    ("54", SchemaRefusedError, "Postgres has a limit that this table passes (1,600 columns, 8 kB of a key)"),
+    (
+        "54",
+        SchemaRefusedError,
+        "Postgres has a limit that this table passes (1,600 columns, 8 kB of a row without its long values, "
+        "2.7 kB of a key)",
+    ),
     ("42", TargetError, "Postgres refuses the statement: was the table changed by another program?"),
 )
 

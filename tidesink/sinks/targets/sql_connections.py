@@ -23,8 +23,10 @@ class Connections:
         self._lock = threading.Lock()
 
     @contextmanager
-    def transaction(self, table: str) -> Iterator[Any]:
+    def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
         """A cursor in a transaction, committed at the end, undone where an error comes first.
+
+        Without ``writes`` it is undone in any case.
 
         Raises: the dialect's errors; CommitUnknownError where the commit was sent and not answered.
         """
@@ -33,8 +35,8 @@ class Connections:
         try:
             with self._translated(table), connection.cursor() as cursor:
                 yield cursor
-            with self._translated(table, committing=True):
-                connection.commit()
+            with self._translated(table, committing=writes):
+                connection.commit() if writes else connection.rollback()
         except BaseException:
             self._undo(connection)
             raise

@@ -80,6 +80,8 @@ def _words(column: Any, kind: Kind) -> Any:
     large = pa.large_string()
     if kind == "micros":
         column = column.cast(pa.timestamp("us"))
+    if pa.types.is_float32(column.type):
+        column = column.cast(pa.float64())  # the shortest digits of the greatest float are beyond its range
     if kind != "text":
         return column.cast(pa.string()).cast(large)
     escaped = pc.replace_substring(column.cast(large), pattern='"', replacement='""')

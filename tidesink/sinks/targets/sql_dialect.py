@@ -128,9 +128,16 @@ class Dialect(Protocol):
         """Make a table: name, type, whether of the key, and comment of each column."""
 
     def alter(
-        self, location: str, added: Mapping[str, tuple[str, str | None]], widened: Mapping[str, str]
+        self,
+        location: str,
+        added: Mapping[str, tuple[str, str | None]],
+        widened: Mapping[str, str],
+        keys: frozenset[str],
     ) -> list[str]:
-        """The statements that add columns (type and literal of the default) and change types."""
+        """The statements that add columns (type and literal of the default) and change types.
+
+        ``keys`` are the names of the key's columns in lower case.
+        """
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
         """The names of the table's staging tables."""

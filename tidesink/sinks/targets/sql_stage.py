@@ -28,7 +28,7 @@ KEPT: Final = "t_kept"
 ANEW: Final = "t_anew"
 FROM: Final = "t_place"
 
-Load = Callable[[Endpoint, str, Iterator[memoryview]], None]
+Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
 
 
 class Failure(NamedTuple):
@@ -128,29 +128,28 @@ class Loader:
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context else 0
         lines = CsvLines(attempt, self.kinds, nul_refused=self.nul_refused)
-        code = self._loaded(lines, iter(batches))
-        said = {"attempt": [attempt], "rows": [lines.rows], "code": [code], "nul": [lines.nul_column]}
+        rows, code = self._loaded(lines, iter(batches))
+        said = {"attempt": [attempt], "rows": [rows], "code": [code], "nul": [lines.nul_column]}
         schema = pa.schema(
             [("attempt", pa.int64()), ("rows", pa.int64()), ("code", pa.string()), ("nul", pa.int32())]
         )
         yield pa.RecordBatch.from_pydict(said, schema)
 
-    def _loaded(self, lines: CsvLines, batches: Iterator[Any]) -> str | None:
-        """The code of what went wrong, None where all is in."""
+    def _loaded(self, lines: CsvLines, batches: Iterator[Any]) -> tuple[int, str | None]:
+        """How many rows the database took, and the code of what went wrong, None where all is in."""
         chunks = lines.chunks(batches)
         first = next(chunks, None)
         if first is None:
-            return None
+            return 0, None
         try:
-            self.load(self.endpoint, self.statement, _again(first, chunks))
+            return self.load(self.endpoint, self.statement, _again(first, chunks)), None
         except Exception as exc:
             code = self.code_of(exc)
             if code is None:
                 raise
             for _ in batches:  # Spark waits for its batches to be taken
                 pass
-            return code
-        return None
+            return 0, code
 
 
 def _again(first: memoryview, rest: Iterator[memoryview]) -> Iterator[memoryview]:

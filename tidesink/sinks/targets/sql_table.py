@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from tidesink.errors import SchemaRefusedError, StaleProgressError, ValueNotStoredError
+from tidesink.errors import ConfigError, SchemaRefusedError, StaleProgressError, ValueNotStoredError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import (
@@ -72,7 +72,7 @@ class SqlTable:
 
     def committed(self) -> Progress | None:
         """What the ledger says is applied."""
-        with self._transaction() as cursor:
+        with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
         if entry is not None:
             self._check_rows(entry)
@@ -89,26 +89,33 @@ class SqlTable:
                 column.name: (found, self._literal(defaults.get(column.name), found))
                 for column, found in plan.added
             }
-            statements = self._dialect.alter(self.place.location, added, plan.widened)
+            statements = self._dialect.alter(
+                self.place.location, added, plan.widened, frozenset(key.lower() for key in shape.keys)
+            )
             with self._transaction() as cursor:
                 self._held(cursor, self._claimed_epoch())
                 self._change(cursor, statements)
                 self._present = self._dialect.present(cursor, self.place)
         else:
-            with self._transaction() as cursor:
-                self._held(cursor, self._claimed_epoch())
+            with self._transaction(writes=False) as cursor:
+                self._held(cursor, self._claimed_epoch(), lock=False)
         names = tuple(column.name for column, _ in plan.added)
         return EvolveResult(created, names, tuple(plan.widened), tuple(defaults), warnings)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and its progress in one transaction."""
         epoch = self._claimed_epoch()
+        if batch.sequenced:
+            raise ConfigError(
+                f"a {self._dialect.database} target keeps no positions of rows: set sequence_by: kafka",
+                table=self._table,
+            )
         if progress.epoch != epoch:
             raise StaleProgressError(
                 f"this worker holds epoch {epoch}, and the batch is of epoch {progress.epoch}",
                 table=self._table,
             )
-        with self._transaction() as cursor:
+        with self._transaction(writes=False) as cursor:
             done = self._done(self._held(cursor, epoch, lock=False), progress)
         if done is not None:
             return done
@@ -137,7 +144,9 @@ class SqlTable:
                 self._dialect.create(cursor, self.place, columns)
                 self._created = True
             elif soft and SOFT_DELETE_COLUMN not in present:
-                for statement in self._dialect.alter(location, {SOFT_DELETE_COLUMN: (mark, None)}, {}):
+                for statement in self._dialect.alter(
+                    location, {SOFT_DELETE_COLUMN: (mark, None)}, {}, frozenset()
+                ):
                     cursor.execute(statement)
             return self._dialect.present(cursor, self.place)
 
@@ -260,6 +269,6 @@ class SqlTable:
         )
 
     @contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        with self._connections.transaction(self._table) as cursor:
+    def _transaction(self, *, writes: bool = True) -> Iterator[Any]:
+        with self._connections.transaction(self._table, writes=writes) as cursor:
             yield cursor

@@ -69,7 +69,7 @@ def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
     """
     connections = Connections(dialect, endpoint)
     try:
-        with connections.transaction("target") as cursor:
+        with connections.transaction("target", writes=False) as cursor:
             cursor.execute(query)
             (answer,) = cursor.fetchone()
     except TidesinkError as error:

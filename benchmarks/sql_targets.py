@@ -1,0 +1,191 @@
+"""The whole job into Postgres and MariaDB, and the floors beside it, each in a process of its own.
+
+``python -m benchmarks.sql_targets [--events N] [--keys N] [postgres] [mariadb]`` starts a broker, a registry
+and the databases, and prints one table. A floor is one client that has the events parsed already, as CSV in
+a file: ``COPY`` or ``LOAD DATA`` of all of them into a staging table, then one merge of each key's newest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.events import KEYS, events, write_events
+from benchmarks.sql_servers import mariadb, postgres
+from benchmarks.table import Rows, rate, show
+from benchmarks.whole_job import ours
+from tidesink.change import Op
+from tidesink.dev.ports import free_ports
+from tidesink.dev.stack import DevStack
+from tidesink.schema_registry import open_registry
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
+from tidesink.sinks.targets.postgres_dialect import PostgresDialect
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+
+SERVERS = {"postgres": postgres, "mariadb": mariadb}
+DIALECTS: dict[str, Callable[[], Any]] = {"postgres": PostgresDialect, "mariadb": MysqlDialect}
+# What the tuned Debezium JDBC sink 3.6 did on two cores, in events a second.
+PEERS = {"postgres": 15_600, "mariadb": 6_200}
+_NAMES = "id, amount, total, name, note, ratio, price, at, digest, flag"
+_COLUMNS = {
+    "postgres": "id bigint, amount int, total bigint, name text, note text, ratio double precision, "
+    "price numeric(20,4), at timestamp, digest bytea, flag int",
+    "mariadb": "id bigint, amount int, total bigint, name longtext, note longtext, ratio double, "
+    "price decimal(20,4), at datetime(6), digest longblob, flag int",
+}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "databases", nargs="*", metavar="DATABASE", help="postgres, mariadb; both without one"
+    )
+    parser.add_argument("--events", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+    rows: Rows = []
+    with tempfile.TemporaryDirectory(prefix="tidesink-bench-") as folder, _stack(Path(folder)) as settings:
+        _say(f"writing {arguments.events:,} events")
+        registry = open_registry(settings["registry"])
+        write_events(settings["brokers"], registry, settings["topic"], arguments.events)
+        lines = Path(folder) / "events.csv"
+        _write_lines(lines, arguments.events)
+        for name in arguments.databases or SERVERS:
+            rows += _measured(name, Path(folder) / name, lines, {**settings, "events": arguments.events})
+    show(rows)
+
+
+def _measured(name: str, folder: Path, lines: Path, settings: dict[str, Any]) -> Rows:
+    with SERVERS[name](folder / "server") as endpoint:
+        _say(f"{name}: the floor")
+        floor = settings["events"] / _floor(name, endpoint, lines)
+        _say(f"{name}: the whole job")
+        given = {**settings, "directory": str(folder), "target": _target(name, endpoint)}
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.sql_targets", "--ours", json.dumps(given)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    mine = settings["events"] / figures["load_seconds"]
+    print(json.dumps(figures), file=sys.stderr)
+    return [
+        (f"{name}: parsed rows, one client, one merge (floor)", rate(floor), ""),
+        (f"first load into {name}, tidesink", rate(mine), f"{mine / floor:.2f}× the floor"),
+        (f"{name}: tuned Debezium JDBC sink, told", rate(PEERS[name]), f"{mine / PEERS[name]:.1f}× it"),
+        (f"1,000-event batch into {name}", f"{statistics.median(figures['batch_seconds']):.2f} s", ""),
+    ]
+
+
+def _target(name: str, endpoint: Endpoint) -> dict[str, Any]:
+    scheme = "postgresql" if name == "postgres" else "mysql"
+    kind = "postgres" if name == "postgres" else "mysql"
+    url = f"{scheme}://{endpoint.host}:{endpoint.port}/{endpoint.database}".rstrip("/")
+    return {"type": kind, "url": url, "user": endpoint.user}
+
+
+def _write_lines(path: Path, count: int) -> None:
+    """The events as a client that has parsed them: number, whether deleted, the row."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        for number, event in enumerate(events(count, seed=1, keys=KEYS)):
+            row = event.before if event.op is Op.DELETE else event.after
+            assert row is not None
+            values = [value.hex() if isinstance(value, bytes) else value for value in row.values()]
+            writer.writerow((number, int(event.op is Op.DELETE), *values))
+
+
+def _floor(name: str, endpoint: Endpoint, lines: Path) -> float:
+    """The seconds of one client with everything in one go."""
+    connections = Connections(DIALECTS[name](), endpoint)
+    run = _postgres_floor if name == "postgres" else _mariadb_floor
+    try:
+        return run(connections, lines)
+    finally:
+        connections.close()
+
+
+def _postgres_floor(connections: Connections, lines: Path) -> float:
+    stage = _COLUMNS["postgres"].replace("digest bytea", "digest text")
+    with connections.transaction("bench") as cursor:
+        cursor.execute(f"CREATE TABLE floor ({_COLUMNS['postgres']}, PRIMARY KEY (id))")
+        cursor.execute(f"CREATE UNLOGGED TABLE floor_stage (n bigint, gone int, {stage})")
+    started = time.perf_counter()
+    with connections.transaction("bench") as cursor, lines.open("rb") as file:
+        with cursor.copy(f"COPY floor_stage (n, gone, {_NAMES}) FROM STDIN (FORMAT csv)") as copy:
+            while data := file.read(1 << 20):
+                copy.write(data)
+        values = _NAMES.replace("digest", "decode(digest, 'hex')")
+        sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in _NAMES.split(", ")[1:])
+        cursor.execute(
+            f"INSERT INTO floor ({_NAMES}) SELECT {values} FROM (SELECT DISTINCT ON (id) * FROM floor_stage "
+            f"ORDER BY id, n DESC) newest WHERE gone = 0 ON CONFLICT (id) DO UPDATE SET {sets}"
+        )
+    return time.perf_counter() - started
+
+
+def _mariadb_floor(connections: Connections, lines: Path) -> float:
+    from tidesink.sinks.targets.mysql_connection import connect
+
+    connection = connect(connections.endpoint, loads=True)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE floor")
+        cursor.execute("USE floor")
+        cursor.execute(f"CREATE TABLE t ({_COLUMNS['mariadb']}, PRIMARY KEY (id))")
+        stage = f"n bigint, gone int, {_COLUMNS['mariadb']}, PRIMARY KEY (id)"
+        cursor.execute(f"CREATE TABLE stage ({stage}) ENGINE=Aria TRANSACTIONAL=0")
+        started = time.perf_counter()
+        names = _NAMES.replace("digest", "@digest")
+        cursor.execute(
+            "LOAD DATA LOCAL INFILE %s REPLACE INTO TABLE stage FIELDS TERMINATED BY ',' "
+            f"OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY '\\r\\n' (n, gone, {names}) "
+            "SET digest = UNHEX(@digest)",
+            (str(lines),),
+        )
+        sets = ", ".join(f"t.{name} = stage.{name}" for name in _NAMES.split(", ")[1:])
+        cursor.execute(
+            f"INSERT INTO t ({_NAMES}) SELECT {_NAMES} FROM stage WHERE gone = 0 "
+            f"ON DUPLICATE KEY UPDATE {sets}"
+        )
+        connection.commit()
+    connection.close()
+    return time.perf_counter() - started
+
+
+@contextmanager
+def _stack(folder: Path) -> Iterator[dict[str, Any]]:
+    kafka, controller, registry = free_ports(3)
+    stack = DevStack(folder / "stack", kafka_port=kafka, controller_port=controller, registry_port=registry)
+    try:
+        addresses = stack.up(_say)
+        yield {
+            "brokers": addresses.brokers,
+            "registry": addresses.registry_url,
+            "topic": "bench_events",
+            "steady_seed": 2,
+        }
+    finally:
+        stack.down()
+
+
+def _say(text: str) -> None:
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--ours"]:
+        print(json.dumps(ours(json.loads(sys.argv[2]))))
+    else:
+        main()

@@ -1,0 +1,248 @@
+"""What only the SQL targets can get wrong, on real servers: staging, unique columns, cut commits, names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.contracts.sql_beds import mysql_bed, postgres_bed, sql_bed
+from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
+from tests.tcp_proxy import Cut, commit_proxy
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.errors import (
+    CommitUnknownError,
+    SchemaRefusedError,
+    StaleProgressError,
+    TargetError,
+    TransientTargetError,
+)
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_dialect import Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql_target import SqlTarget
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+SHAPE = shape()
+BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
+EMAIL = Column("email", ColumnType("varchar", length=40))
+
+
+@pytest.fixture(params=list(BEDS))
+def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
+    """Each SQL target in turn."""
+    return BEDS[request.param](request, tmp_path)
+
+
+def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
+    return {"id": number, "name": name, "amount": amount}
+
+
+def target_of(bed: Bed) -> SqlTarget:
+    assert isinstance(bed.target, SqlTarget)
+    return bed.target
+
+
+def execute(bed: Bed, *statements: str) -> None:
+    """Statements as another program would send them; ``{}`` is the table."""
+    with target_of(bed).connections.transaction("test") as cursor:
+        for statement in statements:
+            cursor.execute(statement.format(target_of(bed).place_of(TABLE).location))
+
+
+def by_email(bed: Bed, *unique: str) -> Any:
+    """A table of two rows with their e-mails, and what makes these unique."""
+    one = shape(ID, EMAIL)
+    table = bed.target.open_table(one, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(one, [{"id": 1, "email": "x"}, {"id": 2, "email": "y"}]), progress(1, 1))
+    execute(bed, *unique)
+    return table, one
+
+
+UNIQUE = {
+    "postgres": "ALTER TABLE {} ADD UNIQUE (email)",
+    "mysql": "ALTER TABLE {} MODIFY email varchar(40), ADD UNIQUE (email)",
+}
+
+
+def test_a_unique_column_never_costs_another_row(sql: Bed) -> None:
+    table, one = by_email(sql, UNIQUE[sql.name])
+    # ON DUPLICATE KEY UPDATE would make row 2 of this, and row 3 would be gone without a word.
+    with pytest.raises(TargetError, match="unique index that is not the key") as refused:
+        table.apply(sql.batch(one, [{"id": 3, "email": "y"}]), progress(1, 2))
+    assert refused.value.context["table"] == "shop.orders"
+    with pytest.raises(TargetError, match="unique index that is not the key"):
+        table.apply(sql.batch(one, [{"id": 1, "email": "y"}]), progress(1, 2))
+    assert sql.rows() == [{"id": 1, "email": "x"}, {"id": 2, "email": "y"}]
+    assert table.committed() == progress(1, 1)
+    moved = table.apply(sql.batch(one, [{"id": 3, "email": "y"}], [{"id": 2}]), progress(1, 2))
+    assert (moved.inserted, moved.updated, moved.deleted) == (1, 0, 1)
+    assert sql.rows() == [{"id": 1, "email": "x"}, {"id": 3, "email": "y"}]
+
+
+def test_two_rows_swap_their_unique_values(sql: Bed) -> None:
+    deferrable = UNIQUE[sql.name] + (" DEFERRABLE" if sql.name == "postgres" else "")
+    table, one = by_email(sql, deferrable)
+    result = table.apply(
+        sql.batch(one, [{"id": 1, "email": "y"}, {"id": 2, "email": "x"}, {"id": 3, "email": "z"}]),
+        progress(1, 2),
+    )
+    assert (result.inserted, result.updated) == (1, 2)
+    assert [r["email"] for r in sql.rows()] == ["y", "x", "z"]
+
+
+def test_postgres_says_what_a_swap_needs(sql: Bed) -> None:
+    if sql.name != "postgres":
+        pytest.skip("MySQL needs nothing")
+    table, one = by_email(sql, UNIQUE["postgres"])
+    with pytest.raises(TargetError, match="DEFERRABLE"):
+        table.apply(sql.batch(one, [{"id": 1, "email": "y"}, {"id": 2, "email": "x"}]), progress(1, 2))
+    assert [r["email"] for r in sql.rows()] == ["x", "y"]
+
+
+def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
+    """A task that Spark ran twice, or a late one of an earlier batch, leaves rows in the staging table."""
+    table = sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(sql.batch(SHAPE, [row(1), row(2)]), progress(1, 1))
+    target = target_of(sql)
+    dialect, place = target.connections.dialect, target.place_of(TABLE)
+    columns = tuple(
+        MergeColumn(dialect.quote(name), f"c{at}", name == "id")
+        for at, name in enumerate(("id", "name", "amount"))
+    )
+    merge = Merge(place.location, place.staging(1), columns, (7, 9), 3, 1, False, None, place)
+    with target.connections.transaction("test") as cursor:
+        types = {"t_attempt": "bigint", "t_delete": "int", "c0": "bigint", "c1": "varchar(9)", "c2": "int"}
+        dialect.create_staging(cursor, place.staging(1), types)
+        rows = (
+            "(7, 0, 1, 'new', 2), (8, 0, 1, 'twice', 3), (8, 0, 5, 'twice', 3), (9, 0, 3, 'new', 4), "
+            "(8, 1, 1, NULL, NULL), (9, 1, 2, NULL, NULL)"
+        )
+        cursor.execute(f"INSERT INTO {place.staging(1)} VALUES {rows}")  # noqa: S608
+        assert dialect.merge(cursor, merge) == Counts(inserted=1, updated=1, deleted=1)
+    assert sql.rows() == [row(1, "new", 2), row(3, "new", 4)]
+    # The next claim clears away what a worker left behind.
+    sql.reopen().open_table(SHAPE, pipeline="shop").claim()
+    with target.connections.transaction("test") as cursor:
+        assert dialect.staging_tables(cursor, place) == []
+
+
+@pytest.mark.parametrize("how", ["unsent", "unanswered"])
+def test_a_connection_cut_in_the_commit(sql: Bed, request: pytest.FixtureRequest, how: Cut) -> None:
+    server = target_of(sql).connections
+    with commit_proxy(server.endpoint.host, server.endpoint.port) as proxy:
+        endpoint = replace(server.endpoint, host="127.0.0.1", port=proxy.port, tls="disable")
+        bed = sql_bed(request, Connections(server.dialect, endpoint))
+        table = bed.target.open_table(SHAPE, pipeline="shop")
+        table.claim()
+        table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
+        proxy.cut = how
+        batch = bed.batch(SHAPE, [row(1, "new"), row(2)])
+        with pytest.raises(CommitUnknownError):
+            table.apply(batch, progress(1, 2))
+        assert proxy.cuts == 1
+        done = table.committed() == progress(1, 2)
+        assert done == (how == "unanswered")
+        assert len(bed.rows()) == (2 if done else 1)
+        again = table.apply(batch, progress(1, 2))
+        assert (again.inserted, again.updated) == (1, 1)
+        assert bed.rows() == [row(1, "new"), row(2)]
+
+
+def test_a_server_that_is_gone_is_waited_for(sql: Bed) -> None:
+    endpoint = replace(target_of(sql).connections.endpoint, port=1)
+    gone = SqlTarget(Connections(target_of(sql).connections.dialect, endpoint))
+    with pytest.raises(TransientTargetError, match="does not answer"):
+        gone.open_table(SHAPE, pipeline="shop")
+
+
+def test_keys_are_told_apart_by_every_byte(sql: Bed) -> None:
+    key = Column("code", ColumnType("varchar", length=9), nullable=False, handle=True, primary_key=True)
+    one = shape(key, NAME)
+    table = sql.target.open_table(one, pipeline="shop")
+    table.claim()
+    codes = ["a", "A", "a ", "ä", "ss", "ß", ""]
+    table.apply(sql.batch(one, [{"code": code, "name": code} for code in codes]), progress(1, 1))
+    table.apply(sql.batch(one, [{"code": "a ", "name": "new"}], [{"code": "A"}]), progress(1, 2))
+    expected = {code: code for code in codes if code != "A"} | {"a ": "new"}
+    assert {r["code"]: r["name"] for r in sql.read(TABLE)} == expected
+
+
+def test_a_name_too_long_is_refused(sql: Bed) -> None:
+    long = Column("ä" * 65, ColumnType("int"))
+    with pytest.raises(SchemaRefusedError, match="are the most that"):
+        sql.target.open_table(shape(ID, long), pipeline="shop")
+    with pytest.raises(SchemaRefusedError, match="are the most that"):
+        sql.target.open_table(shape(table=TableId("shop", "t" * 65)), pipeline="shop")
+
+
+def test_a_table_dropped_behind_its_progress_is_refused(sql: Bed) -> None:
+    table = sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    execute(sql, "DROP TABLE {}")
+    again = sql.reopen().open_table(SHAPE, pipeline="shop")
+    with pytest.raises(StaleProgressError, match="dropped behind its progress"):
+        again.claim()
+    with pytest.raises(StaleProgressError, match="dropped behind its progress"):
+        again.committed()
+
+
+def test_rows_written_under_another_key_are_refused(sql: Bed) -> None:
+    table = sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    second = replace(NAME, handle=True, primary_key=True, nullable=False)
+    other = shape(replace(ID, handle=False, primary_key=False), second)
+    with pytest.raises(SchemaRefusedError, match=r"under the key \(id\)"):
+        sql.reopen().open_table(other, pipeline="shop").claim()
+
+
+def test_a_value_that_does_not_fit_is_refused_and_nothing_written(sql: Bed) -> None:
+    table = sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    narrow = {
+        "postgres": "ALTER TABLE {} ALTER name TYPE varchar(3)",
+        "mysql": "ALTER TABLE {} MODIFY name varchar(3)",
+    }
+    execute(sql, narrow[sql.name])
+    again = sql.reopen().open_table(SHAPE, pipeline="shop")
+    again.claim()
+    with pytest.raises(TargetError, match="does not fit its column") as refused:
+        again.apply(sql.batch(SHAPE, [row(2), row(1, "secret text")]), progress(2, 2))
+    assert "secret" not in str(refused.value)
+    assert sql.rows() == [row(1)]
+
+
+def test_a_text_with_nul_is_kept_or_refused_by_name(sql: Bed) -> None:
+    table = sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    batch = sql.batch(SHAPE, [row(1, "a\0b")])
+    if sql.target.capabilities.nul_in_text:
+        table.apply(batch, progress(1, 1))
+        assert sql.rows() == [row(1, "a\0b")]
+        return
+    with pytest.raises(TargetError, match=r"column=name.*U[+]0000"):
+        table.apply(batch, progress(1, 1))
+    assert sql.rows() == []
+
+
+def test_a_wide_table_and_big_values(sql: Bed) -> None:
+    columns = [Column(f"column number {at}", ColumnType("int")) for at in range(998)]
+    blob = Column("blob", ColumnType("longblob"))
+    one = shape(ID, *columns, blob)
+    table = sql.target.open_table(one, pipeline="shop")
+    table.claim()
+    rows = [
+        {
+            "id": 1,
+            **{column.name: at for at, column in enumerate(columns)},
+            "blob": b"\0\xff" * 2**20,
+        },
+        {"id": 2, **{column.name: None for column in columns}, "blob": None},
+    ]
+    table.apply(sql.batch(one, rows), progress(1, 1))
+    assert sql.rows() == rows

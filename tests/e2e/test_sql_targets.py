@@ -1,0 +1,131 @@
+"""A captured changefeed through the worker into Postgres and into MariaDB: every column ends as TiDB held it.
+
+After SIGKILL at each named step of a batch as well.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.contracts.sql_beds import mysql_server, postgres_database
+from tests.e2e.killing import failpoints_hit, finish, start_worker
+from tests.e2e.replay import Servers, final_state, replay, replay_config
+from tests.e2e.sql_compare import wrong_in_database
+from tidesink.config import load_config
+from tidesink.errors import ConfigError
+from tidesink.sinks.failpoints import FAILPOINTS
+from tidesink.sinks.observers import Recorder
+from tidesink.sinks.targets import target_module
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
+from tidesink.sinks.targets.postgres_dialect import PostgresDialect
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
+SERVERS = {"postgres": postgres_database, "mysql": mysql_server}
+DIALECTS = {"postgres": PostgresDialect, "mysql": MysqlDialect}
+URLS = {"postgres": "postgresql://{0.host}:{0.port}/{0.database}", "mysql": "mysql://{0.host}:{0.port}"}
+# MySQL needs the length of a key's text, which flat-avro does not carry.
+PAIR = "CREATE TABLE pair (a VARCHAR(20) NOT NULL, b INT NOT NULL, v VARCHAR(20), PRIMARY KEY(a, b))"
+
+
+@pytest.fixture(params=list(SERVERS))
+def server(request: pytest.FixtureRequest) -> tuple[str, Endpoint]:
+    """Each database in turn, with its type in the config."""
+    return request.param, SERVERS[request.param](request)
+
+
+def config_for(
+    folder: Path, configuration: str, servers: Servers, server: tuple[str, Endpoint], size: int | None
+) -> Path:
+    """The replay's config with a database as its target."""
+    kind, endpoint = server
+    path = replay_config(folder, configuration, servers=servers, max_records=size)
+    target: dict[str, Any] = {"type": kind, "url": URLS[kind].format(endpoint), "user": endpoint.user}
+    if endpoint.password:
+        target["password"] = endpoint.password
+    settings = {**json.loads(path.read_text(encoding="utf-8")), "target": target}
+    if kind == "mysql" and configuration.startswith("avro"):
+        settings["tables"] = [{"name": "bank.pair", "definition": PAIR}]
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    return path
+
+
+def wrong(workload: Path, server: tuple[str, Endpoint], tables: set[str]) -> list[str]:
+    """Every difference between the database and what TiDB held."""
+    kind, endpoint = server
+    connections = Connections(DIALECTS[kind](), endpoint)
+    expected = [found for found in final_state(workload) if found.table.name in tables]
+    assert len(expected) == len(tables)
+    try:
+        return wrong_in_database(SqlTarget(connections), expected)
+    finally:
+        connections.close()
+
+
+@pytest.mark.parametrize(
+    ("configuration", "size"), [("avro_long", 450), ("canal_ext_partial", None)], ids=["avro", "canal"]
+)
+def test_the_database_ends_as_tidb_held_it(
+    spark: SparkSession,
+    tmp_path: Path,
+    workload: Path,
+    configuration: str,
+    size: int | None,
+    servers: Servers,
+    server: tuple[str, Endpoint],
+) -> None:
+    replayed = replay(workload, configuration, servers=servers)
+    recorder = Recorder()
+    config = load_config(config_for(tmp_path, configuration, servers, server, size))
+    report = run(config, until="drained", listeners=[recorder])
+    assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
+    for table in report.tables:
+        assert table.lag == 0
+        assert table.counters["read"] == replayed.records[table.topic.removeprefix(servers["prefix"])]
+    assert wrong(workload, server, {"account", "movement", "pair", "wide"}) == []
+
+
+def test_a_kill_at_every_step_of_a_batch(
+    tmp_path: Path, workload: Path, servers: Servers, server: tuple[str, Endpoint]
+) -> None:
+    replayed = replay(workload, "avro_long", servers=servers, only={"bank_account"})
+    size = replayed.records["bank_account"] // (len(FAILPOINTS) + 2)
+    config = config_for(tmp_path, "avro_long", servers, server, size)
+    steps = [step for step in FAILPOINTS if step not in ("recorded", "rejected")]
+    log = tmp_path / "worker.log"
+    for step in steps:
+        ending = finish(start_worker(config, log, step), log)
+        assert ending.code == -signal.SIGKILL, (step, ending.output)
+    assert failpoints_hit(config) == [f"{step}:1" for step in steps]
+    ending = finish(start_worker(config, log), log)
+    assert ending.code == 0, ending.output
+    assert wrong(workload, server, {"account"}) == []
+
+
+def test_validate_says_what_became_of_the_database(
+    tmp_path: Path, servers: Servers, server: tuple[str, Endpoint]
+) -> None:
+    kind, endpoint = server
+    config = config_for(tmp_path, "avro_long", servers, server, None)
+    settings = load_config(config).target
+    assert target_module(settings).try_target(settings).startswith(("Postgres 1", "10.", "11.", "8.", "9."))
+    broken = json.loads(config.read_text(encoding="utf-8"))
+    broken["target"] |= {"user": "nobody", "password": "opensesame"}
+    if kind == "postgres":
+        broken["target"]["url"] = f"postgresql://{endpoint.host}:{endpoint.port}/no_such_database"
+    config.write_text(json.dumps(broken), encoding="utf-8")
+    settings = load_config(config).target
+    with pytest.raises(ConfigError) as refused:
+        target_module(settings).try_target(settings)
+    assert "opensesame" not in str(refused.value) + repr(settings) + repr(load_config(config))

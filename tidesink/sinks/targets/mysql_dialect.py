@@ -1,0 +1,229 @@
+"""MySQL and MariaDB: their words and their catalogs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from tidesink.errors import SchemaRefusedError, TidesinkError
+from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
+from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
+from tidesink.sinks.targets.mysql_errors import code_of, error_of
+from tidesink.sinks.targets.mysql_merge import merged
+from tidesink.sinks.targets.sql_dialect import Counts, Merge
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.sql_stage import Load
+from tidesink.typemap.render_sql import Database
+
+# Texts of keys are told apart by every byte, spaces at their end too: MySQL's and MariaDB's collation.
+_COLLATIONS: Final = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
+# For rows that are staged once and read once a table without transactions costs half; the first there is.
+_STAGING_ENGINES: Final = {"ARIA": "Aria TRANSACTIONAL=0", "MYISAM": "MyISAM", "INNODB": "InnoDB"}
+_WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
+_NO_TABLE: Final = frozenset({"1146", "1049"})
+_LONGEST_COMMENT: Final = 1000
+_LEDGER: Final = (
+    "CREATE TABLE IF NOT EXISTS {} (table_name varchar(64) NOT NULL PRIMARY KEY, "
+    "source_table longtext NOT NULL, pipeline longtext NOT NULL, epoch bigint NOT NULL, "
+    "txn_version bigint NOT NULL, progress longtext, key_columns longtext NOT NULL, result longtext, "
+    "commits bigint NOT NULL, updated_at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP) "
+    "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {}"
+)
+
+
+class MysqlDialect:
+    """The side of MySQL and MariaDB of the SQL targets; remembers what the server is."""
+
+    database: Database = "mysql"
+    ddl_commits = True
+    insert_missing = "INSERT IGNORE INTO {}"
+    hex_prefix = ""
+    nul_refused = False
+
+    def __init__(self) -> None:
+        self._collation = ""
+        self._engine = ""
+
+    @cached_property
+    def errors(self) -> tuple[type[BaseException], ...]:
+        """PyMySQL's, and those of its socket."""
+        return (pymysql().err.MySQLError, OSError)
+
+    @property
+    def load(self) -> Load:
+        """LOAD DATA LOCAL."""
+        return load
+
+    @property
+    def code_of(self) -> Callable[[BaseException], str | None]:
+        """The number of an error."""
+        return code_of
+
+    def quote(self, name: str) -> str:
+        """A name as an identifier."""
+        return quote_mysql(name)
+
+    def connect(self, endpoint: Endpoint) -> Any:
+        """A connection of PyMySQL's."""
+        return connect(endpoint)
+
+    def alive(self, connection: Any) -> bool:
+        """Whether it answers."""
+        try:
+            connection.ping(reconnect=False)
+        except self.errors:
+            return False
+        return True
+
+    def error_of(self, code: str, *, table: str, committing: bool = False) -> TidesinkError:
+        """The error to raise for a number."""
+        return error_of(code, table=table, committing=committing)
+
+    def literal(self, text: str, found: str) -> str:
+        """A value as a literal, which the column's type reads."""
+        binary = found.partition("(")[0] in ("longblob", "varbinary", "mediumblob", "blob")
+        return f"x'{text}'" if binary else text_mysql(text)
+
+    def prepare_schema(self, cursor: Any, place: Place) -> None:
+        """The database and its ledger; what is there is not touched, and needs no right to make it."""
+        self._look(cursor)
+        cursor.execute(
+            "SELECT COUNT(*) FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", (place.schema,)
+        )
+        if not cursor.fetchone()[0]:
+            database = quote_mysql(place.schema)
+            cursor.execute(f"CREATE DATABASE IF NOT EXISTS {database} DEFAULT CHARACTER SET utf8mb4")
+        if not self._columns(cursor, place.ledger):
+            cursor.execute(_LEDGER.format(place.ledger, self._collation))
+
+    def present(self, cursor: Any, place: Place) -> dict[str, str]:
+        """The columns of the table, without the display widths of integers."""
+        return {
+            name: found if found == "tinyint(1)" else _WIDTH.sub(r"\1", found)
+            for name, found in self._columns(cursor, place.location)
+        }
+
+    def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
+        """The table, its primary key and what its columns are at the source."""
+        spelt = [
+            f"{self._column(name, found, key=key)} COMMENT {text_mysql(comment[:_LONGEST_COMMENT])}"
+            for name, found, key, comment in columns
+        ]
+        keys = ", ".join(quote_mysql(name) for name, _, key, _ in columns if key)
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {place.location} ({', '.join(spelt)}, PRIMARY KEY ({keys})) "
+            "ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET utf8mb4"
+        )
+
+    def alter(
+        self,
+        location: str,
+        added: Mapping[str, tuple[str, str | None]],
+        widened: Mapping[str, str],
+        keys: frozenset[str],
+    ) -> list[str]:
+        """One ALTER with the defaults for old rows, and one that takes the defaults away again."""
+        changes = [
+            f"MODIFY COLUMN {self._column(name, found, key=name.lower() in keys)}"
+            for name, found in widened.items()
+        ]
+        changes += [
+            f"ADD COLUMN {self._column(name, found)}" + (f" DEFAULT ({default})" if default else "")
+            for name, (found, default) in added.items()
+        ]
+        plain = [
+            f"MODIFY COLUMN {self._column(name, found)}"
+            for name, (found, default) in added.items()
+            if default
+        ]
+        return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, plain) if part]
+
+    def staging_tables(self, cursor: Any, place: Place) -> list[str]:
+        """By their prefix."""
+        like = place.staging_prefix.replace("_", "\\_") + "%"
+        cursor.execute(f"SHOW TABLES FROM {quote_mysql(place.schema).replace('%', '%%')} LIKE %s", (like,))
+        return [name for (name,) in cursor.fetchall()]
+
+    def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
+        """In the fastest engine there is, its texts compared as keys are."""
+        self._look(cursor)
+        spelt = ", ".join(f"{name} {found} NULL" for name, found in columns.items())
+        cursor.execute(
+            f"CREATE TABLE {stage} ({spelt}) ENGINE={self._engine} "
+            f"DEFAULT CHARACTER SET utf8mb4 COLLATE {self._collation}"
+        )
+
+    def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
+        """Hex digits become bytes on the way in; the file's name is the statement's one parameter."""
+        names = ", ".join(f"@{name}" if hexed else name for name, hexed in columns)
+        sets = ", ".join(f"{name} = UNHEX(@{name})" for name, hexed in columns if hexed)
+        return (
+            f"LOAD DATA LOCAL INFILE %s INTO TABLE {stage.replace('%', '%%')} CHARACTER SET utf8mb4 "
+            f"FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY '\\n' "
+            f"({names})" + (f" SET {sets}" if sets else "")
+        )
+
+    def merge(self, cursor: Any, merge: Merge) -> Counts:
+        """See ``mysql_merge``."""
+        # A DELETE with aliases and a temporary table want a database chosen, although all names are whole.
+        cursor.execute(f"USE {quote_mysql(merge.place.schema)}")
+        # This look keeps the table's schema as it is until the commit.
+        cursor.execute(f"SELECT 1 FROM {merge.target} LIMIT 1")  # noqa: S608
+        cursor.fetchall()
+        cursor.execute(f"SHOW INDEX FROM {merge.target}")
+        unique: dict[str, set[str]] = {}
+        for row in cursor.fetchall():
+            if not row[1]:  # Non_unique
+                unique.setdefault(row[2], set()).add(quote_mysql(row[4]).lower() if row[4] else "")
+        key = {column.target.lower() for column in merge.keys}
+        if key not in unique.values():
+            raise SchemaRefusedError(
+                f"{merge.place.shown} has no unique index on the key's columns: make its primary key",
+                table=str(merge.place.source),
+            )
+        return merged(cursor, merge, only_key=all(found == key for found in unique.values()))
+
+    def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
+        """DELETE counts, and is part of the transaction, as TRUNCATE is not."""
+        if mark is None:
+            cursor.execute(f"DELETE FROM {location}")  # noqa: S608
+        else:
+            cursor.execute(f"UPDATE {location} SET {mark} = 1 WHERE NOT ({mark} <=> 1)")  # noqa: S608
+        return int(cursor.rowcount)
+
+    def _column(self, name: str, found: str, *, key: bool = False) -> str:
+        words = f"{quote_mysql(name)} {found}"
+        if key and found.startswith("varchar"):
+            words += f" CHARACTER SET utf8mb4 COLLATE {self._collation}"
+        return words + (" NOT NULL" if key else " NULL")
+
+    def _columns(self, cursor: Any, location: str) -> list[tuple[str, str]]:
+        try:
+            cursor.execute(f"SHOW COLUMNS FROM {location}")
+        except pymysql().err.MySQLError as exc:
+            if code_of(exc) in _NO_TABLE:
+                return []
+            raise
+        return [(row[0], row[1]) for row in cursor.fetchall()]
+
+    def _look(self, cursor: Any) -> None:
+        """What this server has of collations and engines."""
+        if self._engine:
+            return
+        cursor.execute(
+            "SELECT COLLATION_NAME FROM information_schema.COLLATIONS WHERE COLLATION_NAME IN (%s, %s)",
+            _COLLATIONS,
+        )
+        found = cursor.fetchone()
+        if found is None:
+            raise SchemaRefusedError(
+                "the server has no collation that tells texts apart by every byte: MySQL 8.0.17 and MariaDB "
+                "10.2 have one"
+            )
+        cursor.execute("SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')")
+        engines = {row[0].upper() for row in cursor.fetchall()}
+        self._collation = found[0]
+        self._engine = next(word for name, word in _STAGING_ENGINES.items() if name in engines)

@@ -1,0 +1,117 @@
+"""MySQL's and MariaDB's errors as tidesink's, by number and never by text: the texts may hold values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tidesink.errors import (
+    CommitUnknownError,
+    SchemaRefusedError,
+    TargetError,
+    TidesinkError,
+    TransientTargetError,
+)
+
+_Meaning = tuple[type[TidesinkError], str]
+# The connection was cut or could not be made, or the server is going down.
+_CUT: Final = frozenset({"", "1053", "1152", "1158", "1159", "1160", "1161", "1927"}) | {
+    str(number) for number in range(2000, 2062)
+}
+_LOCKED: Final[_Meaning] = (
+    TransientTargetError,
+    "others hold locks on the rows or the table; nothing of this batch was written",
+)
+_NO_ROOM: Final[_Meaning] = (TransientTargetError, "the server has no room, memory or connections left")
+_READ_ONLY: Final[_Meaning] = (
+    TransientTargetError,
+    "the server takes no writes: target.url must name the primary",
+)
+_UNIQUE: Final[_Meaning] = (
+    TargetError,
+    "a row has a value that another row has, in a column with a unique index that is not the key, and "
+    "nothing was written: drop the index at the target, or mend the row",
+)
+_VALUE: Final[_Meaning] = (
+    TargetError,
+    "a value does not fit its column at the target, and nothing was written: was the column's type changed "
+    "by hand?",
+)
+_CONSTRAINT: Final[_Meaning] = (
+    TargetError,
+    "a row breaks a constraint of the table, and nothing was written: drop it at the target",
+)
+_RIGHTS: Final[_Meaning] = (
+    TargetError,
+    "the user may not do this: grant SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP and CREATE "
+    "TEMPORARY TABLES on the databases",
+)
+_LOCAL: Final[_Meaning] = (
+    TargetError,
+    "the server takes no LOAD DATA LOCAL: set its variable local_infile to 1",
+)
+_LIMIT: Final[_Meaning] = (
+    SchemaRefusedError,
+    "MySQL has a limit that this table passes (1,017 columns, 65,535 bytes of a row without its long texts, "
+    "3,072 bytes of a key)",
+)
+_NAME: Final[_Meaning] = (SchemaRefusedError, "MySQL takes no such name")
+_GONE: Final[_Meaning] = (
+    TransientTargetError,
+    "a table is gone that was there: was it dropped by another program?",
+)
+_NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
+    {
+        _LOCKED: (1205, 1213, 1020, 3572, 3058, 1614, 1969, 3024),
+        _NO_ROOM: (1021, 1037, 1038, 1040, 1041, 1114, 1203, 1226),
+        _READ_ONLY: (1290, 1836, 1792),
+        _UNIQUE: (1062, 1586, 1169),
+        _VALUE: (1048, 1263, 1264, 1265, 1292, 1366, 1367, 1406, 1411, 1441, 1690, 3140, 1261, 1262, 3819),
+        _CONSTRAINT: (1451, 1452, 1216, 1217, 4025, 1364),
+        _RIGHTS: (1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 3118),
+        _LOCAL: (1148, 3948, 4166, 3950),
+        _LIMIT: (1070, 1071, 1117, 1118, 1074),
+        _NAME: (1059, 1102, 1103, 1166, 1300),
+        _GONE: (1146, 1051),
+    }
+)
+_MEANINGS: Final = {str(number): meaning for meaning, numbers in _NUMBERS.items() for number in numbers}
+
+
+class LoadRefusedError(Exception):
+    """LOAD DATA LOCAL told of a value that it changed, as a warning with this number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def code_of(exc: BaseException) -> str | None:
+    """The number of an error; empty where the connection was cut, None for other exceptions."""
+    import pymysql
+
+    if isinstance(exc, LoadRefusedError):
+        return str(exc.number)
+    if isinstance(exc, OSError):
+        return ""
+    if not isinstance(exc, pymysql.err.MySQLError):
+        return None
+    number = exc.args[0] if exc.args and isinstance(exc.args[0], int) else 0
+    return str(number) if number else ""
+
+
+def error_of(code: str, *, table: str, committing: bool = False) -> TidesinkError:
+    """The error to raise for a number, where a commit was under way or not."""
+    if code in _CUT:
+        if committing:
+            return CommitUnknownError(
+                "the connection was cut during the commit, which may have happened: ask for the committed "
+                "progress first",
+                table=table,
+            )
+        return TransientTargetError(f"the server does not answer ({code or 'no connection'})", table=table)
+    if code in _MEANINGS:
+        error, message = _MEANINGS[code]
+        return error(f"{message} (error {code})", table=table)
+    return TargetError(f"the server refuses (error {code}), and nothing was written", table=table)

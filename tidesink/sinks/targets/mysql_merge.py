@@ -1,0 +1,134 @@
+"""How a batch is merged in MySQL and MariaDB.
+
+``ON DUPLICATE KEY UPDATE`` changes *another* row where a row's value in some other unique column is that
+row's (MySQL's manual warns of it), so it is used only where the key is the one unique index there is: the
+look at the table holds off whoever would add one until the commit. Everywhere else rows that are there
+are updated by their key, and those missing inserted.
+"""
+
+# ruff: noqa: S608  every name in a statement is quoted by identifier.py, every number is one of ours
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tidesink.sinks.targets.mysql_errors import code_of
+from tidesink.sinks.targets.sql_dialect import Counts, Merge
+
+_DUPLICATE: Final = "1062"
+_SWAPPED: Final = "`_tidesink_swapped`"
+
+
+def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
+    """Deletes, then upserts. ``only_key``: the key is the table's one unique index."""
+    deleted = _deleted(cursor, merge) if merge.deletes else 0
+    if not merge.upserts:
+        return Counts(deleted=deleted)
+    if only_key:
+        updated = _found(cursor, merge)
+        cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
+        inserted = _staged(cursor, merge) - updated
+        return Counts(inserted, updated, deleted)
+    updated = _updated(cursor, merge)
+    cursor.execute(_insert(merge, missing=True))
+    return Counts(int(cursor.rowcount), updated, deleted)
+
+
+def _deleted(cursor: Any, merge: Merge) -> int:
+    rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
+    where = merge.rows(deletes=True)
+    if merge.soft:
+        cursor.execute(f"UPDATE {rows} SET t.{merge.mark} = 1 WHERE {where}")
+    else:
+        cursor.execute(f"DELETE t FROM {rows} WHERE {where}")
+    return int(cursor.rowcount)
+
+
+def _found(cursor: Any, merge: Merge) -> int:
+    """How many of the rows are there already."""
+    cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
+    if not cursor.fetchone()[0]:
+        return 0
+    cursor.execute(
+        f"SELECT COUNT(*) FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} "
+        f"WHERE {merge.rows(deletes=False)}"
+    )
+    return int(cursor.fetchone()[0])
+
+
+def _staged(cursor: Any, merge: Merge) -> int:
+    cursor.execute(f"SELECT COUNT(*) FROM {merge.stage} s WHERE {merge.rows(deletes=False)}")
+    return int(cursor.fetchone()[0])
+
+
+def _sets(merge: Merge, alias: str) -> str:
+    sets = [f"{alias}.{column.target} = s.{column.staged}" for column in merge.values]
+    if merge.mark:
+        sets.append(f"{alias}.{merge.mark} = 0")
+    first = merge.keys[0]
+    return ", ".join(sets) or f"{alias}.{first.target} = s.{first.staged}"
+
+
+def _insert(merge: Merge, *, missing: bool) -> str:
+    names = [column.target for column in merge.columns]
+    values = [f"s.{column.staged}" for column in merge.columns]
+    if merge.mark:
+        names, values = [*names, merge.mark], [*values, "0"]
+    absent = f"LEFT JOIN {merge.target} t ON {merge.on} " if missing else ""
+    where = f" AND t.{merge.keys[0].target} IS NULL" if missing else ""
+    return (
+        f"INSERT INTO {merge.target} ({', '.join(names)}) SELECT {', '.join(values)} FROM {merge.stage} s "
+        f"{absent}WHERE {merge.rows(deletes=False)}{where}"
+    )
+
+
+def _on_duplicate(merge: Merge) -> str:
+    return f" ON DUPLICATE KEY UPDATE {_sets(merge, merge.target)}"
+
+
+def _updated(cursor: Any, merge: Merge) -> int:
+    """Update the rows that are there; where they swap values of a unique column, by way of a copy."""
+    rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
+    where = merge.rows(deletes=False)
+    try:
+        cursor.execute(f"UPDATE {rows} SET {_sets(merge, 't')} WHERE {where}")
+    except cursor.connection.Error as exc:
+        if code_of(exc) != _DUPLICATE or _referenced(cursor, merge):
+            raise
+        # InnoDB has undone the statement alone: the transaction goes on.
+        return _swapped(cursor, merge)
+    return int(cursor.rowcount)
+
+
+def _referenced(cursor: Any, merge: Merge) -> bool:
+    """Whether rows of other tables hang on this table's, which would go with a deleted row."""
+    cursor.execute(
+        "SELECT COUNT(*) FROM information_schema.REFERENTIAL_CONSTRAINTS "
+        "WHERE UNIQUE_CONSTRAINT_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s",
+        (merge.place.schema, merge.place.name),
+    )
+    return bool(cursor.fetchone()[0])
+
+
+def _swapped(cursor: Any, merge: Merge) -> int:
+    """Uniqueness is looked at row by row: take the rows out as they are, change them, and put them back."""
+    cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
+    stored = [
+        merge.place.quote(name) for name, *_, extra in cursor.fetchall() if "GENERATED" not in extra.upper()
+    ]
+    names = ", ".join(stored)
+    where = merge.rows(deletes=False)
+    # A temporary table is made and dropped without a commit.
+    cursor.execute(
+        f"CREATE TEMPORARY TABLE {_SWAPPED} ENGINE=InnoDB AS SELECT "
+        + ", ".join(f"t.{name}" for name in stored)
+        + f" FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
+    )
+    on = " AND ".join(f"o.{column.target} = s.{column.staged}" for column in merge.keys)
+    cursor.execute(f"UPDATE {merge.stage} s JOIN {_SWAPPED} o ON {on} SET {_sets(merge, 'o')} WHERE {where}")
+    cursor.execute(
+        f"DELETE t FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
+    )
+    cursor.execute(f"INSERT INTO {merge.target} ({names}) SELECT {names} FROM {_SWAPPED}")
+    rows = int(cursor.rowcount)
+    cursor.execute(f"DROP TEMPORARY TABLE {_SWAPPED}")
+    return rows
