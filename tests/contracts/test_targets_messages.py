@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, shape
 from tests.kafka_topics import topic_messages
-from tidesink.change import Column, ColumnType
+from tidesink.change import ChangeEvent, Column, ColumnType
+from tidesink.codecs.opening import open_codec
 from tidesink.config.target_messages import KafkaSettings
 from tidesink.errors import (
     SchemaRefusedError,
@@ -23,7 +25,7 @@ from tidesink.errors import (
     ValueNotStoredError,
 )
 from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.base import Claim, ReducedBatch
 from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER, SOURCE_HEADER
 from tidesink.sinks.targets.kafka_target import KafkaTarget, place_of, try_target
 
@@ -188,6 +190,22 @@ def test_a_topic_is_made_as_asked_or_not_at_all(kafka: Bed, topic_prefix: str) -
         too_many.open_table(SHAPE, pipeline="shop")
 
 
+def test_a_topic_that_was_made_again_is_another(kafka: Bed, brokers: str) -> None:
+    assert isinstance(kafka.target, KafkaTarget)
+    table = kafka.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(kafka.batch(SHAPE, [row(1)]), progress(epoch, 1))
+    topic = kafka.target.settings.rule.topic_for(SHAPE.table)
+    admin = AdminClient({"bootstrap.servers": brokers})
+    admin.delete_topics([topic])[topic].result()
+    with pytest.raises(StaleProgressError, match="start the worker again"):
+        table.apply(kafka.batch(SHAPE, [row(2)]), progress(epoch, 2))
+    again = kafka.reopen().open_table(SHAPE, pipeline="shop")
+    assert again.claim() == Claim(1, None)
+    again.apply(kafka.batch(SHAPE, [row(1), row(2)]), progress(1, 1))
+    assert kafka.rows() == [row(1), row(2)]
+
+
 def test_a_message_that_is_too_large_ends_the_batch(kafka: Bed) -> None:
     target = KafkaTarget(settings_of(kafka, max_message_bytes=1000), SqlStateStore(":memory:"))
     table = target.open_table(SHAPE, pipeline="shop")
@@ -202,3 +220,27 @@ def test_no_broker_may_pass(kafka: Bed) -> None:
     settings = settings_of(kafka, brokers="127.0.0.1:9")
     with pytest.raises(TransientTargetError, match=r"target\.brokers"):
         try_target(settings)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_debezium_says_that_a_value_was_left_out(
+    kafka: Bed, brokers: str, topic_prefix: str, anew: bool
+) -> None:
+    from pyspark.sql.functions import lit
+
+    settings = settings_of(kafka, protocol="debezium-json", topic=f"{topic_prefix}-dbz-{{schema}}_{{table}}")
+    table = KafkaTarget(settings, SqlStateStore(":memory:")).open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    batch = kafka.batch(SHAPE, [row(1, None, 5)], kept=("name",), anew=anew)
+    assert batch.frame is not None
+    batch = replace(batch, frame=batch.frame.withColumn("_commit_ts", lit(1 << 20).cast("bigint")))
+    if anew:
+        with pytest.raises(ValueNotStoredError, match="nobody has the value"):
+            table.apply(batch, progress(epoch, 1))
+        return
+    table.apply(batch, progress(epoch, 1))
+    (message,) = topic_messages(brokers, settings.rule.topic_for(SHAPE.table))
+    (event,) = open_codec("debezium-json").decode(message)
+    assert isinstance(event, ChangeEvent)
+    assert (event.after, event.commit_ts) == ({"id": 1, "amount": 5}, 1 << 20)
+    assert list((event.extension or {})["unavailable"]) == ["name"]  # type: ignore[call-overload]

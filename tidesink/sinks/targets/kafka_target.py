@@ -21,7 +21,7 @@ from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.kafka_delivery import Delivery
 from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
-from tidesink.sinks.targets.kafka_topics import TargetTopics
+from tidesink.sinks.targets.kafka_topics import OpenTopic, TargetTopics
 from tidesink.sinks.targets.message_batches import batch_frame, batch_stamp, check_kept, check_shape
 from tidesink.sinks.targets.message_table import MessageTable
 from tidesink.sinks.targets.store_ledger import StoreLedger
@@ -102,15 +102,18 @@ class KafkaTarget:
             TransientTargetError: no broker answers.
         """
         check_shape(shape, delete_mode)
-        topic = self.settings.rule.topic_for(shape.table)
-        if self.reads is not None and self.reads(topic):
+        name = self.settings.rule.topic_for(shape.table)
+        if self.reads is not None and self.reads(name):
             raise ConfigError(
-                f"the pipeline reads the topic {topic} that it would write: give target.topic a prefix",
+                f"the pipeline reads the topic {name} that it would write: give target.topic a prefix",
                 table=str(shape.table),
             )
-        partitions = TargetTopics(self.settings).partitions(topic)
-        ledger = StoreLedger(self.store, ("kafka", topic), shape.table, pipeline=pipeline, keys=shape.keys)
-        return KafkaTable(self.settings, topic, partitions, shape, pipeline=pipeline, ledger=ledger)
+        topics = TargetTopics(self.settings)
+        topic = topics.open(name)
+        ledger = StoreLedger(
+            self.store, ("kafka", name, topic.topic_id), shape.table, pipeline=pipeline, keys=shape.keys
+        )
+        return KafkaTable(self.settings, topics, topic, shape=shape, pipeline=pipeline, ledger=ledger)
 
 
 class KafkaTable(MessageTable):
@@ -119,17 +122,17 @@ class KafkaTable(MessageTable):
     def __init__(
         self,
         settings: KafkaSettings,
-        topic: str,
-        partitions: int,
-        shape: TableShape,
+        topics: TargetTopics,
+        topic: OpenTopic,
         *,
+        shape: TableShape,
         pipeline: str,
         ledger: StoreLedger,
     ) -> None:
         super().__init__(shape, pipeline=pipeline, ledger=ledger)
         self._settings = settings
+        self._topics = topics
         self._topic = topic
-        self._partitions = partitions
         self._registry: SchemaRegistry | None = None
         self._encoding: Encoding | None = None
 
@@ -149,10 +152,11 @@ class KafkaTable(MessageTable):
             raise TargetError(_TRUNCATE, table=table)
         frame = batch_frame(batch)
         check_kept(frame, batch, self._settings.protocol)
+        self._topics.check(self._topic)
         delivery = Delivery(
             self._encode_as(batch.shape),
             self._settings.confluent_properties(),
-            self._partitions,
+            self._topic.partitions,
             stamp=batch_stamp(self._pipeline, progress),
             sent_ms=time.time_ns() // 1_000_000,
         )
@@ -166,7 +170,7 @@ class KafkaTable(MessageTable):
                 shape,
                 protocol=self._settings.protocol,
                 options=self._settings.codec_options(),
-                topic=self._topic,
+                topic=self._topic.name,
                 registry=self._registry,
             )
         return self._encoding
