@@ -65,7 +65,7 @@ class CanalJsonCodec:
             SourceUnavailableError: claim-check storage or the upstream do not answer.
             ConfigError: one of them cannot be opened as it is configured.
         """
-        return tuple(self._reader.events(message))
+        return self._reader.events(message)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None for a watermark without the TiDB extension.

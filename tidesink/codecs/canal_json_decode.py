@@ -11,7 +11,7 @@ A compressed value is told by its bytes, and a row that was cut down to its hand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -28,13 +28,15 @@ from tidesink.change import (
     Value,
     WatermarkEvent,
 )
-from tidesink.codecs.canal_json_shape import RowShape, RowShapes
+from tidesink.codecs.canal_json_shape import RowShape, RowShapes, read_row
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
 from tidesink.codecs.nesting import kept
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError
 from tidesink.typemap.shown import shown
 
 _OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
+# Members of an enum are looked up anew each time, which is felt a row.
+_UPDATE, _DELETE = Op.UPDATE, Op.DELETE
 _WATERMARK = "TIDB_WATERMARK"
 Parsed = dict[str, Any]
 
@@ -112,20 +114,32 @@ class CanalJsonReader:
                 found[at] = self._large.whole(parsed, key=key)
         return found
 
-    def events(self, message: Message) -> list[Event]:
+    def events(self, message: Message) -> tuple[Event, ...]:
         """All events of one record.
 
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition, offset.
         """
-        found: list[Event] = []
         try:
-            for parsed in self.objects(message.value):
-                self.read(parsed, message, found)
+            try:
+                parsed: Parsed = orjson.loads(message.value)  # type: ignore[arg-type]  # None is refused
+                op, extension = _OPS[parsed["type"]], parsed.get("_tidb")
+                # One row, of which nothing is elsewhere: nearly all messages.
+                usual = parsed["isDdl"] is False and len(parsed["data"]) == 1
+                if usual and (extension is None or len(extension) == 1):
+                    return (self._row(parsed, op, message, 0),)
+            except (KeyError, TypeError, ValueError):
+                pass
+            return self._all(message)
         except DecodeError as error:
             error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
             raise
-        return found
+
+    def _all(self, message: Message) -> tuple[Event, ...]:
+        found: list[Event] = []
+        for parsed in self.objects(message.value):
+            self.read(parsed, message, found)
+        return tuple(found)
 
     def read(self, parsed: Parsed, message: Message, found: list[Event]) -> None:
         """Add the events of one whole object to those found in its message; the object is used up.
@@ -134,61 +148,73 @@ class CanalJsonReader:
             DecodeError: the object is no message of canal-json.
         """
         if _is_row(parsed):
-            self._rows(parsed, _OPS[parsed["type"]], message, found)
+            op = _OPS[parsed["type"]]
+            for at, one in enumerate(_each_alone(parsed, op), len(found)):
+                found.append(self._row(one, op, message, at))
             return
         event = _control(parsed, parsed.get("type"), message, len(found))
         if isinstance(event, DdlEvent):
             self._learn(event)
         found.append(event)
 
-    def _rows(self, parsed: Parsed, op: Op, message: Message, found: list[Event]) -> None:
-        """One event for each row of the message; one function, since it runs once a row."""
+    def _row(self, parsed: Parsed, op: Op, message: Message, index: int) -> ChangeEvent:
+        """The event of a message with one row; one function, since it runs once a row."""
         get = parsed.get
-        extension, rows = get("_tidb"), get("data")
+        extension, rows, es = get("_tidb"), get("data"), get("es")
         commit_ts = None if extension is None else _commit_ts(extension)
         if type(rows) is not list or not rows:
             raise SchemaMismatchError("a row change without rows: 'data' must be a list of objects")
-        old = _old_rows(parsed, rows) if op is Op.UPDATE else None
-        source = None if commit_ts is None else (commit_ts,)
-        # Then commit_ts says it all, and there is nothing to keep beside the event.
-        written = commit_ts if commit_ts is not None else self._shapes.moment(get("es"))
-        told = commit_ts is not None and commit_ts >> 18 == get("es") and len(extension) == 1  # type: ignore[arg-type]
-        for at, row in enumerate(rows):
-            if type(row) is not dict or not row:
-                raise SchemaMismatchError("a row in 'data' is no object with columns")
-            shape = self._shapes.find(
-                get("database"),
-                get("table"),
-                row,
-                mysql_type=get("mysqlType"),
-                pk_names=get("pkNames"),
-                commit_ts=written,
-            )
-            values = shape.read(row)
-            found.append(
-                _event(
+        old = _old_rows(parsed, rows)[0] if op is _UPDATE else None
+        row = rows[0]
+        if type(row) is not dict or not row:
+            raise SchemaMismatchError("a row in 'data' is no object with columns")
+        shape = self._shapes.find(
+            get("database"),
+            get("table"),
+            row,
+            mysql_type=get("mysqlType"),
+            pk_names=get("pkNames"),
+            commit_ts=self._shapes.moment(es) if commit_ts is None else commit_ts,
+        )
+        values, only = read_row(row, shape), shape.only_key
+        key = None if only is None else values.get(only)
+        before = None if op is not _UPDATE else _before(old, values, shape)
+        # Where commit_ts says it all, there is nothing to keep beside the event.
+        told = commit_ts is not None and commit_ts >> 18 == es and len(extension) == 1  # type: ignore[arg-type]
+        untold = not told or op is _UPDATE or shape.wire_types is not None
+        return _event(
+            (
+                op,
+                shape.table,
+                shape.key_of(values) if key is None else {only: key},
+                values if op is _DELETE else before,
+                None if op is _DELETE else values,
+                commit_ts,
+                _position(
                     (
-                        op,
-                        shape.table,
-                        shape.key_of(values),
-                        values
-                        if op is Op.DELETE
-                        else None
-                        if old is None
-                        else _before(old[at], values, shape),
-                        None if op is Op.DELETE else values,
-                        commit_ts,
-                        _position((message.topic, message.partition, message.offset, len(found), source)),
-                        shape.schema,
-                        None,
-                        (
-                            None
-                            if told and old is None and shape.wire_types is None
-                            else _extension(parsed, commit_ts, shape, None if old is None else old[at])
-                        ),
+                        message.topic,
+                        message.partition,
+                        message.offset,
+                        index,
+                        None if commit_ts is None else (commit_ts,),
                     )
-                )
+                ),
+                shape.schema,
+                None,
+                _extension(parsed, commit_ts, shape, old) if untold else None,
             )
+        )
+
+
+def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
+    """A message of several rows, which Alibaba's Canal sends, as messages of one."""
+    rows = parsed.get("data")
+    if type(rows) is not list or len(rows) < 2:
+        yield parsed
+        return
+    old = _old_rows(parsed, rows) if op is _UPDATE else [None] * len(rows)
+    for row, before in zip(rows, old, strict=True):
+        yield {**parsed, "data": [row], "old": [before]}
 
 
 def _is_row(parsed: Parsed) -> bool:

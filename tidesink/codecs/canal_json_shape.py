@@ -10,8 +10,9 @@ own word is older or newer than the row and is passed over for that column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tidesink.change import Column, ColumnType, TableId, TableSchema, Value
@@ -20,6 +21,7 @@ from tidesink.typemap.ddl_history import NEVER, row_moment
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader
 from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.usual_text import usual_row
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]
@@ -37,7 +39,8 @@ class RowShape:
     ``wire_types`` is ``mysqlType`` as the message has it where no table definition knows every
     column; an encoder needs it then. ``key`` names the columns that name the row, from the
     configuration or from ``pkNames``. It is of rows committed from ``since`` to before ``until`` (TiDB
-    TSOs): in between no column's definition changed.
+    TSOs): in between no column's definition changed. ``usual`` reads most columns of most rows at once, and
+    then ``rest`` is what is left of ``others``.
     """
 
     table: TableId
@@ -52,6 +55,8 @@ class RowShape:
     wire_types: Mapping[str, str] | None = None
     since: int = 0
     until: int = NEVER + 1
+    usual: Callable[[RawRow], bool] | None = None
+    rest: tuple[tuple[str, TextReader], ...] = ()
 
     def read(self, row: RawRow) -> dict[str, Value]:
         """The row's values, in its own order; the row is used up.
@@ -60,7 +65,7 @@ class RowShape:
             ValueOutOfRangeError: a text that is no value of its column's type.
             SchemaMismatchError: a value that is neither text nor null.
         """
-        return _read(row, self if len(row) == len(self.names) else self._part(row))
+        return read_row(row, self if len(row) == len(self.names) else self._part(row))
 
     def _part(self, row: RawRow) -> RowShape:
         return replace(
@@ -68,7 +73,13 @@ class RowShape:
             integers=tuple(column for column in self.integers if column[0] in row),
             others=tuple(column for column in self.others if column[0] in row),
             texts=tuple(name for name in self.texts if name in row),
+            usual=None,
         )
+
+    @cached_property
+    def only_key(self) -> str | None:
+        """The key's name where it is a single column, as most are: its value alone is quickly asked for."""
+        return self.key[0] if len(self.key) == 1 else None
 
     def key_of(self, row: Mapping[str, Value]) -> dict[str, Value] | None:
         """The key's values, or None where nothing names the row.
@@ -76,10 +87,6 @@ class RowShape:
         Raises:
             UnnamedRowError: a key column is NULL, or not in the row.
         """
-        if len(self.key) == 1:  # most keys, and every row asks
-            (only,) = self.key
-            if (value := row.get(only)) is not None:
-                return {only: value}
         key = {name: row.get(name) for name in self.key}
         if None in key.values():
             nulls = ", ".join(name for name, value in key.items() if value is None)
@@ -91,15 +98,19 @@ class RowShape:
         return key or None
 
 
-def _read(row: RawRow, columns: RowShape) -> dict[str, Value]:
+def read_row(row: RawRow, columns: RowShape) -> dict[str, Value]:
+    """The values of a row that has the very columns of its shape; see ``RowShape.read``."""
     name = ""
     text: Any
+    integers, others = columns.integers, columns.others
     try:
         for name in columns.texts:
             text = row[name]
             if text.__class__ is not str and text is not None:
                 raise _not_text(name, text)
-        for name, low, high, read in columns.integers:
+        if columns.usual is not None and columns.usual(row):
+            integers, others = (), columns.rest
+        for name, low, high, read in integers:
             text = row[name]
             if text is None:
                 continue
@@ -108,7 +119,7 @@ def _read(row: RawRow, columns: RowShape) -> dict[str, Value]:
                 row[name] = value
             else:
                 row[name] = read(text)
-        for name, read in columns.others:
+        for name, read in others:
             text = row[name]
             if text is not None:
                 row[name] = read(text)
@@ -133,6 +144,7 @@ class RowShapes:
         self._definitions = definitions
         self._keys = {_folded(table): tuple(names) for table, names in (keys or {}).items()}
         self._shapes: dict[tuple[str, str], list[RowShape]] = {}
+        self._recent: RowShape | None = None
         self._version = definitions.version
 
     def wanted_key(self, database: object, name: object) -> tuple[str, ...]:
@@ -160,16 +172,42 @@ class RowShapes:
         Raises:
             SchemaMismatchError: a member of the message that is not what it should be.
         """
+        recent, names = self._recent, [*row]
+        # Nearly always the row before was one of these; the order inside mysqlType is random at the
+        # producer, and dicts compare without it.
+        if (
+            recent is not None
+            and self._version == self._definitions.version
+            and recent.mysql_type == mysql_type
+            and recent.names == names
+            and recent.pk_names == pk_names
+            and recent.table == (database, name)
+            and recent.since <= commit_ts < recent.until
+        ):
+            return recent
+        self._recent = found = self._other(
+            (database, name), names, mysql_type=mysql_type, pk_names=pk_names, commit_ts=commit_ts
+        )
+        return found
+
+    def _other(
+        self,
+        table: tuple[object, object],
+        names: list[str],
+        *,
+        mysql_type: object,
+        pk_names: object,
+        commit_ts: int,
+    ) -> RowShape:
+        """The shape of a row that is not of the most recent one."""
         if self._version != self._definitions.version:
             self._shapes.clear()
             self._version = self._definitions.version
-        names = [*row]
         try:
-            known = self._shapes[database, name]  # type: ignore[index]  # any other key is just not there
+            known = self._shapes[table]  # type: ignore[index]  # any other key is just not there
         except (KeyError, TypeError):  # an unknown table, or a JSON list or object, which is no name
             known = []
         for shape in known:
-            # The order inside mysqlType is random at the producer: dicts compare without it.
             if (
                 shape.mysql_type == mysql_type
                 and shape.names == names
@@ -177,9 +215,7 @@ class RowShapes:
                 and shape.since <= commit_ts < shape.until
             ):
                 return shape
-        shape = self._build(
-            _table(database, name), names, _types(mysql_type), _names(pk_names), commit_ts=commit_ts
-        )
+        shape = self._build(_table(*table), names, _types(mysql_type), _names(pk_names), commit_ts=commit_ts)
         return self._added(shape)
 
     def _added(self, shape: RowShape) -> RowShape:
@@ -198,6 +234,7 @@ class RowShapes:
         *,
         commit_ts: int,
     ) -> RowShape:
+        """A new shape: each column's type from where the module says."""
         definition = self._definitions.get(table)
         known = {c.name.casefold(): c for c in definition.columns} if definition else {}
         complete = all(name.casefold() in known for name in names)
@@ -214,6 +251,7 @@ class RowShapes:
             for name in names
         )
         changes = sorted({was.until for c in known.values() for was in c.earlier})
+        usual = usual_row((c.name, c.type) for c in columns)
         return RowShape(
             table=table,
             names=names,
@@ -227,6 +265,8 @@ class RowShapes:
             wire_types=None if complete else mysql_type,
             since=max((at for at in changes if at <= commit_ts), default=0),
             until=min((at for at in changes if at > commit_ts), default=NEVER + 1),
+            usual=usual.read if usual else None,
+            rest=tuple(_others(columns, usual.names)) if usual else (),
         )
 
     def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
@@ -242,6 +282,12 @@ def _integers(columns: Sequence[Column]) -> Iterator[IntegerColumn]:
         bounds = integer_bounds(column.type)
         if bounds is not None:
             yield column.name, *bounds, text_reader(column.type)
+
+
+def _others(columns: Sequence[Column], usual: frozenset[str]) -> Iterator[tuple[str, TextReader]]:
+    for column in columns:
+        if column.name not in usual and not keeps_text(column.type):
+            yield column.name, text_reader(column.type)
 
 
 def _is_read_apart(column_type: ColumnType) -> bool:

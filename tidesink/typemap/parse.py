@@ -40,14 +40,14 @@ DECIMAL_CONTEXT = Context(prec=100, Emax=999999, Emin=-999999)
 
 # A signed 64-bit number has 19 digits, an unsigned one 20, and BIT and SET no more.
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-_DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
+DECIMAL = re.compile(r"-?[0-9]{1,65}(\.[0-9]{1,30})?", re.ASCII)
 # DOUBLE is written without an exponent, in up to 309 digits before or some 340 after the point.
 _FLOAT = re.compile(r"-?[0-9]{1,400}(?:\.[0-9]{1,1100})?(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
-_DATETIME = re.compile(
+DATETIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2} (?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?", re.ASCII
 )
 # TIME goes to 838:59:59 and a fraction on both sides of zero; its hours have two or three digits.
-_TIME = re.compile(
+TIME = re.compile(
     r"-?(?:[0-9]{2}|[0-7][0-9]{2}|8[0-2][0-9]|83[0-8]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?", re.ASCII
 )
 _FLOAT32 = struct.Struct("<f")
@@ -114,20 +114,21 @@ def _float32(column_type: ColumnType, row: TypeRow) -> Callable[[str], float]:
 
 
 def _decimal(column_type: ColumnType, _row: TypeRow) -> Callable[[str], Decimal]:
-    padded = _padded_decimal(column_type)
+    padded = padded_decimal(column_type)
 
     def read(text: str) -> Decimal:
         # The producer pads to the scale: then the text is the value, digit for digit.
         if padded is not None and padded.fullmatch(text) is not None:
             return Decimal(text)
-        if _DECIMAL.fullmatch(text) is None:
+        if DECIMAL.fullmatch(text) is None:
             raise _refuse(text, column_type)
         return fit_decimal(Decimal(text), column_type)
 
     return read
 
 
-def _padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
+def padded_decimal(column_type: ColumnType) -> re.Pattern[str] | None:
+    """A decimal's text as TiCDC writes it, padded to the scale; None where that is not known."""
     precision, scale = column_type.precision, column_type.scale
     if precision is None or scale is None:
         return None
@@ -232,9 +233,9 @@ _TEXT_READERS: dict[Reader, Callable[[ColumnType, TypeRow], TextReader]] = {
     "enum": _enum,
     "set": _set,
     "date": partial(_shaped, DATE),
-    "datetime": partial(_shaped, _DATETIME),
-    "timestamp": partial(_shaped, _DATETIME),
-    "time": partial(_shaped, _TIME),
+    "datetime": partial(_shaped, DATETIME),
+    "timestamp": partial(_shaped, DATETIME),
+    "time": partial(_shaped, TIME),
     "boolean": _boolean,
     "local_date": partial(_shaped, LOCAL_DATE),
     "local_datetime": partial(_shaped, LOCAL_DATETIME),
