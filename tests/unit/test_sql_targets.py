@@ -1,0 +1,215 @@
+"""The parts of the SQL targets that need no server: settings, names, types, errors and CSV."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+from datetime import datetime
+from decimal import Decimal
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
+from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.errors import (
+    CommitUnknownError,
+    SchemaRefusedError,
+    TargetError,
+    TransientTargetError,
+)
+from tidesink.sinks.targets import mysql_errors, postgres_errors, target_module
+from tidesink.sinks.targets.identifier import quote_mysql, quote_postgres, text_mysql, text_postgres
+from tidesink.sinks.targets.sql_columns import plan_columns
+from tidesink.sinks.targets.sql_csv import CsvLines
+from tidesink.sinks.targets.sql_endpoint import endpoint_of
+from tidesink.sinks.targets.sql_place import place_in
+
+POSTGRES = {
+    "type": "postgres",
+    "url": "postgresql://db:5433/shop",
+    "user": "tide",
+    "password": "opensesame",
+    "tls": {"mode": "verify-full", "ca": "./ca.pem"},
+}
+
+
+def settings_of(target: dict[str, Any]) -> Any:
+    return right(changed(FLAT_AVRO, target=target)).target
+
+
+def test_settings_say_where_and_hide_the_password() -> None:
+    settings = settings_of(POSTGRES)
+    endpoint = endpoint_of(settings)
+    assert (endpoint.host, endpoint.port, endpoint.database, endpoint.tls) == (
+        "db",
+        5433,
+        "shop",
+        "verify-full",
+    )
+    assert endpoint.password == "opensesame"
+    shown = repr(settings) + str(settings.model_dump_json()) + repr(endpoint) + endpoint.shown
+    assert "opensesame" not in shown
+    assert target_module(settings).place_of(settings, TableId("a", "b")) == "db:5433/shop a.b"
+    mysql = settings_of(
+        {"type": "mysql", "url": "mysql://db", "user": "tide", "table": "lake.{schema}_{table}"}
+    )
+    assert target_module(mysql).place_of(mysql, TableId("a", "b")) == "db:3306 lake.a_b"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"url": "postgresql://tide:opensesame@db/shop"}, "not into the URL"),
+        ({"url": "postgresql://db/shop?sslmode=disable"}, "not into the URL"),
+        ({"url": "postgresql://db"}, "give a URL such as postgresql://"),
+        ({"url": "mysql://db/shop"}, "give a URL such as postgresql://"),
+        ({"url": "postgresql://db:port/shop"}, "give a URL such as postgresql://"),
+        ({"table": "{table}"}, "use both placeholders"),
+        ({"table": "{schema}_{table}"}, "two names with a dot"),
+        ({"table": "{schema}.{table}.{x}"}, "another placeholder"),
+        ({"tls": {"mode": "sometimes"}}, "verify-ca"),
+    ],
+)
+def test_settings_are_refused_with_the_reason(change: dict[str, Any], said: str) -> None:
+    problems = wrong(changed(FLAT_AVRO, target={**POSTGRES, **change}))
+    assert any(said in str(problem) for problem in problems.values()), problems
+    assert "opensesame" not in str(problems)
+
+
+def test_a_template_fills_each_name_in_once() -> None:
+    place = place_in("x{table}.{schema}{table}", TableId("a.b{table}", "{schema}"), quote_postgres)
+    assert (place.schema, place.name) == ("x{schema}", "a.b{table}{schema}")
+    assert place.location == '"x{schema}"."a.b{table}{schema}"'
+    assert len(place.staging_prefix) + len(str(2**23)) < 63
+
+
+def test_names_and_texts_are_quoted_for_each_database() -> None:
+    assert quote_postgres('a"; DROP TABLE x; --') == '"a""; DROP TABLE x; --"'
+    assert quote_mysql("a`; DROP TABLE x; --") == "`a``; DROP TABLE x; --`"
+    assert text_postgres("it's \\ %s") == "'it''s \\ %s'"
+    assert text_mysql("it's \\ \0") == "'it''s \\\\ \\0'"
+    assert quote_postgres("ä" * 31) != quote_postgres("ä" * 30)
+    for quote, names in {
+        quote_postgres: ("", "a\0", "ä" * 32),
+        quote_mysql: ("", "a" * 65, "a ", "😀"),
+    }.items():
+        for name in names:
+            with pytest.raises(SchemaRefusedError):
+                quote(name)
+
+
+def test_lines_tell_null_from_every_text() -> None:
+    import pyarrow as pa
+
+    batch = pa.record_batch(
+        {
+            "text": pa.array(["", None, 'NULL"\n,\\N']),
+            "number": pa.array([Decimal("-0.01"), None, Decimal("1E+2")], pa.decimal128(38, 2)),
+            "float": pa.array([3.4028234663852886e38, None, 1e-45], pa.float32()),
+            "time": pa.array([0, None, 1], pa.int64()),
+            "naive": pa.array([datetime(1, 1, 1), None, None], pa.timestamp("us")),
+        }
+    )
+    lines = CsvLines(7, ("text", "plain", "plain", "micros", "plain"), nul_refused=True)
+    text = b"".join(lines.chunks([batch.slice(0, 2), batch.slice(0, 0), batch.slice(2)])).decode()
+    assert lines.rows == 3
+    assert text.splitlines()[1] == "7,NULL,NULL,NULL,NULL,NULL"
+    rows = list(csv.reader(StringIO(text)))
+    assert rows[0] == ["7", "", "-0.01", "3.4028234663852886e+38", "1970-01-01 00:00:00.000000",
+                       "0001-01-01 00:00:00.000000"]  # fmt: skip
+    assert rows[2][1] == 'NULL"\n,\\N'
+    assert Decimal(rows[2][2]) == 100
+    assert rows[2][4] == "1970-01-01 00:00:00.000001"
+
+
+def test_a_text_with_nul_ends_the_lines_of_a_task() -> None:
+    import pyarrow as pa
+
+    batch = pa.record_batch({"number": pa.array([1]), "text": pa.array(["a\0"])})
+    lines = CsvLines(7, ("plain", "text"), nul_refused=True)
+    assert list(lines.chunks([batch])) == []
+    assert (lines.nul_column, lines.rows) == (1, 0)
+    assert b"".join(CsvLines(7, ("plain", "text"), nul_refused=False).chunks([batch])) == b'7,1,"a\0"\n'
+
+
+BIG = Column("big", ColumnType("bigint unsigned"))
+WIDE = Column("wide", ColumnType("decimal", precision=65, scale=30))
+
+
+@pytest.mark.parametrize(
+    ("database", "present", "widened"),
+    [
+        ("postgres", {"id": "bigint", "name": "text", "amount": "integer"}, {}),
+        ("postgres", {"id": "integer", "name": "character varying(9)", "amount": "bigint"}, {"id": "bigint"}),
+        ("postgres", {"id": "bigint", "name": "json"}, {"name": "text"}),
+        ("mysql", {"id": "bigint", "name": "time(6)", "amount": "int"}, {"name": "longtext"}),
+        ("mysql", {"id": "int", "name": "varchar(9)", "amount": "int"}, {"id": "bigint"}),
+        ("postgres", {"id": "bigint", "big": "bigint"}, {"big": "numeric(20,0)"}),
+        ("mysql", {"id": "bigint", "big": "bigint unsigned"}, {}),
+        ("mysql", {"id": "bigint", "wide": "decimal(40,10)"}, {"wide": "decimal(65,30)"}),
+        ("postgres", {"id": "bigint", "wide": "numeric(50,0)"}, {"wide": "numeric(80,30)"}),
+        ("mysql", {"id": "bigint", "wide": "decimal(60,0)"}, {"wide": "longtext"}),
+    ],
+)  # fmt: skip
+def test_columns_get_wider_where_they_must(
+    database: Any, present: dict[str, str], widened: dict[str, str]
+) -> None:
+    columns = {column.name: column for column in (ID, NAME, AMOUNT, BIG, WIDE)}
+    plan = plan_columns(present, shape(*(columns[name] for name in present)), database)
+    assert (dict(plan.widened), plan.added) == (widened, ())
+
+
+def test_a_column_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(SchemaRefusedError, match=r"column=amount.*inet"):
+        plan_columns({"id": "bigint", "amount": "inet"}, shape(ID, AMOUNT), "postgres")
+
+
+def test_a_bigint_unsigned_that_may_become_negative_gets_another_type() -> None:
+    signed = Column("big", ColumnType("decimal", precision=20, scale=0))
+    plan = plan_columns({"id": "bigint", "big": "bigint unsigned"}, shape(ID, signed), "mysql")
+    assert dict(plan.widened) == {"big": "decimal(20,0)"}
+
+
+def test_a_mysql_key_without_a_length_is_refused_with_the_way_out() -> None:
+    key = Column("code", ColumnType("varchar"), nullable=False, handle=True, primary_key=True)
+    with pytest.raises(SchemaRefusedError, match=r"column=code.*needs a length.*definition"):
+        plan_columns({}, shape(key), "mysql")
+    assert plan_columns({"code": "text"}, shape(key), "postgres").widened == {}
+
+
+@pytest.mark.parametrize(
+    ("errors", "code", "error"),
+    [
+        (postgres_errors, "40P01", TransientTargetError),
+        (postgres_errors, "55P03", TransientTargetError),
+        (postgres_errors, "08006", TransientTargetError),
+        (postgres_errors, "53300", TransientTargetError),
+        (postgres_errors, "23505", TargetError),
+        (postgres_errors, "42P10", SchemaRefusedError),
+        (postgres_errors, "99999", TargetError),
+        (mysql_errors, "1213", TransientTargetError),
+        (mysql_errors, "1205", TransientTargetError),
+        (mysql_errors, "2013", TransientTargetError),
+        (mysql_errors, "1040", TransientTargetError),
+        (mysql_errors, "1062", TargetError),
+        (mysql_errors, "1071", SchemaRefusedError),
+        (mysql_errors, "9999", TargetError),
+    ],
+)
+def test_errors_are_told_by_their_code(errors: Any, code: str, error: type[Exception]) -> None:
+    found = errors.error_of(code, table="shop.orders")
+    assert type(found) is error
+    assert code in found.message
+    assert type(pickle.loads(pickle.dumps(found))) is error  # noqa: S301
+
+
+@pytest.mark.parametrize("errors", [postgres_errors, mysql_errors])
+def test_a_cut_commit_is_unknown_and_a_refused_one_is_not(errors: Any) -> None:
+    assert isinstance(errors.error_of("", table="t", committing=True), CommitUnknownError)
+    assert isinstance(errors.error_of("", table="t"), TransientTargetError)
+    unique = {"postgres_errors": "23505", "mysql_errors": "1062"}[errors.__name__.rpartition(".")[2]]
+    assert type(errors.error_of(unique, table="t", committing=True)) is TargetError
+    assert errors.code_of(ValueError("not the database's")) is None
