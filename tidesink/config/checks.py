@@ -250,7 +250,7 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
     if wanted and not lake and not config.dead_letters.path:
         yield Problem(
             "dead-letters.path",
-            f"a {config.target.type} target has no folder for dead letters",
+            f"a target of type {config.target.type} has no folder for dead letters",
             "give one, such as ./dead-letters: they are kept in a Delta table there",
         )
 

@@ -49,7 +49,7 @@ def _without_effect(config: Config) -> Iterator[Problem]:
 
 def _obstacles(config: Config) -> Iterator[tuple[str, str]]:
     if config.target.type not in SEQUENCED_TARGETS:
-        yield f"a {config.target.type} target does not keep the positions of its rows", _KAFKA
+        yield f"a target of type {config.target.type} does not keep the positions of its rows", _KAFKA
     if config.source.protocol.startswith("debezium"):
         yield "positions of Debezium's sources are not compared in this version", _KAFKA
     elif not config.source.enable_tidb_extension:
