@@ -301,6 +301,14 @@ def test_a_tables_own_failure_is_no_other_tables(store: SqlStateStore) -> None:
     assert ddl.reads == 2
 
 
+@pytest.mark.parametrize("time", [{}, {"es": 0}, {"es": None}, {"es": 5}])
+def test_no_time_is_none_that_cannot_be(time: dict[str, Any]) -> None:
+    message = {"isDdl": True, "database": "s", "sql": "alter table t add c int", "type": "ALTER", **time}
+    found = _statement(json.dumps(message).encode())
+    assert found is not None
+    assert found.odd_time == ""
+
+
 @pytest.mark.parametrize(
     "said", [{"es": 1 << 45}, {"es": -1}, {"_tidb": {"commitTs": 1 << 63}, "es": 1 << 60}]
 )

@@ -290,4 +290,5 @@ def _statement(value: bytes) -> DdlStatement | None:
 
 def _odd_time(commit_ts: object, es: object) -> str:
     told = {"commitTs": commit_ts, "es": es}
-    return ", ".join(f"{name} {shown(value, 40)}" for name, value in told.items() if value is not None)
+    # 0 says none, as a missing one does.
+    return ", ".join(f"{name} {shown(value, 40)}" for name, value in told.items() if value not in (None, 0))
