@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -246,3 +247,14 @@ def test_a_wide_table_and_big_values(sql: Bed) -> None:
     ]
     table.apply(sql.batch(one, rows), progress(1, 1))
     assert sql.rows() == rows
+
+
+def test_many_tables_of_a_new_schema_are_made_at_the_same_time(sql: Bed) -> None:
+    """A worker opens its tables in threads: none may trip over what another is making."""
+    tables = [TableId("new", f"t{number}") for number in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        opened = list(pool.map(lambda one: sql.target.open_table(shape(table=one), pipeline="shop"), tables))
+        epochs = list(pool.map(lambda table: table.claim().epoch, opened))
+    assert epochs == [1] * 12
+    for table in opened:
+        table.close()

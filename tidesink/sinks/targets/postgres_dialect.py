@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from tidesink.errors import ConfigError, TidesinkError
+from tidesink.errors import ConfigError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
@@ -32,6 +32,8 @@ _LEDGER: Final = (
     "key_columns text NOT NULL, result text, commits bigint NOT NULL, "
     "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
 )
+# IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
+_ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
 # From this many rows on a loop over the index is slower than to read the table, and a plan made for a
 # table whose statistics are old may be such a loop over the whole table.
 _MANY_ROWS: Final = 20_000
@@ -53,33 +55,46 @@ def psycopg() -> Any:
 
 
 def connect(endpoint: Endpoint) -> Any:
-    """A connection; statements are in transactions."""
-    files = {
-        "sslrootcert": endpoint.ca,
-        "sslcert": endpoint.certificate,
-        "sslkey": endpoint.key,
-    }
-    connection = psycopg().connect(
-        host=endpoint.host,
-        port=endpoint.port,
-        dbname=endpoint.database,
-        user=endpoint.user,
-        password=endpoint.password or None,
-        sslmode=endpoint.tls,
-        connect_timeout=CONNECT_SECONDS,
-        application_name="tidesink",
-        client_encoding="utf8",
-        keepalives_idle=30,
-        keepalives_interval=10,
-        keepalives_count=3,
-        prepare_threshold=None,
-        **{name: value for name, value in files.items() if value},
-    )
+    """A connection; statements are in transactions.
+
+    Raises:
+        TransientTargetError: it cannot be made. libpq has no code for the reason, so its own words are told:
+            they hold no values and no password.
+    """
+    driver = psycopg()
+    try:
+        connection = driver.connect(**_parameters(endpoint))
+    except driver.OperationalError as exc:
+        words = str(exc).strip().splitlines()[-1] if str(exc).strip() else type(exc).__name__
+        raise TransientTargetError(
+            f"Postgres at {endpoint.shown} does not answer, or refuses the user {endpoint.user!r}: {words}"
+        ) from None
     with connection.cursor() as cursor:
         for statement in _SESSION:
             cursor.execute(statement)
     connection.commit()
     return connection
+
+
+def _parameters(endpoint: Endpoint) -> dict[str, Any]:
+    """libpq's own names; it notices a peer that is gone in a minute."""
+    files = {"sslrootcert": endpoint.ca, "sslcert": endpoint.certificate, "sslkey": endpoint.key}
+    return {
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "dbname": endpoint.database,
+        "user": endpoint.user,
+        "password": endpoint.password or None,
+        "sslmode": endpoint.tls,
+        "connect_timeout": CONNECT_SECONDS,
+        "application_name": "tidesink",
+        "client_encoding": "utf8",
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "prepare_threshold": None,
+        **{name: value for name, value in files.items() if value},
+    }
 
 
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
@@ -149,11 +164,16 @@ class PostgresDialect:
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """The schema and its ledger; what is there is not touched, and needs no right to make it."""
-        cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
-        if cursor.fetchone()[0]:
+        cursor.execute(
+            "SELECT to_regnamespace(%s) IS NULL, to_regclass(%s) IS NULL",
+            (place.quote(place.schema), place.ledger),
+        )
+        no_schema, no_ledger = cursor.fetchone()
+        if no_schema or no_ledger:
+            cursor.execute(_ONE_MAKER)
+        if no_schema:
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
-        cursor.execute("SELECT to_regclass(%s) IS NULL", (place.ledger,))
-        if cursor.fetchone()[0]:
+        if no_ledger:
             cursor.execute(_LEDGER.format(place.ledger))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
@@ -172,6 +192,7 @@ class PostgresDialect:
         """The table, its primary key and what its columns are at the source."""
         spelt = [f"{quote_postgres(name)} {found}{' NOT NULL' * key}" for name, found, key, _ in columns]
         keys = ", ".join(quote_postgres(name) for name, _, key, _ in columns if key)
+        cursor.execute(_ONE_MAKER)
         cursor.execute(
             f"CREATE TABLE IF NOT EXISTS {place.location} ({', '.join(spelt)}, PRIMARY KEY ({keys}))"
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from tidesink.errors import TidesinkError
 from tidesink.sinks.targets.sql_dialect import Dialect
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 
@@ -79,6 +80,8 @@ class Connections:
     def _translated(self, table: str, *, committing: bool = False) -> Iterator[None]:
         try:
             yield
+        except TidesinkError as exc:
+            raise exc.with_context(table=table) from exc.__cause__
         except self.dialect.errors as exc:
             code = self.dialect.code_of(exc)
             if code is None:

@@ -7,11 +7,17 @@ table writes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from tidesink.errors import ConfigError, SchemaRefusedError, StaleProgressError, ValueNotStoredError
+from tidesink.errors import (
+    ConfigError,
+    SchemaRefusedError,
+    StaleProgressError,
+    TransientTargetError,
+    ValueNotStoredError,
+)
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import (
@@ -64,10 +70,12 @@ class SqlTable:
             self._check_rows(entry)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
-        with self._transaction() as cursor:
+        with self._transaction(writes=False) as cursor:
+            self._present = self._dialect.present(cursor, self.place)
+        # An older holder's tasks may still write to its own: then the next claim finds it.
+        with suppress(TransientTargetError), self._transaction() as cursor:
             for name in self._dialect.staging_tables(cursor, self.place):
                 cursor.execute(f"DROP TABLE IF EXISTS {self.place.beside(name)}")
-            self._present = self._dialect.present(cursor, self.place)
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
@@ -127,7 +135,8 @@ class SqlTable:
             return self._commit(batch, progress, attempts)
 
     def close(self) -> None:
-        """Nothing is held open: connections are the target's."""
+        """Close the target's connections that nobody uses; another table opens what it needs."""
+        self._connections.close()
 
     def _open(self, shape: TableShape, *, soft: bool) -> dict[str, str]:
         database, location = self._dialect.database, self.place.location
