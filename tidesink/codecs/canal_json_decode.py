@@ -161,7 +161,10 @@ class CanalJsonReader:
         """The event of a message with one row; one function, since it runs once a row."""
         get = parsed.get
         extension, rows, es = get("_tidb"), get("data"), get("es")
-        commit_ts = None if extension is None else _commit_ts(extension)
+        commit_ts = source = None
+        if extension is not None:
+            commit_ts = _commit_ts(extension)
+            source = None if commit_ts is None else (commit_ts,)
         if type(rows) is not list or not rows:
             raise SchemaMismatchError("a row change without rows: 'data' must be a list of objects")
         old = _old_rows(parsed, rows)[0] if op is _UPDATE else None
@@ -190,15 +193,7 @@ class CanalJsonReader:
                 values if op is _DELETE else before,
                 None if op is _DELETE else values,
                 commit_ts,
-                _position(
-                    (
-                        message.topic,
-                        message.partition,
-                        message.offset,
-                        index,
-                        None if commit_ts is None else (commit_ts,),
-                    )
-                ),
+                _position((message.topic, message.partition, message.offset, index, source)),
                 shape.schema,
                 None,
                 _extension(parsed, commit_ts, shape, old) if untold else None,
@@ -243,6 +238,9 @@ def _before(old: object, after: Mapping[str, Value], shape: RowShape) -> dict[st
 def _commit_ts(extension: object) -> int | None:
     if type(extension) is not dict:
         raise SchemaMismatchError("'_tidb' must be an object")
+    value = extension.get("commitTs")
+    if type(value) is int and value >= 0:  # asked for each row
+        return value
     return _timestamp(extension, "commitTs")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from tidesink.change import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, Value, WatermarkEvent
@@ -22,6 +22,7 @@ from tidesink.typemap.table import row_of
 
 # Bytes TiCDC counts for a record around its value.
 RECORD_OVERHEAD = 36
+_KEPT_OBJECTS = 64
 _ONLY_HANDLE_KEY = ',"onlyHandleKey":true'
 
 # Go's HTML-safe escaping: these four short forms, all else that is not plain as \u00XX.
@@ -32,6 +33,8 @@ _ESCAPED = {c: _SHORT.get(c, f"\\u{ord(c):04x}") for c in [*map(chr, range(32)),
 
 def json_text(text: str) -> str:
     """A JSON string literal as Go writes it."""
+    if _SPECIAL.search(text) is None:  # most texts
+        return f'"{text}"'
     return '"' + _SPECIAL.sub(lambda found: _ESCAPED[found.group()], text) + '"'
 
 
@@ -41,6 +44,8 @@ class RowWriter:
 
     schema: TableSchema
     full_types: bool
+    # By the columns of a row: nearly all rows of a table have the same ones.
+    _mysql_types: dict[tuple[str, ...], str] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def _columns(self) -> Mapping[str, tuple[str, TextWriter]]:
@@ -85,8 +90,19 @@ class RowWriter:
 
     def sql_types(self, row: Row, names: Iterable[str]) -> str:
         """The ``sqlType`` object of these columns, for a row's values."""
-        by_name = self.schema.by_name
-        return self.object_of({n: str(sql_type_code(by_name[n].type, row.get(n))) for n in names})
+        codes = self._sql_codes
+        return self.object_of({n: codes[n] or self._sql_code(n, row.get(n)) for n in names})
+
+    @cached_property
+    def _sql_codes(self) -> Mapping[str, str | None]:
+        """Each column's code; None where it depends on the value."""
+        return {
+            c.name: None if row_of(c.type).sql_type_above else str(sql_type_code(c.type, None))
+            for c in self._written
+        }
+
+    def _sql_code(self, name: str, value: Value) -> str:
+        return str(sql_type_code(self.schema.by_name[name].type, value))
 
     def mysql_types(self, names: Iterable[str]) -> str:
         """The ``mysqlType`` object of these columns.
@@ -94,7 +110,14 @@ class RowWriter:
         Raises:
             EncodeError: a full type text is asked for, and too little is known of a column.
         """
-        return self.object_of({name: self._type_texts(name) for name in names})
+        place = tuple(names)
+        known = self._mysql_types.get(place)
+        if known is None:
+            if len(self._mysql_types) >= _KEPT_OBJECTS:
+                self._mysql_types.clear()
+            known = self.object_of({name: self._type_texts(name) for name in place})
+            self._mysql_types[place] = known
+        return known
 
     def _type_texts(self, name: str) -> str:
         column_type = self.schema.by_name[name].type
