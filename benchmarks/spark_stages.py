@@ -18,6 +18,8 @@ from benchmarks.events import DDL, SCHEMA, TABLE
 from benchmarks.turns import Turn, rates, ratio, take_turns
 from tidesink.codecs import columns
 from tidesink.codecs.columns_canal_json import canal_json_columns
+from tidesink.codecs.columns_debezium_json_heads import heads_in
+from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
 from tidesink.codecs.columns_opening import COLUMNS
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.reduce_spark import reduce_frame
@@ -54,8 +56,8 @@ def measure(
     session: SparkSession, settings: Mapping[str, Any], protocol: str, topic: str, events: int
 ) -> dict[str, float]:
     """The rates of the stages over one topic."""
-    plan = _plan(settings["registry"], protocol, topic)
     plain, raw = (_raw(session, settings["brokers"], topic, reader) for reader in ({}, READER))
+    plan = _plan(settings["registry"], protocol, topic, raw)
     steps: dict[str, Callable[[], DataFrame]] = {
         "plain read": lambda: plain,
         "read": lambda: raw,
@@ -74,11 +76,14 @@ def measure(
     return {**rates(seconds, events), **{f"{a} of {b}": ratio(seconds, a, b) for a, b in compared}}
 
 
-def _plan(registry: str, protocol: str, topic: str) -> DecodeColumns:
+def _plan(registry: str, protocol: str, topic: str, raw: DataFrame) -> DecodeColumns:
     """The plan a worker makes of a topic whose messages are all in order."""
     if protocol == "canal-json":
         # A worker has irregular messages judged from when it meets the first one.
         return canal_json_columns(SCHEMA, judges=False)
+    if protocol == "debezium-json":
+        heads = heads_in(raw)
+        return debezium_json_columns(TABLE, key_heads=heads.key, value_heads=heads.value, judges=False)
     return columns(protocol, table=TABLE, topic=topic, registry=open_registry(registry), definition=DDL)
 
 

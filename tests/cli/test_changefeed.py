@@ -66,6 +66,14 @@ def test_new_ticdcs_debezium_avro_is_a_pipeline_too(tmp_path: Path) -> None:
     assert "share the topic rest" in refused(_folder(tmp_path), uri, "", "--producer", "new")
 
 
+def test_ticdcs_debezium_is_debezium_json(tmp_path: Path) -> None:
+    uri = "kafka://k1:9092/rest?protocol=debezium&enable-tidb-extension=true"
+    config = load_config(written(tmp_path, uri, PER_TABLE))
+    assert (config.source.protocol, config.source.topics) == ("debezium-json", ("{schema}_{table}",))
+    assert config.source.schema_registry is None
+    assert "share the topic rest" in refused(_folder(tmp_path), uri, "")
+
+
 def test_canal_json_topics_are_those_that_rows_can_be_in(tmp_path: Path) -> None:
     toml = "[sink]\ncontent-compatible=true\ndispatchers=[{matcher=['a.*'],topic='{table}'}]\n"
     config = load_config(written(tmp_path, CANAL, toml))

@@ -55,7 +55,7 @@ def test_an_unreachable_broker_is_a_failure_at_run_time() -> None:
     assert "no answer from 127.0.0.1:1" in result.stderr
 
 
-@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json", "debezium-avro"])
+@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json", "debezium-avro", "debezium-json"])
 def test_init_writes_a_config_that_is_right(tmp_path: Path, protocol: str) -> None:
     file = tmp_path / "t.yaml"
     assert run("init", str(file), "--protocol", protocol, "--brokers", "k:9092").exit_code == 0

@@ -20,8 +20,21 @@ from tests.properties.test_spark_debezium import COLUMNS
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
 from tests.spark.decoded import collect
-from tidesink.change import Message, TableId
+from tidesink.change import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    Message,
+    Op,
+    Position,
+    TableId,
+    TableSchema,
+    Value,
+    WatermarkEvent,
+)
 from tidesink.codecs import open_codec
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.columns_debezium_json_heads import heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
 from tidesink.typemap.render import ZeroDate
 
@@ -219,3 +232,26 @@ def test_what_is_damaged_is_refused_as_python_refuses_it(spark: SparkSession) ->
         messages.append(_message(len(messages), broken, whole[0].value))
     wrong = _differing(spark, messages)
     assert not wrong, "\n".join(wrong[:40])
+
+
+def test_ticdcs_watermarks_and_rows_are_read_without_python(spark: SparkSession) -> None:
+    columns = (
+        Column("id", ColumnType("bigint", sql="bigint"), nullable=False, handle=True, primary_key=True),
+        Column("n", ColumnType("varchar", length=9, sql="varchar(9)")),
+    )
+    codec = open_codec("debezium-json", options=CodecOptions(enable_tidb_extension=True))
+    schema, at = TableSchema(_TABLE, columns), Position("", 0, 0)
+    row: dict[str, Value] = {"id": 7, "n": "é\n"}
+    events: list[ChangeEvent | WatermarkEvent] = [
+        ChangeEvent(Op.INSERT, _TABLE, {"id": 7}, None, row, 1 << 40, at, schema),
+        WatermarkEvent(2 << 40, at),
+    ]
+    records = [codec.encode(event, topic="t") for event in events]
+    messages = [_message(n, one.key, one.value) for n, one in enumerate(records) if one is not None]
+    heads = heads_in(raw_frame(spark, messages))
+    plan = debezium_json_columns(_TABLE, key_heads=heads.key, value_heads=heads.value, judges=False)
+    found = collect(plan.decode(raw_frame(spark, messages)), plan)
+    assert [(one.kind, one.commit_ts, one.after) for one in found] == [
+        ("upsert", 1 << 40, row),
+        ("watermark", 2 << 40, None),
+    ]
