@@ -38,7 +38,31 @@ WHOLE = changed(
     source__enable_tidb_extension=True,
     source__kafka={"client.id": "x"},
 )
-BASES = [FLAT_AVRO, CANAL_JSON, WHOLE]
+INTO_KAFKA = changed(
+    CANAL_JSON,
+    target={
+        "type": "kafka",
+        "brokers": "k:9092",
+        "topic": "to_{schema}_{table}",
+        "protocol": "avro",
+        "schema-registry": {"url": "http://127.0.0.1:8081"},
+        "partition-num": 5,
+        "max-message-bytes": "1MiB",
+        "kafka": {"client.id": "x"},
+    },
+)
+INTO_HTTP = changed(
+    CANAL_JSON,
+    target={
+        "type": "http",
+        "url": "http://127.0.0.1/{table}",
+        "headers": {"x": "y"},
+        "auth": {"username": "me", "password": "x"},
+        "timeout": "5s",
+        "batch-rows": 5,
+    },
+)
+BASES = [FLAT_AVRO, CANAL_JSON, WHOLE, INTO_KAFKA, INTO_HTTP]
 
 # Not here: values that the models convert, since ${env:…} gives texts ("5" to 5, "yes" and 1 to true). The
 # schema asks for a setting's own type.
