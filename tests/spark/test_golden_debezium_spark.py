@@ -167,7 +167,7 @@ def test_every_json_row_of_ticdc_is_what_the_python_codec_reads(vectors: Path, s
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in folder.rows("debezium"):
         if record.message.value is not None and b',"schema":' in record.message.value:
-            groups[record.raw["case"]].append(record)
+            groups[f"{record.raw['case']} {record.raw['config']} {record.raw['table']}"].append(record)
     wrong = [line for records in groups.values() for line in _ticdc_json_differences(records, spark)]
     assert not wrong, "\n".join(wrong[:40])
     assert len(groups) > 10
