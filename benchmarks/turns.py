@@ -10,15 +10,21 @@ Turn = Callable[[], object]
 Seconds = Mapping[str, list[float]]
 
 
-def take_turns(turns: Mapping[str, Turn], *, rounds: int, warm_up: int = 1) -> Seconds:
-    """Seconds of each turn in each round; the first ``warm_up`` rounds do not count."""
+def take_turns(
+    turns: Mapping[str, Turn],
+    *,
+    rounds: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Seconds:
+    """Seconds of each turn in each round by ``clock``; the first ``warm_up`` rounds do not count."""
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(warm_up + rounds):
         for name, turn in turns.items():
-            began = time.perf_counter()
+            began = clock()
             turn()
             if number >= warm_up:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return seconds
 
 
