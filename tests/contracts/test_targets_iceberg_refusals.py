@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.contracts.iceberg_disturbed import (
@@ -139,3 +141,13 @@ def test_a_catalog_that_nobody_described_is_refused(iceberg: Bed) -> None:
     assert iceberg.spark is not None
     with pytest.raises(ConfigError, match=r"catalog-properties.*spark\.sql\.catalog\.nowhere"):
         open_session(iceberg.spark, "nowhere", {})
+
+
+def test_an_epoch_that_comes_twice_is_told_apart(iceberg: Bed) -> None:
+    """As after a catalog was brought back from a backup, and another worker claimed the table again."""
+    table = loaded(iceberg)
+    ledger = json.loads(state_of(iceberg, table).property(LEDGER) or "")
+    again = quote_text(json.dumps({**ledger, "claimed_by": "another worker"}))
+    sql(iceberg, f"ALTER TABLE {table.location} SET TBLPROPERTIES ('{LEDGER}' = {again})")
+    with pytest.raises(StaleProgressError, match="another worker holds this table"):
+        table.apply(iceberg.batch(SHAPE, [row(4)]), progress(1, 3))

@@ -69,7 +69,7 @@ def commit_error(exc: BaseException, *, table: str) -> TidesinkError:
     )
 
 
-def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
+def reading_error(exc: BaseException, *, table: str | None) -> TidesinkError:
     """The error to raise for an exception of Spark while nothing was being written."""
     names = frozenset(class_names(exc))
     if _UNUSABLE & names:
@@ -80,7 +80,7 @@ def reading_error(exc: BaseException, *, table: str) -> TidesinkError:
         )
     if "org.apache.spark.sql.AnalysisException" in names:
         return TargetError(f"Iceberg cannot read the table ({summary(exc)})", table=table)
-    return TransientTargetError(f"the table cannot be read now ({summary(exc)})", table=table)
+    return TransientTargetError(f"the catalog or the table cannot be read now ({summary(exc)})", table=table)
 
 
 def is_conflict(exc: BaseException) -> bool:

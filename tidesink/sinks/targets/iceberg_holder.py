@@ -70,15 +70,18 @@ class Holder:
             StaleProgressError: another worker claimed it, its rows were moved, or it is another table.
         """
         held = self.held
-        if not self._table.exists:
-            raise self._gone("is gone")
-        state = self._table.state()
+        try:
+            state = self._table.state()
+        except SPARK_ERRORS as exc:
+            if not self._table.exists:
+                raise self._gone("is gone") from exc
+            raise
         if state.uuid != self._uuid:
             raise self._gone("was dropped and made again")
         entry = self._ledger.entry(state)
         if entry is None:
             raise self._gone(f"lost its property {LEDGER}")
-        if entry.epoch != held.epoch:
+        if (entry.epoch, entry.claimed_by) != (held.epoch, held.claimed_by):
             raise self._ledger.lost_to(entry)
         self._held = entry
         return state

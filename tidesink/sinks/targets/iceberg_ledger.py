@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
+from uuid import uuid4
 
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError
@@ -35,7 +36,8 @@ EntryKind = Literal["claim", "batch"]
 class Entry:
     """What the ledger says: ``progress`` is applied, and ``snapshot`` has its rows.
 
-    ``result`` is what the batch did, to answer with when it is delivered again.
+    ``claimed_by`` is made anew by each claim: an epoch alone would come twice where a catalog is brought back
+    from a backup. ``result`` is what the batch did, to answer with when it is delivered again.
     """
 
     kind: EntryKind
@@ -45,6 +47,7 @@ class Entry:
     progress: Progress | None
     snapshot: int
     keys: tuple[str, ...]
+    claimed_by: str = ""
     result: ApplyResult | None = None
 
     @property
@@ -63,6 +66,7 @@ class Entry:
             "batch": self.batch,
             "snapshot": self.snapshot,
             "keys": self.keys,
+            "claimed_by": self.claimed_by,
             "result": None if result is None else _result_document(result),
             "progress": as_document(self.progress) if self.progress else None,
         }
@@ -96,16 +100,14 @@ class IcebergLedger:
 
     def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
         """The entry of the next epoch, which carries on what is applied."""
-        if held is None:
-            return Entry("claim", self.pipeline, 1, 0, None, snapshot, self.keys)
-        epoch = held.epoch + 1
-        progress = replace(held.progress, epoch=epoch) if held.progress else None
-        return Entry("claim", self.pipeline, epoch, held.batch, progress, snapshot, self.keys)
+        epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
+        progress = replace(held.progress, epoch=epoch) if held and held.progress else None
+        return Entry("claim", self.pipeline, epoch, batch, progress, snapshot, self.keys, uuid4().hex)
 
-    def batch(self, progress: Progress, result: ApplyResult, *, snapshot: int) -> Entry:
-        """The entry of a batch."""
-        return Entry(
-            "batch", self.pipeline, progress.epoch, progress.batch, progress, snapshot, self.keys, result
+    def batch(self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int) -> Entry:
+        """The entry of a batch that the holder of ``held`` applies."""
+        return replace(
+            held, kind="batch", batch=progress.batch, progress=progress, snapshot=snapshot, result=result
         )
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
@@ -211,6 +213,7 @@ def _read(text: str) -> Entry:
         progress=from_document(progress) if progress else None,
         snapshot=int(document["snapshot"]),
         keys=tuple(document["keys"]),
+        claimed_by=document["claimed_by"],
         result=None if result is None else ApplyResult(*result),
     )
 

@@ -6,19 +6,23 @@ A catalog is a setting of the session, so that it needs none of Spark's extensio
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.sinks.targets.iceberg_errors import reading_error
 from tidesink.sinks.targets.identifier import path_segment
 from tidesink.sinks.targets.lake_path import try_path
+from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
 _PREFIX: Final = "spark.sql.catalog."
+_ONE_AT_A_TIME: Final = threading.Lock()
 _DEFAULTS: Final[Mapping[str, str]] = {
     # A cached table would show the commits of others half a minute late.
     "cache-enabled": "false",
@@ -30,6 +34,7 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
 
     Raises:
         ConfigError: Iceberg is not on Spark's class path, or nothing says what the catalog is.
+        TransientTargetError: the catalog does not answer.
     """
     session = spark.newSession()
     _check_class_path(session)
@@ -43,7 +48,17 @@ def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str
         session.conf.set(_PREFIX + catalog, CATALOG_CLASS)
     for name, value in {**_DEFAULTS, **properties}.items():
         session.conf.set(f"{_PREFIX}{catalog}.{name}", value)
+    _load_catalog(session, catalog)
     return session
+
+
+def _load_catalog(session: SparkSession, catalog: str) -> None:
+    """Have the catalog made now: each session has one, and a catalog behind JDBC makes its tables first."""
+    with _ONE_AT_A_TIME:
+        try:
+            session.catalog.tableExists(f"{catalog}.tidesink.none")
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=None) from exc
 
 
 def _check_class_path(session: SparkSession) -> None:

@@ -237,7 +237,7 @@ class IcebergTable:
         """Stage and publish once; None where others committed in between."""
         state = self._holder.staging()
         snapshot, result = self._staged(batch, state)
-        entry = self._ledger.batch(progress, result, snapshot=snapshot)
+        entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot)
         if not self._holder.publish(entry, on=state.head):
             return None
         self._upkeep.run_if_due(self._table.state())
