@@ -13,7 +13,7 @@ from tests.contracts.sql_beds import reader
 from tidesink.dev.workload.expected import ExpectedTable
 from tidesink.sinks.targets.sql_target import SqlTarget
 
-_FRACTION = re.compile(r"(\d\d:\d\d:\d\d)(?:\.(\d*?)0*)?", re.ASCII)
+_FRACTION = re.compile(r"(\d\d:\d\d:\d\d)(?:\.(\d*?)0*(?!\d))?", re.ASCII)
 
 
 def wrong_in_database(target: SqlTarget, expected: Iterable[ExpectedTable]) -> list[str]:

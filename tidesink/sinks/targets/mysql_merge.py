@@ -82,7 +82,8 @@ def _insert(merge: Merge, *, missing: bool) -> str:
 
 
 def _on_duplicate(merge: Merge) -> str:
-    return f" ON DUPLICATE KEY UPDATE {_sets(merge, merge.target)}"
+    keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
+    return f" ORDER BY {keys} ON DUPLICATE KEY UPDATE {_sets(merge, merge.target)}"
 
 
 def _updated(cursor: Any, merge: Merge) -> int:

@@ -60,8 +60,10 @@ def check_shape(shape: TableShape) -> None:
         )
 
 
-def wanted_type(column: ShapeColumn, shape: TableShape, database: Database) -> str:
-    """The type of a column of a shape.
+def wanted_type(
+    column: ShapeColumn, shape: TableShape, database: Database, present: str | None = None
+) -> str:
+    """The type of a column of a shape; ``present`` is the one it has, which says the length of a key.
 
     Raises:
         SchemaRefusedError: a key column whose length nothing tells.
@@ -69,9 +71,12 @@ def wanted_type(column: ShapeColumn, shape: TableShape, database: Database) -> s
     try:
         return sql_type(column, database)
     except KeyLengthUnknownError as exc:
+        if present is not None:
+            return present
         raise SchemaRefusedError(
             f"MySQL needs a length for the key column {column.name} ({column.comment}), and the topic does "
-            "not say it: give the table a definition in the config, or set its keys to other columns",
+            "not say it: make the table at the target with its primary key and start again, or, where the "
+            "protocol is not flat-avro, give it a definition in the config",
             table=str(shape.table),
             column=column.name,
         ) from exc
@@ -83,7 +88,10 @@ def plan_columns(present: Mapping[str, str], shape: TableShape, database: Databa
     Raises:
         SchemaRefusedError: a column's present type cannot hold the shape's values.
     """
-    wanted = {c.name.lower(): wanted_type(c, shape, database) for c in shape.columns}
+    there = {name.lower(): found for name, found in present.items()}
+    wanted = {
+        c.name.lower(): wanted_type(c, shape, database, there.get(c.name.lower())) for c in shape.columns
+    }
     as_spark = {
         name: shape.by_name[name.lower()].spark
         if wanted.get(name.lower()) == found

@@ -60,6 +60,7 @@ class SqlTable:
         self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
         self._epoch: int | None = None
         self._created = False
+        self._changing = False
         self._present = self._open(shape, soft=delete_mode == "soft")
 
     def claim(self) -> Claim:
@@ -89,6 +90,9 @@ class SqlTable:
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types."""
         check_shape(shape)
+        if self._changing:  # the last one was cut off: what it did is only in the table
+            with self._transaction(writes=False) as cursor:
+                self._present, self._changing = self._dialect.present(cursor, self.place), False
         plan = plan_columns(self._present, shape, self._dialect.database)
         created, self._created = self._created, False
         defaults, warnings = default_literals(plan.added, shape)
@@ -102,8 +106,10 @@ class SqlTable:
             )
             with self._transaction() as cursor:
                 self._held(cursor, self._claimed_epoch())
+                self._changing = True
                 self._change(cursor, statements)
                 self._present = self._dialect.present(cursor, self.place)
+            self._changing = False
         else:
             with self._transaction(writes=False) as cursor:
                 self._held(cursor, self._claimed_epoch(), lock=False)
