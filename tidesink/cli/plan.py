@@ -18,6 +18,7 @@ _TOLD: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
     "ddl": "of the topic's own DDL",
     "avro": "inferred from the Avro schemas alone, whose words are wide: text is CHAR or VARCHAR too",
+    "records": "of the schemas in the records",
     "rows": "as the words in the rows tell, without digits, lengths or members",
 }
 

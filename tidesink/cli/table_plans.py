@@ -11,6 +11,7 @@ from tidesink.change import ChangeEvent, Op, TableId, TableSchema
 from tidesink.cli.kafka import Start, read_topic, topic_names
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.debezium_told import UNTYPED, LoneCodec, Told
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.identity import topic_tables
@@ -29,8 +30,8 @@ _UNSERVED = "tables names {table}, but {found}: is it spelt as in the changefeed
 
 
 # Who tells a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, or the
-# type words of rows.
-TypesFrom = Literal["definition", "ddl", "avro", "rows"]
+# type words of rows, or the schemas in debezium-json's records.
+TypesFrom = Literal["definition", "ddl", "avro", "rows", "records"]
 
 
 class ColumnPlan(NamedTuple):
@@ -78,6 +79,10 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
     topics = config.topics_among(topic_names(config.source.confluent_properties()))
     if config.source.protocol == "canal-json":
         yield from _canal_json(config, topics, sample)
+        return
+    if config.source.protocol == "debezium-json":
+        for topic in topics:
+            yield _debezium(config, None, topic, sample)
         return
     registry = config.source.open_registry()
     try:
@@ -171,16 +176,15 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
             yield TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
 
 
-def _debezium(config: Config, registry: SchemaRegistry, topic: str, sample: int) -> TablePlan:
+def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
     """The plan of a Debezium topic's one table, by its first rows."""
-    stated = _stated(config)
-    codec = open_codec(
-        config.source.protocol,
-        options=config.source.codec_options(),
-        registry=registry,
-        definitions=stated,
+    stated, options = _stated(config), config.source.codec_options()
+    alone = LoneCodec(options, None) if registry is None else None
+    codec = alone or open_codec(
+        config.source.protocol, options=options, registry=registry, definitions=stated
     )
     found: ChangeEvent | None = None
+    told: list[Told] = []
     for message in read_topic(
         config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
     ):
@@ -188,19 +192,25 @@ def _debezium(config: Config, registry: SchemaRegistry, topic: str, sample: int)
             events = codec.decode(message)
         except DecodeError as error:
             return TablePlan(None, topic, problem=f"a record cannot be decoded: {error}")
-        rows = [
-            one for one in events if isinstance(one, ChangeEvent) and one.schema and one.op is not Op.TRUNCATE
-        ]
-        # The newest says most: a column that was added is in it.
-        found = rows[-1] if rows else found
+        for event in events:
+            if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
+                # The newest says most: a column that was added is in it.
+                found, told = event, alone.told(event.schema) if alone else []
     if found is None or found.schema is None:
         return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
-    settings = config.table_config(found.table)
+    defined, settings = stated.get(found.table), config.table_config(found.table)
+    known = defined.by_name if defined else {}
+    columns = tuple(known.get(one.column.name, one.column) for one in told) or found.schema.columns
     try:
-        shape = _shape(found.schema, settings, settings.keys or tuple(found.key or ()))
+        schema = dataclasses.replace(found.schema, columns=columns)
+        shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
     except TidesinkError as error:
         return _unplanned(config, topic, found.table, error.message)
-    return _planned(config, topic, shape, types_from="definition" if found.table in stated else "avro")
+    untyped = [one.column.name for one in told if one.guessed and one.column.name not in known]
+    types_from: TypesFrom = "definition" if defined else "avro" if registry else "records"
+    planned = _planned(config, topic, shape, types_from=types_from)
+    warnings = tuple(f"column {name}: {UNTYPED}" for name in untyped)
+    return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings))
 
 
 def _stated(config: Config) -> TableDefinitions:

@@ -29,6 +29,7 @@ DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
         "flat-avro": "tidesink.sinks.decoding_flat_avro",
         "canal-json": "tidesink.sinks.decoding_canal_json",
         "debezium-avro": "tidesink.sinks.decoding_debezium_avro",
+        "debezium-json": "tidesink.sinks.decoding_debezium_json",
     }
 )
 

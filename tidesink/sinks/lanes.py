@@ -148,4 +148,5 @@ TABLES_OF: dict[str, Callable[[Surroundings], TablesOfTopic]] = {
     "flat-avro": avro_tables,
     "canal-json": canal_tables,
     "debezium-avro": debezium_tables,
+    "debezium-json": debezium_tables,
 }
