@@ -6,27 +6,27 @@ call a level, and Python's and orjson's limits would end it with an error of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from tidesink.errors import SchemaMismatchError
 
 MOST_LEVELS: Final = 64
+_NESTING: Final = frozenset({dict, list})
 T = TypeVar("T")
 
 
 def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
-    """Whether objects and lists in a value are nested deeper than this many levels."""
-    level = [value] if isinstance(value, dict | list) else []
+    """Whether objects and lists in a value are nested deeper than this many levels.
+
+    They are what JSON and Avro are read as: no classes derived from these.
+    """
+    level: list[Any] = [value] if type(value) in _NESTING else []
     for _ in range(most):
-        level = [inner for one in level for inner in _inside(one) if isinstance(inner, dict | list)]
+        members = (one.values() if type(one) is dict else one for one in level)
+        level = [inner for inside in members for inner in inside if type(inner) in _NESTING]
         if not level:
             return False
     return True
-
-
-def _inside(value: object) -> Iterator[object]:
-    return iter(value.values() if isinstance(value, Mapping) else value)  # type: ignore[call-overload, no-any-return]
 
 
 def kept(value: T, name: str) -> T:
