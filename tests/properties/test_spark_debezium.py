@@ -6,6 +6,7 @@ Values that no column holds are among them: they are bad records for both, of th
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,6 +92,10 @@ _VARIABLE: Final = {
     "connect.name": _DATA + "VariableScaleDecimal",
     "fields": [{"name": "scale", "type": "int"}, {"name": "value", "type": "bytes"}],
 }
+_VARBINARY: Final = {"__debezium.source.column.type": "VARBINARY"}
+_BASE64 = st.binary(max_size=8).map(lambda one: b64encode(one).decode()) | st.sampled_from(
+    ["AA=", "AB==", "A"]
+)
 _UNSIGNED: Final = {"__debezium.source.column.type": "BIGINT UNSIGNED"}
 
 # By a column's name: its Avro type, and the values it is given.
@@ -105,6 +110,7 @@ COLUMNS: Final[dict[str, tuple[Any, st.SearchStrategy[Any]]]] = {
     "flag": ("boolean", st.booleans()),
     "words": ("string", _TEXT),
     "raw": ("bytes", _BYTES),
+    "blob": ({"type": "string", "connect.parameters": _VARBINARY}, _TEXT | _BASE64),
     "json": (_named("string", _DATA + "Json"), _TEXT),
     "label": (_named("string", _DATA + "Enum", allowed="a,b"), _TEXT),
     "year": (_named("int", _TIME + "Year"), st.integers(0, 2155)),

@@ -193,7 +193,14 @@ class RecordColumns:
     def _native(self, field: FieldOf, wire: Column) -> Reading | None:
         if field.wire is None or field.source is None:
             return None
-        return native_reading(wire, field.wire.field.schema, field.source, field.target, self.shape)
+        return native_reading(
+            wire,
+            field.wire.field.schema,
+            field.source,
+            field.target,
+            self.shape,
+            binary=self.modes.binary_handling_mode,
+        )
 
     def _wire(self, field: FieldOf) -> Column:
         """A column's value, or the text it was prepared as."""
@@ -319,7 +326,8 @@ def _value_fault(field: FieldOf) -> Column:
     assert field.wire is not None  # noqa: S101 - a column its writer lacks cannot fail
     schema = field.wire.field.schema
     semantic = semantic_type(schema.name, schema.type)
-    text = schema.type == "string" and (semantic is None or semantic.form == "plain")
+    plain = schema.type == "string" and (semantic is None or semantic.form == "plain")
+    text = plain and field.target.spark == "string"
     error = SchemaMismatchError if text else ValueOutOfRangeError
     what = "text that is no UTF-8" if text else f"a value that is no {shown_type(field.target)}"
     return fault(BAD, error, f"column {field.target.name!r} has {what}")

@@ -22,6 +22,7 @@ from tidesink.codecs.columns_types import Reading, read_as_is, read_text, try_ca
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values_columns import wire_type
 from tidesink.codecs.debezium_values_decimals import whole_parameter
+from tidesink.codecs.debezium_values_modes import BinaryHandling
 from tidesink.codecs.debezium_values_time import INFINITE_TIMESTAMPS
 from tidesink.typemap.semantic import Form, semantic_type
 from tidesink.typemap.shape import ShapeColumn, TableShape
@@ -35,6 +36,7 @@ _INTEGER_BITS: Final = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 _TWENTY_DIGITS: Final = "decimal(20,0)"
 _UNSIGNED_END: Final = str(2**64)
 _SIGNED_START: Final = str(-(2**63))
+_BASE64: Final = r"\A(?:[A-Za-z0-9+/]{4})*+(?:[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)?+\z"
 _USUAL_DAY: Final = r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}\z"
 _USUAL_MOMENT: Final = r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z\z"
 _ISO_DAY: Final = r"[+-]?[0-9]{4,9}-[0-9]{2}-[0-9]{2}"
@@ -49,11 +51,17 @@ Native = Callable[[Column, ConnectSchema, ColumnType, ShapeColumn, TableShape], 
 
 
 def native_reading(
-    wire: Column, schema: ConnectSchema, source: SourceColumn, target: ShapeColumn, shape: TableShape
+    wire: Column,
+    schema: ConnectSchema,
+    source: SourceColumn,
+    target: ShapeColumn,
+    shape: TableShape,
+    *,
+    binary: BinaryHandling,
 ) -> Reading | None:
     """The reading of one column by Spark's own expressions; None where it takes the Python reader.
 
-    ``wire`` is the ``prepared_text`` where the schema has one.
+    ``wire`` is the ``prepared_text`` where the schema has one. ``binary`` is how binary is written as text.
     """
     column_type = source.type
     own = wire_type(schema)
@@ -63,6 +71,8 @@ def native_reading(
         native = _natively(schema)
         if _is_decimal(schema) and (own.precision, own.scale) != (column_type.precision, column_type.scale):
             return None
+    elif (_plainly(schema), row_of(column_type).reader) == ("string", "binary"):
+        native = _base64 if binary in ("bytes", "base64") else None
     else:
         native = _FITTED.get((_plainly(schema), row_of(column_type).reader))
     return None if native is None else native(wire, schema, column_type, target, shape)
@@ -140,6 +150,13 @@ def _bytes(
     wire: Column, _schema: ConnectSchema, _type: ColumnType, _target: ShapeColumn, _shape: TableShape
 ) -> Reading:
     return Reading(wire, failable=False)
+
+
+def _base64(
+    wire: Column, _schema: ConnectSchema, _type: ColumnType, _target: ShapeColumn, _shape: TableShape
+) -> Reading:
+    """Binary as text: TiCDC's debezium (b813e76), and Debezium under binary.handling.mode base64."""
+    return Reading(F.when(wire.rlike(_BASE64), F.unbase64(wire)))
 
 
 def _days(
