@@ -98,6 +98,8 @@ def _held(frame: DataFrame, begun: Path, go: Path) -> DataFrame:
             time.sleep(0.05)
         return op
 
+    # Spark 4.1 guesses the kind of function from hints it finds, and warns where it cannot.
+    passed.__annotations__ = {}
     return frame.withColumn("_op", udf(passed, "string")("_op"))
 
 
