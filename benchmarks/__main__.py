@@ -1,7 +1,8 @@
 """``make bench``: one table of rates, all measured in one run on this machine.
 
-``python -m benchmarks [codecs] [spark] [jobs] [iceberg]`` measures some of its parts: the codecs in Python,
-which takes a minute and no Java; their stages on Spark; the whole job into Delta, and into Iceberg.
+``python -m benchmarks [codecs] [spark] [jobs] [iceberg] [sql]`` measures some of its parts: the codecs in
+Python, which takes a minute and no Java; their stages on Spark; the whole job into Delta, into Iceberg, and
+into Postgres and MariaDB.
 Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
@@ -20,13 +21,14 @@ from typing import Any, Final
 
 from benchmarks.events import OPTIONS, STEADY_BATCH, STEADY_BATCHES, write_events
 from benchmarks.iceberg_target import iceberg_rows
+from benchmarks.sql_targets import sql_rows
 from benchmarks.table import Rows, python_rows, rate, show, spark_rows
 from tidesink.dev.ports import free_ports
 from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "spark", "jobs", "iceberg")
+PARTS: Final = ("codecs", "spark", "jobs", "iceberg", "sql")
 # Of the parts those that need a broker.
 _WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
 Settings = Mapping[str, Any]
@@ -91,6 +93,8 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
         rows += _jobs({**settings, "events": events}, events)
     if "iceberg" in parts:
         rows += _iceberg({**settings, "topic": "bench_iceberg", "events": events}, events)
+    if "sql" in parts:
+        rows += sql_rows({**settings, "topic": "bench_sql"}, events)
     return rows
 
 

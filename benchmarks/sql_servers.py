@@ -43,7 +43,7 @@ def postgres(folder: Path) -> Iterator[Endpoint]:
     (port,) = free_ports(1)
     folder.mkdir(parents=True)
     programs = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda found: int(found.parent.name))
-    owner = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    owner: list[str | Path] = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
     if owner:
         shutil.chown(folder, "postgres")
         for parent in folder.parents[:2]:

@@ -1,13 +1,12 @@
-"""The whole job into Postgres and MariaDB, and the floors beside it, each in a process of its own.
+"""The whole job into Postgres and MariaDB, and the floors beside it: ``python -m benchmarks sql``.
 
-``python -m benchmarks.sql_targets [--events N] [--keys N] [postgres] [mariadb]`` starts a broker, a registry
-and the databases, and prints one table. A floor is one client that has the events parsed already, as CSV in
-a file: ``COPY`` or ``LOAD DATA`` of all of them into a staging table, then one merge of each key's newest.
+A floor is one client that has the events parsed already, as CSV in a file: ``COPY`` or ``LOAD DATA`` of all
+of them into a staging table, then one merge of each key's newest. The whole job runs in a process of its own:
+``python -m benchmarks.sql_targets SETTINGS.json`` prints one JSON object, as ``whole_job`` does.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import statistics
@@ -15,18 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.events import KEYS, events, write_events
 from benchmarks.sql_servers import mariadb, postgres
-from benchmarks.table import Rows, rate, show
+from benchmarks.table import Rows, rate
 from benchmarks.whole_job import ours
 from tidesink.change import Op
-from tidesink.dev.ports import free_ports
-from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
@@ -46,24 +42,18 @@ _COLUMNS = {
 }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "databases", nargs="*", metavar="DATABASE", help="postgres, mariadb; both without one"
-    )
-    parser.add_argument("--events", type=int, default=1_000_000)
-    arguments = parser.parse_args()
+def sql_rows(settings: dict[str, Any], count: int) -> Rows:
+    """Both databases: the floor, the whole job, and a small batch."""
     rows: Rows = []
-    with tempfile.TemporaryDirectory(prefix="tidesink-bench-") as folder, _stack(Path(folder)) as settings:
-        _say(f"writing {arguments.events:,} events")
-        registry = open_registry(settings["registry"])
-        write_events(settings["brokers"], registry, settings["topic"], arguments.events)
-        lines = Path(folder) / "events.csv"
-        _write_lines(lines, arguments.events)
-        for name in arguments.databases or SERVERS:
-            rows += _measured(name, Path(folder) / name, lines, {**settings, "events": arguments.events})
-    show(rows)
+    with tempfile.TemporaryDirectory(prefix="tidesink-bench-sql-") as place:
+        folder = Path(place)
+        _say(f"writing {count:,} events")
+        write_events(settings["brokers"], open_registry(settings["registry"]), settings["topic"], count)
+        lines = folder / "events.csv"
+        _write_lines(lines, count)
+        for name in SERVERS:
+            rows += _measured(name, folder / name, lines, {**settings, "events": count})
+    return rows
 
 
 def _measured(name: str, folder: Path, lines: Path, settings: dict[str, Any]) -> Rows:
@@ -73,14 +63,13 @@ def _measured(name: str, folder: Path, lines: Path, settings: dict[str, Any]) ->
         _say(f"{name}: the whole job")
         given = {**settings, "directory": str(folder), "target": _target(name, endpoint)}
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.sql_targets", "--ours", json.dumps(given)],
+            [sys.executable, "-m", "benchmarks.sql_targets", json.dumps(given)],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
     figures = json.loads(done.stdout.strip().splitlines()[-1])
     mine = settings["events"] / figures["load_seconds"]
-    print(json.dumps(figures), file=sys.stderr)
     return [
         (f"{name}: parsed rows, one client, one merge (floor)", rate(floor), ""),
         (f"first load into {name}, tidesink", rate(mine), f"{mine / floor:.2f}× the floor"),
@@ -164,28 +153,9 @@ def _mariadb_floor(connections: Connections, lines: Path) -> float:
     return time.perf_counter() - started
 
 
-@contextmanager
-def _stack(folder: Path) -> Iterator[dict[str, Any]]:
-    kafka, controller, registry = free_ports(3)
-    stack = DevStack(folder / "stack", kafka_port=kafka, controller_port=controller, registry_port=registry)
-    try:
-        addresses = stack.up(_say)
-        yield {
-            "brokers": addresses.brokers,
-            "registry": addresses.registry_url,
-            "topic": "bench_events",
-            "steady_seed": 2,
-        }
-    finally:
-        stack.down()
-
-
 def _say(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--ours"]:
-        print(json.dumps(ours(json.loads(sys.argv[2]))))
-    else:
-        main()
+    print(json.dumps(ours(json.loads(sys.argv[1]))))
