@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tidesink.change import TableId
     from tidesink.config import Config, TargetSettings
     from tidesink.sinks.state_store import StateStore
-    from tidesink.sinks.targets.base import Target
+    from tidesink.sinks.targets.base import Capabilities, Target
 
 # type in the config -> its TargetModule; loaded when asked for, since each brings libraries of its own.
 TARGETS: Final[Mapping[str, str]] = MappingProxyType(
@@ -35,6 +35,8 @@ TARGETS: Final[Mapping[str, str]] = MappingProxyType(
 
 class TargetModule(Protocol):
     """What the module of a target offers to whoever has its settings."""
+
+    CAPABILITIES: Capabilities
 
     def open_target(self, config: Config, spark: SparkSession, store: StateStore) -> Target:
         """The target of a config.

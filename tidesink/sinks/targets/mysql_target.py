@@ -8,7 +8,13 @@ from tidesink.change import TableId
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.sql_endpoint import endpoint_of
-from tidesink.sinks.targets.sql_target import SqlTarget, open_sql, shown_place, try_connection
+from tidesink.sinks.targets.sql_target import (
+    SqlTarget,
+    capabilities_of,
+    open_sql,
+    shown_place,
+    try_connection,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from tidesink.config.target_sql import MysqlSettings
     from tidesink.sinks.state_store import StateStore
 
+CAPABILITIES: Final = capabilities_of(MysqlDialect())
 _QUESTION: Final = "SELECT CONCAT(VERSION(), IF(@@GLOBAL.local_infile, '', ' without local_infile'))"
 _WITHOUT: Final = "without local_infile"
 

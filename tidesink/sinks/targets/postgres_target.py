@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Final, cast
 from tidesink.change import TableId
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_endpoint import endpoint_of
-from tidesink.sinks.targets.sql_target import SqlTarget, open_sql, shown_place, try_connection
+from tidesink.sinks.targets.sql_target import (
+    SqlTarget,
+    capabilities_of,
+    open_sql,
+    shown_place,
+    try_connection,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,6 +22,7 @@ if TYPE_CHECKING:
     from tidesink.config.target_sql import PostgresSettings
     from tidesink.sinks.state_store import StateStore
 
+CAPABILITIES: Final = capabilities_of(PostgresDialect())
 _QUESTION: Final = (
     "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
     "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'schemas can be made' "

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 DEFAULT_TEMPLATE: Final = "{schema}.{table}"
 
 
+def capabilities_of(dialect: Dialect) -> Capabilities:
+    """What a database of this dialect can do."""
+    return Capabilities(
+        name=dialect.database,
+        exactly_once=True,
+        evolves=True,
+        widens=True,
+        soft_deletes=True,
+        durable=True,
+        nul_in_text=not dialect.nul_refused,
+    )
+
+
 @dataclass(frozen=True)
 class SqlTarget:
     """Tables in a database, each under ``template`` with ``{schema}`` and ``{table}`` filled in."""
@@ -31,15 +44,7 @@ class SqlTarget:
     @property
     def capabilities(self) -> Capabilities:
         """What the database can do."""
-        return Capabilities(
-            name=self.connections.dialect.database,
-            exactly_once=True,
-            evolves=True,
-            widens=True,
-            soft_deletes=True,
-            durable=True,
-            nul_in_text=not self.connections.dialect.nul_refused,
-        )
+        return capabilities_of(self.connections.dialect)
 
     def place_of(self, table: TableId) -> Place:
         """Where a table stands."""
