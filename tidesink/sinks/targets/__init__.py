@@ -1,7 +1,6 @@
 """Targets: places that keep tables true. ``TARGETS`` names them; ``base`` says what each promises.
 
-A target is one module, one line here, its settings in ``config.target`` and one page in the docs; the
-contract tests run over this table.
+A target is a module, a line here, its settings in ``config.target`` and a page; contract tests run over it.
 """
 
 from __future__ import annotations
