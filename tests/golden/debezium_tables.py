@@ -93,6 +93,37 @@ def kinds_of(table: str) -> dict[str, str]:
     return (POSTGRES_TABLES | MARIADB_TABLES)[table]
 
 
+_POSTGRES_SQL: Final = {
+    "int": "bigint",
+    "float32": "real",
+    "float64": "double precision",
+    "bool": "boolean",
+    "bytes": "bytea",
+    "decimal": "numeric",
+    "datetime": "timestamp",
+    "instant": "timestamptz",
+    "composite": "bytea",
+    "array": "text[]",
+}
+
+
+def postgres_sql(table: str) -> str:
+    """A Postgres table as pg_dump would print it, by the names of base types."""
+
+    def column(name: str, kind: str) -> str:
+        exact = _EXACT.get((table, name))
+        words = _POSTGRES_SQL.get(kind, kind)
+        if exact is not None and exact.name == "decimal":
+            words = f"numeric({exact.precision},{exact.scale})"
+        if exact is not None and exact.name == "bit":
+            words = f"bit varying({exact.length})" if name == "bv" else f"bit({exact.length})"
+        default = _DEFAULTS.get((table, name))
+        return f'"{name}" {words}' + (f" DEFAULT '{default}'::text" if default else "")
+
+    columns = ", ".join(column(*one) for one in POSTGRES_TABLES[table].items())
+    return f'CREATE TABLE lab."{table}" ({columns})'
+
+
 def postgres_definitions() -> TableDefinitions:
     """The Postgres tables as somebody would declare them."""
     return TableDefinitions(

@@ -204,9 +204,10 @@ def _definitions(config: Config) -> Iterator[Problem]:
             continue
         field, definitions = f"tables[{index}].definition", TableDefinitions()
         try:
-            definitions.apply(entry.definition.sql, entry.table.schema)
+            entry.definition.declare_in(definitions, entry.table.schema)
         except ConfigError as error:
-            yield Problem(field, error.message, "give it as SHOW CREATE TABLE prints it")
+            printed = "SHOW CREATE TABLE" if entry.definition.dialect == "mysql" else "pg_dump --schema-only"
+            yield Problem(field, error.message, f"give it as {printed} prints it")
             continue
         if entry.table not in definitions:
             yield Problem(field, f"does not create {entry.table}", f"give the CREATE TABLE of {entry.table}")

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationInfo
 
 from tidesink.config.fields import Model
+from tidesink.typemap.ddl import TableDefinitions
+
+Dialect = Literal["mysql", "postgres"]
 
 
 class Definition(Model):
-    """``CREATE TABLE`` text; ``file`` says where it was read from."""
+    """``CREATE TABLE`` text in the source's SQL; ``file`` says where it was read from."""
 
     sql: str
     file: str | None = None
+    dialect: Dialect = "mysql"
+
+    def declare_in(self, definitions: TableDefinitions, default_schema: str) -> None:
+        """Declare what the text defines.
+
+        Raises:
+            ConfigError: the text cannot be read.
+        """
+        if self.dialect == "mysql":
+            definitions.declare(self.sql, default_schema)
+            return
+        from tidesink.typemap.postgres_definition import read_postgres_tables
+
+        for schema in read_postgres_tables(self.sql, default_schema):
+            definitions.put(schema)
 
 
 class DefinitionFile(Model):
@@ -22,16 +40,27 @@ class DefinitionFile(Model):
 
     file: str
     """Read from beside the config."""
+    dialect: Dialect = "mysql"
+    """Whose SQL it is."""
+
+
+class DefinitionText(Model):
+    """SQL in place, of another database than TiDB and MySQL."""
+
+    sql: str
+    """The CREATE TABLE statement."""
+    dialect: Dialect = "mysql"
+    """Whose SQL it is."""
 
 
 def read_definition(value: Any, info: ValidationInfo) -> Any:
-    """Text is the SQL itself; ``{file: path}`` is read from beside the config."""
+    """Text is the SQL itself, TiDB's or MySQL's; ``{file: path}`` is read from beside the config."""
     if isinstance(value, str):
         return {"sql": value}
-    if not isinstance(value, dict) or set(value) != {"file"}:
+    if not isinstance(value, dict) or "file" not in value or "sql" in value:
         return value
     path = ((info.context or {}).get("base") or Path()) / str(value["file"])
     try:
-        return {"sql": path.read_text(encoding="utf-8"), "file": str(path)}
+        return {**value, "sql": path.read_text(encoding="utf-8"), "file": str(path)}
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"give a readable file of SQL: {path} cannot be read") from error

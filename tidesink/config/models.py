@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from tidesink.change import TableId
-from tidesink.config.definition import Definition, DefinitionFile, read_definition
+from tidesink.config.definition import Definition, DefinitionFile, DefinitionText, read_definition
 from tidesink.config.fields import (
     MOST_BYTES,
     MOST_RECORDS,
@@ -66,6 +66,9 @@ def _table_name(name: str) -> str:
     return name
 
 
+_DefinitionInput = str | DefinitionFile | DefinitionText
+
+
 class TableOverride(Model):
     """Settings of one table (``name``) or of all that a pattern fits (``match``, as ``shop.*``)."""
 
@@ -78,10 +81,11 @@ class TableOverride(Model):
     keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
     """The columns that name a row, where neither the key record nor `pkNames` says them."""
     definition: (
-        Annotated[Definition, BeforeValidator(read_definition, json_schema_input_type=str | DefinitionFile)]
+        Annotated[Definition, BeforeValidator(read_definition, json_schema_input_type=_DefinitionInput)]
         | None
     ) = None
-    """The CREATE TABLE statement, or `{file: path}`: gives types that the topic does not carry."""
+    """The CREATE TABLE statement, or `{file: path}`: gives types that the topic does not carry. Postgres' is
+    given as `{sql: …, dialect: postgres}`, or with `file`."""
     sequence_by: SequenceBy | None = Field(default=None, alias="sequence_by")
     """As under `defaults`, for this table."""
     deletes: Deletes | None = None
@@ -154,7 +158,7 @@ class TableConfig(Model):
 
     table: TableId
     keys: tuple[str, ...] | None
-    definition: str | None
+    definition: Definition | None
     sequence_by: SequenceBy
     deletes: Deletes
     tombstone_retention: float
@@ -197,7 +201,7 @@ class Config(Model):
         return TableConfig.model_construct(
             table=table,
             keys=_first(overrides, "keys"),
-            definition=definition.sql if definition else None,
+            definition=definition,
             time_zone=self.source.time_zone,
             **merged,
         )

@@ -299,7 +299,7 @@ def _definitions(config: Config) -> TableDefinitions:
     definitions = TableDefinitions()
     for entry in config.tables:
         if entry.definition and entry.table:
-            definitions.declare(entry.definition.sql, entry.table.schema)
+            entry.definition.declare_in(definitions, entry.table.schema)
     return definitions
 
 

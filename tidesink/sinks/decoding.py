@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.config.definition import Definition
 from tidesink.errors import ConfigError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
@@ -103,16 +104,16 @@ def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: 
     return found
 
 
-def declared_table(sql: str | None, table: TableId) -> TableSchema | None:
+def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
     """The table as the config defines it.
 
     Raises:
         ConfigError: the definition cannot be read, or is another table's.
     """
-    if sql is None:
+    if definition is None:
         return None
     definitions = TableDefinitions()
-    definitions.declare(sql, table.schema)
+    definition.declare_in(definitions, table.schema)
     found = definitions.get(table)
     if found is None:
         raise ConfigError("the definition under tables is not this table's", table=str(table))

@@ -1,0 +1,78 @@
+"""Postgres' CREATE TABLE as types for topics that tell none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden.debezium_tables import POSTGRES_TABLES, postgres_definitions, postgres_sql
+from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
+from tidesink.change import ColumnType, TableId
+from tidesink.errors import ConfigError
+from tidesink.typemap.postgres_definition import read_postgres_tables
+
+_JSON = changed(FLAT_AVRO, source__protocol="debezium-json", source__schema_registry=None)
+
+
+@pytest.mark.parametrize("table", POSTGRES_TABLES)
+def test_the_captured_tables_have_the_types_a_person_would_declare(table: str) -> None:
+    (found,) = read_postgres_tables(postgres_sql(table), "other")
+    declared = postgres_definitions().get(TableId("lab", table))
+    assert declared is not None
+    assert found.table == declared.table
+    assert [(one.name, one.type, one.default) for one in found.columns] == [
+        (one.name, one.type, one.default) for one in declared.columns
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("int", ColumnType("int")),
+        ("bigserial", ColumnType("bigint")),
+        ("numeric", ColumnType("decimal")),
+        ("numeric(5)", ColumnType("decimal", precision=5, scale=0)),
+        ("real", ColumnType("float")),
+        ("timestamp(3) without time zone", ColumnType("local datetime", fsp=6)),
+        ("timestamp with time zone", ColumnType("instant")),
+        ("time with time zone", ColumnType("zoned time")),
+        ("character varying(20)", ColumnType("text")),
+        ("bit varying(10)", ColumnType("bit", length=10)),
+        ("integer[]", ColumnType("array")),
+        ("jsonb", ColumnType("json")),
+        ("int4range", ColumnType("text")),
+        ("shop.mood", ColumnType("text")),
+    ],
+)
+def test_types_as_pg_dump_prints_them(words: str, kind: ColumnType) -> None:
+    (found,) = read_postgres_tables(f"CREATE TABLE shop.t (a {words} NOT NULL)", "public")
+    assert [one.type for one in found.columns] == [kind]
+
+
+def test_keys_are_those_of_a_column_or_of_the_table() -> None:
+    one = "CREATE TABLE a (x int PRIMARY KEY, y int)"
+    both = "CREATE TABLE b (x int, y int, CONSTRAINT k PRIMARY KEY (x, y))"
+    first, second = read_postgres_tables(f"{one}; {both}", "public")
+    assert first.table == TableId("public", "a")
+    assert [[one.name for one in table.primary_key] for table in (first, second)] == [["x"], ["x", "y"]]
+    assert not first.columns[0].nullable
+
+
+def test_what_is_no_sql_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not Postgres' SQL"):
+        read_postgres_tables("CREATE TABLE t (", "public")
+
+
+def test_a_config_takes_them_in_place_or_from_a_file() -> None:
+    definition = {"sql": "CREATE TABLE b (id uuid PRIMARY KEY)", "dialect": "postgres"}
+    config = right(changed(_JSON, tables=[{"name": "a.b", "definition": definition}]))
+    assert config.tables[0].definition is not None
+    assert config.tables[0].definition.dialect == "postgres"
+
+
+def test_a_config_says_what_is_wrong_with_one() -> None:
+    definition = {"sql": "CREATE TABLE c (id int)", "dialect": "postgres"}
+    problem = wrong(changed(_JSON, tables=[{"name": "a.b", "definition": definition}]))
+    assert "does not create a.b" in problem["tables[0].definition"].reason
+    unread = {"sql": "CREATE TABLE b (", "dialect": "postgres"}
+    problem = wrong(changed(_JSON, tables=[{"name": "a.b", "definition": unread}]))
+    assert "pg_dump" in problem["tables[0].definition"].remedy
