@@ -115,4 +115,28 @@ def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
     assert table.state == "PAUSED"
     assert "HorizonError" in (table.error or "")
     assert "older than the horizon" in (table.error or "")
+    # Deletes that are kept from now on do not tell of those forgotten before.
+    text = config.read_text().replace('"tombstone-retention": "10s"', '"deletes": "soft"')
+    config.write_text(text)
+    (table,) = _drained(config).tables
+    assert "older than the horizon" in (table.error or "")
     assert lake_rows(tmp_path, "aged").keys() == {2}
+
+
+def test_a_table_goes_over_to_the_sources_order_with_the_rows_it_has(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    options = CodecOptions(enable_tidb_extension=True)
+    writer = TableWriter(servers, schema_of("moved"), protocol="canal-json", options=options)
+    config = _config(servers, tmp_path, protocol="canal-json", topic=writer.topic)
+    config.write_text(config.read_text().replace('"sequence_by": "source"', '"sequence_by": "kafka"'))
+    for number in (1, 2, 3):
+        _sent(writer, Op.INSERT, number, "before", ts=10, partition=0)
+    _drained(config)
+    config.write_text(config.read_text().replace('"sequence_by": "kafka"', '"sequence_by": "source"'))
+    _sent(writer, Op.INSERT, 2, "after", ts=20, partition=0)
+    _sent(writer, Op.DELETE, 3, "before", ts=20, partition=0)
+    assert _drained(config).exit_code == 0
+    path = f"delta.`{tmp_path}/lake/shop/moved`"
+    found = spark.sql(f"SELECT id, name FROM {path} WHERE _tidesink_deleted IS NOT TRUE ORDER BY id")  # noqa: S608
+    assert [tuple(row) for row in found.collect()] == [(1, "before"), (2, "after")]

@@ -50,3 +50,17 @@ def test_counters_survive_the_state_store() -> None:
     assert Account.from_counters(account.as_counters()) == account
     assert Account.from_counters({"read": 1, "of an older version": 2}) == Account(read=1)
     assert account + account == Account(14, 6, 4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("applied", "stale", "counted"),
+    [(0, 2, (0, 1)), (1, 1, (0, 1)), (2, 0, (1, 0))],
+    ids=["both", "half", "none"],
+)
+def test_a_key_change_that_is_older_than_what_is_stored_is_one_event(
+    applied: int, stale: int, counted: tuple[int, int]
+) -> None:
+    summary = BatchSummary(messages=1, read=1, upserts=1, deletes=1, split_halves=1)
+    account = account_of(summary, kafka_records=1, applied_rows=applied, rejected=0, stale_rows=stale)
+    account.check(table="shop.t")
+    assert (account.applied, account.superseded) == counted

@@ -175,7 +175,9 @@ def test_tables_take_their_own_settings_then_patterns_then_defaults() -> None:
 def test_a_definition_may_stand_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "t.sql").write_text("CREATE TABLE t (id int)")
     config = right(changed(CANAL_JSON, tables=[{"name": "a.t", "definition": {"file": "t.sql"}}]), tmp_path)
-    assert config.table_config(TableId("a", "t")).definition == "CREATE TABLE t (id int)"
+    definition = config.table_config(TableId("a", "t")).definition
+    assert definition is not None
+    assert definition.sql == "CREATE TABLE t (id int)"
     found = wrong(changed(CANAL_JSON, tables=[{"name": "a.t", "definition": {"file": "no.sql"}}]), tmp_path)
     assert "cannot be read" in found["tables[0].definition"].remedy
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
+from tidesink.change import TableId
 from tidesink.config.sequence import SEQUENCED_TARGETS
 from tidesink.sinks.targets import TARGETS
 
@@ -38,6 +39,34 @@ def test_it_is_refused_where_they_have_none(data: dict[str, Any], field: str, re
     problem = wrong(data)[f"{field}.sequence_by"]
     assert reason in problem.reason
     assert "sequence_by: kafka" in problem.remedy
+
+
+def test_how_long_deletes_are_remembered_is_a_tables_own() -> None:
+    ordered = {"sequence_by": "source", "tombstone-retention": "1h"}
+    config = right(
+        changed(
+            FLAT_AVRO,
+            source__enable_tidb_extension=True,
+            defaults={"sequence_by": "source"},
+            tables=[{"match": "a.*", "tombstone-retention": "2h"}, {"name": "b.c", **ordered}],
+        )
+    )
+    kept = [config.table_config(TableId(*name)).tombstone_retention for name in ("ax", "bc", "cd")]
+    assert kept == [7200.0, 3600.0, 7 * 86400.0]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "reason"),
+    [
+        ({"sequence_by": "source", "tombstone-retention": "0s"}, "no number this setting takes"),
+        ({"tombstone-retention": "1d"}, "has no effect under sequence_by: kafka"),
+    ],
+)
+def test_a_retention_that_forgets_at_once_or_does_nothing_is_refused(
+    defaults: dict[str, Any], reason: str
+) -> None:
+    problems = wrong(changed(FLAT_AVRO, source__enable_tidb_extension=True, defaults=defaults))
+    assert reason in problems["defaults.tombstone-retention"].reason
 
 
 def test_the_config_and_the_targets_agree() -> None:

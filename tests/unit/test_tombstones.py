@@ -69,6 +69,15 @@ def test_they_are_forgotten_once_in_a_while() -> None:
     assert (tombstones.horizon, target.rows(TABLE)) == (95 * SECOND, [])
 
 
+def test_kept_for_ever_they_are_not_forgotten_and_an_old_horizon_holds() -> None:
+    target, table = marked_table()
+    table.collect(60 * SECOND)
+    tombstones = Tombstones(table, None)
+    tombstones.collect_if_due(applied((1000, None)), "t")
+    assert (tombstones.horizon, tombstones.last) == (60 * SECOND, None)
+    assert [row["id"] for row in target.rows(TABLE)] == [95]
+
+
 class _Refusing(MemoryTable):
     def collect(self, horizon: int) -> Collected:
         raise TargetError(f"no collection at {horizon}", table=str(TABLE))

@@ -27,6 +27,7 @@ from tidesink.config.fields import (
 from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
+from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.render import ZeroDate
 
 Deletes = Literal["hard", "soft"]
@@ -47,7 +48,7 @@ class TableDefaults(Model):
     too and however changes arrive; deleted rows stay in the table, marked (`docs/guarantees.md`)."""
     deletes: Deletes = "hard"
     """`hard` removes the row, `soft` keeps it, marked."""
-    tombstone_retention: Duration = 7 * 86400.0
+    tombstone_retention: PositiveDuration = 7 * 86400.0
     """Under `sequence_by: source`, how long deleted rows stay, marked, so that an older change does not bring
     them back; counted in the source's time. A change older than that is a bad record."""
     zero_date: Annotated[ZeroDate, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)] = (
@@ -90,7 +91,7 @@ class TableOverride(Model):
     """As under `defaults`, for this table."""
     deletes: Deletes | None = None
     """As under `defaults`, for this table."""
-    tombstone_retention: Duration | None = None
+    tombstone_retention: PositiveDuration | None = None
     """As under `defaults`, for this table."""
     zero_date: Annotated[
         ZeroDate | None, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)
@@ -197,7 +198,8 @@ class Config(Model):
         overrides = [entry for entry in self.tables if entry.covers(table)]
         overrides.sort(key=lambda entry: entry.name is None)
         definition = _first(overrides, "definition")
-        merged = {name: _first(overrides, name) or getattr(self.defaults, name) for name in _POLICIES}
+        own = {name: _first(overrides, name) for name in _POLICIES}
+        merged = {n: getattr(self.defaults, n) if value is None else value for n, value in own.items()}
         return TableConfig.model_construct(
             table=table,
             keys=_first(overrides, "keys"),
@@ -205,6 +207,14 @@ class Config(Model):
             time_zone=self.source.time_zone,
             **merged,
         )
+
+    def definitions(self) -> TableDefinitions:
+        """The tables that the config defines, anew for whoever follows their DDL."""
+        found = TableDefinitions()
+        for entry in self.tables:
+            if entry.definition and entry.table:
+                entry.definition.declare_in(found, entry.table.schema)
+        return found
 
     def table_of_topic(self, topic: str, *, record: TableId | None = None) -> TableId | None:
         """The table whose changes a topic holds: a named one, else the only one the rule can mean.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tidesink.config.fields import Model
-from tidesink.config.models import Config
+from tidesink.config.models import Config, SequenceBy, TableOverride
 from tidesink.config.problems import Problem
 
 # Targets that keep each row's position beside it; held to their capabilities by a test.
@@ -31,11 +31,10 @@ def sequence_problems(config: Config) -> Iterator[Problem]:
 
 
 def _without_effect(config: Config) -> Iterator[Problem]:
-    default = config.defaults.sequence_by
-    orders = [default, *(entry.sequence_by for entry in config.tables)]
+    orders = [config.defaults.sequence_by, *(entry.sequence_by for entry in config.tables)]
     sections: list[tuple[str, Model, bool]] = [("defaults", config.defaults, "source" in orders)]
     sections += [
-        (f"tables[{number}]", entry, (entry.sequence_by or default) == "source")
+        (f"tables[{number}]", entry, _order(config, entry) == "source")
         for number, entry in enumerate(config.tables)
     ]
     for place, section, used in sections:
@@ -45,6 +44,13 @@ def _without_effect(config: Config) -> Iterator[Problem]:
                 "has no effect under sequence_by: kafka, where deleted rows are gone at once",
                 "set sequence_by: source, or remove it",
             )
+
+
+def _order(config: Config, entry: TableOverride) -> SequenceBy:
+    """The order of the table that an entry is of, or of those that its pattern fits."""
+    if entry.table is not None:
+        return config.table_config(entry.table).sequence_by
+    return entry.sequence_by or config.defaults.sequence_by
 
 
 def _obstacles(config: Config) -> Iterator[tuple[str, str]]:

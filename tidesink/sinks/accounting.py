@@ -65,10 +65,13 @@ def account_of(
     above one a record is added. ``applied_rows``: rows by the target's own numbers; a key change is two
     rows and one event. ``rejected``: dead letters kept. ``stale_rows``: rows the target had newer ones of.
     """
+    applied = applied_rows - summary.split_halves
+    # Of a key change that the target had newer rows of, both halves are stale, and it is one event.
+    stale = stale_rows + min(applied, 0)
     return Account(
         read=kafka_records + summary.read - summary.messages,
-        applied=applied_rows - summary.split_halves,
-        superseded=summary.superseded + stale_rows,
+        applied=max(applied, 0),
+        superseded=summary.superseded + stale,
         filtered=summary.filtered,
         dead_lettered=rejected,
     )

@@ -218,8 +218,9 @@ class Lane:
         order = self._settings.sequence_by
         fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=order)
         known = progress if progress is not None else fresh
-        if order == "source" and self._settings.deletes == "hard":
-            self._tombstones = Tombstones(cast(SequencedTable, table), self._settings.tombstone_retention)
+        if order == "source":
+            retention = self._settings.tombstone_retention if self._settings.deletes == "hard" else None
+            self._tombstones = Tombstones(cast(SequencedTable, table), retention)
         horizon = self._tombstones.horizon if self._tombstones else None
         return Hold(table, claim.epoch, replace(known, sequence_by=order), horizon=horizon)
 

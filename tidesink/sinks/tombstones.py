@@ -37,9 +37,12 @@ def next_horizon(progress: Progress, topic: str, retention: float) -> int | None
 
 
 class Tombstones:
-    """The marked deletes of one table; ``retention`` in seconds of the source's time."""
+    """The marked deletes of one table; ``retention`` in seconds of the source's time, None: kept for ever.
 
-    def __init__(self, table: SequencedTable, retention: float) -> None:
+    The horizon that was ever raised holds all the same: what was forgotten before is not known again.
+    """
+
+    def __init__(self, table: SequencedTable, retention: float | None) -> None:
         self._table = table
         self._retention = retention
         self.horizon = table.horizon()
@@ -47,6 +50,8 @@ class Tombstones:
 
     def collect_if_due(self, progress: Progress, topic: str) -> None:
         """Forget old deletes, seldom; a failure is said and tried again after a later batch."""
+        if self._retention is None:
+            return
         horizon = next_horizon(progress, topic, self._retention)
         if horizon is None:
             return
