@@ -93,11 +93,11 @@ def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
 
 
 def config_tables(config: Config | None) -> list[Sql]:
-    """The definitions that a config has."""
+    """The definitions that a config has in TiDB's SQL: TiCDC registers schemas of no other database."""
     return [
         Sql(entry.definition.sql, entry.table.schema, f"the definition of {entry.table}")
         for entry in (config.tables if config else ())
-        if entry.table is not None and entry.definition is not None
+        if entry.table is not None and entry.definition is not None and entry.definition.dialect == "mysql"
     ]
 
 

@@ -169,7 +169,7 @@ def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions
     if config is not None:
         for entry in config.tables:
             if entry.definition and entry.table:
-                definitions.declare(entry.definition.sql, entry.table.schema)
+                entry.definition.declare_in(definitions, entry.table.schema)
     if file is None:
         return definitions
     try:

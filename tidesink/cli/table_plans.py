@@ -153,7 +153,7 @@ class _Seen(NamedTuple):
 
 
 def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterator[TablePlan]:
-    definitions = _stated(config)
+    definitions = config.definitions()
     for topic in topics:
         codec = CanalJsonCodec(options=config.source.codec_options(), definitions=definitions)
         seen: dict[TableId, _Seen] = {}
@@ -178,7 +178,7 @@ def _canal_json(config: Config, topics: tuple[str, ...], sample: int) -> Iterato
 
 def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sample: int) -> TablePlan:
     """The plan of a Debezium topic's one table, by its first rows."""
-    stated, options = _stated(config), config.source.codec_options()
+    stated, options = config.definitions(), config.source.codec_options()
     alone = LoneCodec(options, None) if registry is None else None
     codec = alone or open_codec(
         config.source.protocol, options=options, registry=registry, definitions=stated
@@ -213,19 +213,10 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
     return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings))
 
 
-def _stated(config: Config) -> TableDefinitions:
-    """The tables that the config defines."""
-    definitions = TableDefinitions()
-    for entry in config.tables:
-        if entry.definition and entry.table:
-            definitions.declare(entry.definition.sql, entry.table.schema)
-    return definitions
-
-
 def _canal_table(config: Config, table: TableId, found: _Seen, definitions: TableDefinitions) -> TablePlan:
     settings = config.table_config(table)
     # As for the worker: a definition in the config stays as it is, whatever DDL the topic has.
-    stated = _stated(config).get(table)
+    stated = config.definitions().get(table)
     defined = stated or definitions.get(table)
     schema = defined or found.schema
     keys = settings.keys or tuple(column.name for column in found.schema.primary_key)

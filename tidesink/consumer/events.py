@@ -22,7 +22,6 @@ from tidesink.config import Config, load_config
 from tidesink.config.identity import topic_tables
 from tidesink.consumer.group import ConsumerGroup, Place, Start
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
-from tidesink.typemap.ddl import TableDefinitions
 
 _BATCH: Final = 500
 Self = TypeVar("Self", bound="EventConsumer")
@@ -268,7 +267,7 @@ def consume(
         options=loaded.source.codec_options(),
         registry=registry,
         table_of_topic=topic_tables(loaded, registry) if registry else None,
-        definitions=_definitions(loaded),
+        definitions=loaded.definitions(),
         keys=_keys(loaded),
     )
     properties = {**loaded.source.confluent_properties(), "group.id": group or loaded.pipeline}
@@ -293,14 +292,6 @@ def _require_callback(config: Config, on_bad_record: OnBadRecord | None) -> None
             "bad-record: pause",
             key="bad-record",
         )
-
-
-def _definitions(config: Config) -> TableDefinitions:
-    definitions = TableDefinitions()
-    for entry in config.tables:
-        if entry.definition and entry.table:
-            entry.definition.declare_in(definitions, entry.table.schema)
-    return definitions
 
 
 def _keys(config: Config) -> dict[TableId, tuple[str, ...]]:
