@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -18,6 +20,7 @@ from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.kafka_delivery import partition_of
 from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
 from tidesink.sinks.targets.message_rows import MessageRows
+from tidesink.typemap.calendar_text import to_datetime
 from tidesink.typemap.definitions import TableDefinitions
 
 PROTOCOLS = ("flat-avro", "canal-json", "debezium-json", "debezium-avro")
@@ -39,7 +42,7 @@ class Round:
         self.shape = shape
         self.reader = open_codec(
             protocol,
-            options=self.options,
+            options=self.encoding.options,
             registry=self.registry,
             table_of_topic=lambda _topic: TABLE,
             definitions=TableDefinitions([self.encoding.schema]),
@@ -48,8 +51,8 @@ class Round:
 
     def events(self, rows: Any, **more: Any) -> list[ChangeEvent]:
         encoder = self.encoding.encoder(1_700_000_000_000)
-        found = []
-        for row in MessageRows(self.shape, "UTC").read(arrow_batch(self.shape, rows, **more)):
+        found: list[ChangeEvent] = []
+        for row in self.encoding.reader().read(arrow_batch(self.shape, rows, **more)):
             record = encoder.encode(row)
             (event,) = self.reader.decode(Message("t", 0, len(found), record.key, record.value))
             assert isinstance(event, ChangeEvent)
@@ -150,11 +153,47 @@ def test_a_value_left_out_is_refused_where_no_message_can_say_so(protocol: str, 
 
 def test_timestamps_are_written_in_the_targets_zone() -> None:
     shape = shape_with(named("at", ColumnType("timestamp", fsp=0)))
-    from datetime import datetime
-
     batch = arrow_batch(shape, [("upsert", {"id": 1, "at": datetime(2024, 7, 1, 12)}, {"id": 1})])
     (row,) = MessageRows(shape, "Asia/Tokyo").read(batch)
     assert row.after == {"id": 1, "at": "2024-07-01 21:00:00"}
+
+
+MOMENTS = (datetime(2024, 1, 1), datetime(2024, 10, 27, 0, 30), datetime(2024, 10, 27, 1, 30, 0, 250_000))
+
+
+def _moment_read(text: Any, zone: str) -> datetime:
+    """What a reader in the zone makes of a text; without an offset it is a clock there."""
+    clock = to_datetime(text.removesuffix("+00:00")).replace(tzinfo=ZoneInfo(zone))
+    return clock.astimezone(timezone.utc).replace(tzinfo=None)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "Europe/Berlin"])
+@pytest.mark.parametrize("kind", ["timestamptz", "timestamp"])
+def test_a_moment_is_the_same_one_in_any_zone(protocol: str, zone: str, kind: str) -> None:
+    shape = shape_with(named("at", ColumnType(kind, fsp=6)))
+    options = replace(OPTIONS.get(protocol, CodecOptions()), time_zone=zone)
+    rows = [("upsert", {"id": at, "at": moment}, {"id": at}) for at, moment in enumerate(MOMENTS)]
+    texts = [
+        (event.after or {})["at"]
+        for event in Round(protocol, shape, options).events(rows, _commit_ts=[COMMIT_TS] * len(rows))
+    ]
+    told_in = "UTC" if protocol.startswith("debezium") else zone
+    found = [_moment_read(text, told_in) for text in texts]
+    if told_in != "Europe/Berlin":
+        assert found == list(MOMENTS)
+    else:  # a clock's text has the hour that comes twice but once
+        assert found[:2] == list(MOMENTS[:2])
+        assert [str(text)[:16] for text in texts[1:]] == ["2024-10-27 02:30"] * 2
+
+
+def test_a_moment_beyond_the_zones_years_is_refused() -> None:
+    shape = shape_with(named("at", ColumnType("timestamptz")))
+    rows = [("upsert", {"id": 1, "at": datetime(9999, 12, 31, 23)}, {"id": 1})]
+    assert Round("canal-json", shape).events(rows)
+    with pytest.raises(EncodeError, match=r"target\.time-zone: UTC") as caught:
+        Round("canal-json", shape, CodecOptions(time_zone="Asia/Shanghai")).events(rows)
+    assert caught.value.context["column"] == "at"
 
 
 def test_schemas_are_registered_once_and_nothing_by_a_task() -> None:

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidesink.errors import EncodeError, TargetError, TransientTargetError
 from tidesink.sinks.targets.kafka_encoding import Encoding
-from tidesink.sinks.targets.message_rows import MessageRow, MessageRows
+from tidesink.sinks.targets.message_rows import MessageRow
 from tidesink.sinks.targets.task_outcomes import Sent
 from tidesink.typemap.json_value import json_value
 
@@ -92,7 +92,7 @@ class _Sending:
         self._delivery = delivery
         self._topic = encoding.topic
         self._keys = encoding.shape.keys
-        self._rows = MessageRows(encoding.shape, encoding.options.time_zone)
+        self._rows = encoding.reader()
         self._encoder = encoding.encoder(delivery.sent_ms)
         self._producer = Producer(producer_properties(delivery))
         self._acknowledged = {"upsert": 0, "delete": 0}

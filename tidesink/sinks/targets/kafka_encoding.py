@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableSchema, Value
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
@@ -21,7 +23,7 @@ from tidesink.errors import (
 )
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.targets.message_rows import MessageRow
+from tidesink.sinks.targets.message_rows import MessageRow, MessageRows
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import TYPES, row_of
 
@@ -49,6 +51,7 @@ _PROBES: Final[Mapping[str, Value]] = {
     "timestamp": "2000-01-01 00:00:00",
     "time": "00:00:00",
 }
+_SECONDS: Final = len("2000-01-01 00:00:00")
 _KEPT: Final = (
     "the source did not send the value of {columns}, since it did not change, and {protocol} has a word for "
     "that in text and binary columns alone. Set REPLICA IDENTITY FULL on the table"
@@ -138,6 +141,10 @@ class Encoding:
     topic: str
     ids: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
+    def reader(self) -> MessageRows:
+        """What reads a task's rows as its encoder takes them."""
+        return MessageRows(self.shape, self.options.time_zone)
+
     def encoder(self, sent_ms: int) -> Encoder:
         """An encoder of one task. ``sent_ms``: the batch's wall clock, for rows without a commit_ts."""
         registry = RegisteredSchemas(self.ids)
@@ -153,6 +160,7 @@ def prepare(
         SchemaRefusedError: the protocol or the registry does not take the table; says what to do.
         RegistryError: the registry does not answer, or refuses us.
     """
+    options = _zoned(protocol, options)
     schema = written_schema(shape, protocol, options)
     noting = _Noting(registry) if registry is not None else None
     codec = open_codec(protocol, options=options, registry=noting)
@@ -176,6 +184,11 @@ def prepare(
     return replace(encoding, ids=noting.ids if noting is not None else {})
 
 
+def _zoned(protocol: str, options: CodecOptions) -> CodecOptions:
+    """Debezium's messages have moments in UTC: through a local clock an hour of each autumn is lost."""
+    return replace(options, time_zone="UTC") if protocol.startswith("debezium") else options
+
+
 def _probe(column_type: ColumnType) -> Value:
     reader = row_of(column_type).reader
     if reader == "enum" and column_type.members:
@@ -192,6 +205,7 @@ class Encoder:
         self._schema = encoding.schema
         self._codec = codec
         self._extension = {"es": sent_ms}
+        self._zone = ZoneInfo(encoding.options.time_zone)
         self._booleans = frozenset(
             column.name for column in encoding.shape.columns if row_of(column.type).reader == "boolean"
         )
@@ -255,8 +269,8 @@ class Encoder:
         for name in self._booleans.intersection(found):
             found[name] = None if (value := found[name]) is None else int(value)
         for name in self._instants.intersection(found):
-            value = found[name]
-            found[name] = value.removesuffix("+00:00") if isinstance(value, str) else value
+            if isinstance(value := found[name], str):
+                found[name] = _local(value.removesuffix("+00:00"), self._zone, name)
         return found
 
     def _placeholder(self, name: str, kept: tuple[str, ...]) -> Any:
@@ -264,3 +278,17 @@ class Encoder:
         if not self._protocol.startswith("debezium") or reader not in ("text", "binary"):
             raise ValueNotStoredError(_KEPT.format(columns=", ".join(kept), protocol=self._protocol))
         return PLACEHOLDER if reader == "text" else PLACEHOLDER.encode()
+
+
+def _local(text: str, zone: ZoneInfo, column: str) -> str:
+    """A moment of UTC as a TIMESTAMP is written: by the zone's clock, without an offset."""
+    if zone.key == "UTC":
+        return text
+    whole, fraction = text[:_SECONDS], text[_SECONDS:]
+    try:
+        moment = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).astimezone(zone)
+    except OverflowError as error:
+        raise EncodeError(
+            f"{text} is beyond the years 1 to 9999 in {zone.key}: set target.time-zone: UTC", column=column
+        ) from error
+    return moment.replace(tzinfo=None).isoformat(sep=" ", timespec="seconds") + fraction
