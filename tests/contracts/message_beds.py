@@ -1,6 +1,6 @@
 """Beds of targets that pass changes on: a real broker's topics, read as a reader of messages would.
 
-The reader keeps, of each key, what the newest batch says: by the idempotency key's epoch and batch.
+The reader keeps, of each key, what the newest batch says: by the headers' epoch and batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidesink.sinks.shape import TableShape
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.http_target import HttpTarget
-from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER
+from tidesink.sinks.targets.kafka_delivery import BATCH_HEADER, EPOCH_HEADER
 from tidesink.sinks.targets.kafka_encoding import written_schema
 from tidesink.sinks.targets.kafka_target import KafkaTarget
 from tidesink.typemap.calendar_text import to_datetime
@@ -138,11 +138,11 @@ def canal_rows(messages: Sequence[Message], shape: TableShape) -> list[dict[str,
 
 
 def stamp_of(message: Message) -> tuple[int, int]:
-    """The epoch and the batch in a message's idempotency key."""
+    """The epoch and the batch in a message's headers."""
     headers = dict(message.headers)
-    stamp = headers[IDEMPOTENCY_HEADER]
-    assert stamp is not None
-    epoch, batch = stamp.decode().split("/")[-2:]
+    epoch, batch = headers[EPOCH_HEADER], headers[BATCH_HEADER]
+    assert epoch is not None
+    assert batch is not None
     return int(epoch), int(batch)
 
 

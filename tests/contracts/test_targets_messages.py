@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.contracts.message_beds import http_bed, kafka_bed
+from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, shape
 from tests.kafka_topics import topic_messages
 from tidesink.change import ChangeEvent, Column, ColumnType
@@ -26,7 +26,7 @@ from tidesink.errors import (
 )
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.base import Claim, ReducedBatch
-from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER, SOURCE_HEADER
+from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER, SOURCE_HEADER, Stamp
 from tidesink.sinks.targets.kafka_target import KafkaTarget, place_of, try_target
 
 if TYPE_CHECKING:
@@ -166,8 +166,9 @@ def test_messages_say_their_batch_and_place_and_keep_to_one_partition(kafka: Bed
     found = topic_messages(brokers, topic)
     assert len(found) == 60
     assert {dict(one.headers)[IDEMPOTENCY_HEADER] for one in found} == {
-        f"shop/shop.orders/{epoch}/{number}".encode() for number in (1, 2)
+        Stamp.of("shop", progress(epoch, number)).key.encode() for number in (1, 2)
     }
+    assert {stamp_of(one) for one in found} == {(epoch, 1), (epoch, 2)}
     assert dict(found[0].headers)[SOURCE_HEADER].startswith(b"shop_orders/0/")  # type: ignore[union-attr]
     assert {one.partition for one in found} == {0, 1, 2}
     places: dict[bytes, set[int]] = {}

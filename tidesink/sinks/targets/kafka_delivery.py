@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidesink.errors import EncodeError, TargetError, TransientTargetError
+from tidesink.sinks.progress import Progress
 from tidesink.sinks.targets.kafka_encoding import Encoding
 from tidesink.sinks.targets.message_rows import MessageRow
 from tidesink.sinks.targets.task_outcomes import Sent
@@ -21,10 +23,14 @@ if TYPE_CHECKING:
     from tidesink.change import Row
 
 IDEMPOTENCY_HEADER: Final = "tidesink-idempotency-key"
+EPOCH_HEADER: Final = "tidesink-epoch"
+BATCH_HEADER: Final = "tidesink-batch"
 SOURCE_HEADER: Final = "tidesink-source"
+Headers = list[tuple[str, str | bytes | None]]
 # A message that no broker took for so long fails, and its batch is tried again.
 _DELIVERY_MS: Final = 60_000
 _POLL_SECONDS: Final = 0.2
+_CUT_DIGITS: Final = 16
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 
 # What the same batch would meet again; anything else may pass.
@@ -60,17 +66,55 @@ def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
 
 
 @dataclass(frozen=True)
+class Stamp:
+    """What tells one batch from all others; the epoch is no part of its idempotency key.
+
+    A batch that is sent again after a restart is of another epoch, and its messages have the same key. One
+    that was cut at other offsets has another key, since its rows may be newer.
+    """
+
+    key: str
+    epoch: int
+    batch: int
+
+    @classmethod
+    def of(cls, pipeline: str, progress: Progress) -> Stamp:
+        """The stamp of a batch."""
+        ends = [
+            [
+                name,
+                topic.topic_id,
+                sorted((number, at.next_offset) for number, at in topic.partitions.items()),
+            ]
+            for name, topic in sorted(progress.topics.items())
+        ]
+        cut = hashlib.sha256(json.dumps(ends).encode()).hexdigest()[:_CUT_DIGITS]
+        key = f"{pipeline}/{progress.table}/{progress.batch}/{cut}"
+        return cls(key, progress.epoch, progress.batch)
+
+    def headers(self, row: MessageRow) -> Headers:
+        """The headers of a row's message."""
+        told: dict[str, object] = {
+            IDEMPOTENCY_HEADER: self.key,
+            EPOCH_HEADER: self.epoch,
+            BATCH_HEADER: self.batch,
+        }
+        if row.place is not None:
+            told[SOURCE_HEADER] = "/".join(map(str, row.place))
+        return [(name, str(value).encode()) for name, value in told.items()]
+
+
+@dataclass(frozen=True)
 class Delivery:
     """What a task does; goes to the executors as it is.
 
-    ``properties`` are confluent-kafka's and may hold secrets. ``stamp`` is the idempotency key of the
-    batch, ``sent_ms`` its wall clock.
+    ``properties`` are confluent-kafka's and may hold secrets. ``sent_ms`` is the batch's wall clock.
     """
 
     encoding: Encoding
     properties: Mapping[str, str] = field(repr=False)
     partitions: int
-    stamp: str
+    stamp: Stamp
     sent_ms: int
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
@@ -121,7 +165,7 @@ class _Sending:
                     key=record.key,
                     value=record.value,
                     partition=partition_of(row.key, self._keys, self._delivery.partitions),
-                    headers=self._headers(row),
+                    headers=self._delivery.stamp.headers(row),
                     on_delivery=self._delivered(row.op),
                 )
             except BufferError:  # as much as fits is under way
@@ -131,12 +175,6 @@ class _Sending:
                 raise delivery_error(exc.args[0], self._topic) from exc
             self._producer.poll(0)
             return
-
-    def _headers(self, row: MessageRow) -> list[tuple[str, str | bytes | None]]:
-        found: list[tuple[str, str | bytes | None]] = [(IDEMPOTENCY_HEADER, self._delivery.stamp.encode())]
-        if row.place is not None:
-            found.append((SOURCE_HEADER, "/".join(map(str, row.place)).encode()))
-        return found
 
     def _delivered(self, op: str) -> Any:
         def note(error: KafkaError | None, _message: Any) -> None:

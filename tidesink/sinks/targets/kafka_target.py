@@ -3,8 +3,8 @@
 A batch's rows are encoded and produced by the executors, in Arrow batches, each task with an idempotent
 producer of its own; a delivery that failed fails the batch. After all were acknowledged the ledger in the
 state store (``store_ledger``) says so. What was sent before a crash is sent again: every message has the
-idempotency key of its batch in a header. All messages of a row stand in one partition, in order, since a
-batch is done before the next begins.
+idempotency key of its batch in a header, which is the same then. All messages of a row stand in one
+partition, in order, since a batch is done before the next begins.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tidesink.errors import ConfigError, TargetError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
-from tidesink.sinks.targets.kafka_delivery import Delivery
+from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp
 from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
 from tidesink.sinks.targets.kafka_topics import OpenTopic, TargetTopics
-from tidesink.sinks.targets.message_batches import batch_frame, batch_stamp, check_kept, check_shape
+from tidesink.sinks.targets.message_batches import batch_frame, check_kept, check_shape
 from tidesink.sinks.targets.message_table import MessageTable
 from tidesink.sinks.targets.store_ledger import StoreLedger
 from tidesink.sinks.targets.task_outcomes import Sent, run_tasks
@@ -157,7 +157,7 @@ class KafkaTable(MessageTable):
             self._encode_as(batch.shape),
             self._settings.confluent_properties(),
             self._topic.partitions,
-            stamp=batch_stamp(self._pipeline, progress),
+            stamp=Stamp.of(self._pipeline, progress),
             sent_ms=time.time_ns() // 1_000_000,
         )
         return run_tasks(frame, delivery.run, table=table)

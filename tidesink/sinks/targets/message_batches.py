@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import SchemaRefusedError, TargetError, ValueNotStoredError
 from tidesink.sinks.evolve import plan_evolution
-from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import PLACE_COLUMNS, DeleteMode, EvolveResult, ReducedBatch
 from tidesink.sinks.targets.message_rows import message_columns
@@ -57,11 +56,6 @@ def batch_frame(batch: ReducedBatch) -> DataFrame:
             table=str(batch.shape.table),
         )
     return batch.frame.select(*message_columns(batch, batch.frame.columns))
-
-
-def batch_stamp(pipeline: str, progress: Progress) -> str:
-    """The idempotency key of all messages of a batch."""
-    return f"{pipeline}/{progress.table}/{progress.epoch}/{progress.batch}"
 
 
 def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: bool = False) -> None:
