@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import (
+    AccountingError,
     CommitUnknownError,
     SchemaRefusedError,
     StaleProgressError,
@@ -113,7 +116,7 @@ def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
         MergeColumn(dialect.quote(name), f"c{at}", name == "id")
         for at, name in enumerate(("id", "name", "amount"))
     )
-    merge = Merge(place.location, place.staging(1), columns, (7, 9), 3, 1, False, None, place)
+    merge = Merge(place.location, place.staging(1), columns, (7, 9), 2, 1, False, None, place)
     with target.connections.transaction("test") as cursor:
         types = {"t_attempt": "bigint", "t_delete": "int", "c0": "bigint", "c1": "varchar(9)", "c2": "int"}
         dialect.create_staging(cursor, place.staging(1), types)
@@ -128,6 +131,53 @@ def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
     sql.reopen().open_table(SHAPE, pipeline="shop").claim()
     with target.connections.transaction("test") as cursor:
         assert dialect.staging_tables(cursor, place) == []
+
+
+class Losing(Connections):
+    """A database whose staging tables have lost the rows for which ``lost`` is true.
+
+    A server that restarts between two tasks of a batch does so: Postgres empties UNLOGGED tables.
+    """
+
+    lost = ""
+
+    @contextmanager
+    def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
+        with super().transaction(table, writes=writes) as cursor:
+            place = SqlTarget(self).place_of(TABLE)
+            for name in self.dialect.staging_tables(cursor, place) if self.lost else ():
+                cursor.execute(f"DELETE FROM {place.beside(name)} WHERE {self.lost}")  # noqa: S608
+            yield cursor
+
+
+@pytest.mark.parametrize("lost", ["t_delete = 1", "t_delete = 0 AND c0 = 3", "t_delete >= 0"])
+def test_rows_that_the_database_lost_are_staged_again(
+    sql: Bed, request: pytest.FixtureRequest, lost: str
+) -> None:
+    server = target_of(sql).connections
+    losing = Losing(server.dialect, server.endpoint)
+    bed = sql_bed(request, losing)
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(SHAPE, [row(1), row(2)]), progress(1, 1))
+    losing.lost = lost
+    batch = bed.batch(SHAPE, [row(1, "new"), row(3)], [{"id": 2}])
+    with pytest.raises(TransientTargetError, match="lost rows since they were staged"):
+        table.apply(batch, progress(1, 2))
+    losing.lost = ""
+    assert (bed.rows(), table.committed()) == ([row(1), row(2)], progress(1, 1))
+    done = table.apply(batch, progress(1, 2))
+    assert (done.inserted, done.updated, done.deleted, done.absent) == (1, 1, 1, 0)
+    assert bed.rows() == [row(1, "new"), row(3)]
+
+
+def test_rows_of_another_kind_than_the_batch_says_are_refused(sql: Bed) -> None:
+    table = sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    batch = replace(sql.batch(SHAPE, [row(1), row(2)], [{"id": 3}]), upserts=1, deletes=2)
+    with pytest.raises(AccountingError, match="2 upserts and 1 deletes are in the staging table"):
+        table.apply(batch, progress(1, 1))
+    assert sql.rows() == []
 
 
 @pytest.mark.parametrize("how", ["unsent", "unanswered"])
@@ -157,18 +207,6 @@ def test_a_server_that_is_gone_is_waited_for(sql: Bed) -> None:
     gone = SqlTarget(Connections(target_of(sql).connections.dialect, endpoint))
     with pytest.raises(TransientTargetError, match="does not answer"):
         gone.open_table(SHAPE, pipeline="shop")
-
-
-def test_keys_are_told_apart_by_every_byte(sql: Bed) -> None:
-    key = Column("code", ColumnType("varchar", length=9), nullable=False, handle=True, primary_key=True)
-    one = shape(key, NAME)
-    table = sql.target.open_table(one, pipeline="shop")
-    table.claim()
-    codes = ["a", "A", "a ", "ä", "ss", "ß", ""]
-    table.apply(sql.batch(one, [{"code": code, "name": code} for code in codes]), progress(1, 1))
-    table.apply(sql.batch(one, [{"code": "a ", "name": "new"}], [{"code": "A"}]), progress(1, 2))
-    expected = {code: code for code in codes if code != "A"} | {"a ": "new"}
-    assert {r["code"]: r["name"] for r in sql.read(TABLE)} == expected
 
 
 def test_a_name_too_long_is_refused(sql: Bed) -> None:

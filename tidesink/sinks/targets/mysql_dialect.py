@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -11,17 +11,20 @@ from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
 from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
 from tidesink.sinks.targets.mysql_errors import code_of, error_of
+from tidesink.sinks.targets.mysql_keys import check_keys, only_unique
 from tidesink.sinks.targets.mysql_merge import merged
+from tidesink.sinks.targets.sql_columns import KEY_COLLATIONS
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_stage import Load
 from tidesink.typemap.render_sql import Database
 
-# Texts of keys are told apart by every byte, spaces at their end too: MySQL's and MariaDB's collation.
-_COLLATIONS: Final = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 # For rows that are staged once and read once a table without transactions costs half; the first there is.
-_STAGING_ENGINES: Final = {"ARIA": "Aria TRANSACTIONAL=0", "MYISAM": "MyISAM", "INNODB": "InnoDB"}
+# Never MyISAM: servers with GTIDs, as MySQL's are wherever they are replicated, refuse it in transactions.
+_STAGING_ENGINES: Final = {"ARIA": "Aria TRANSACTIONAL=0", "INNODB": "InnoDB"}
+# A server may refuse tables without a primary key (sql_require_primary_key, innodb_force_primary_key).
+_KEY_OF: Final = {"InnoDB": "t_row bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "}
 _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
 _NO_TABLE: Final = frozenset({"1146", "1049"})
 _LONGEST_COMMENT: Final = 1000
@@ -106,6 +109,11 @@ class MysqlDialect:
             for name, found in self._columns(cursor, place.location)
         }
 
+    def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
+        """See ``mysql_keys``."""
+        self._look(cursor)
+        check_keys(cursor, place, keys, self._collation)
+
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """The table, its primary key and what its columns are at the source."""
         spelt = [
@@ -152,7 +160,7 @@ class MysqlDialect:
         self._look(cursor)
         spelt = ", ".join(f"{name} {found} NULL" for name, found in columns.items())
         cursor.execute(
-            f"CREATE TABLE {stage} ({spelt}) ENGINE={self._engine} "
+            f"CREATE TABLE {stage} ({_KEY_OF.get(self._engine, '')}{spelt}) ENGINE={self._engine} "
             f"DEFAULT CHARACTER SET utf8mb4 COLLATE {self._collation}"
         )
 
@@ -173,18 +181,9 @@ class MysqlDialect:
         # This look keeps the table's schema as it is until the commit.
         cursor.execute(f"SELECT 1 FROM {merge.target} LIMIT 1")  # noqa: S608
         cursor.fetchall()
-        cursor.execute(f"SHOW INDEX FROM {merge.target}")
-        unique: dict[str, set[str]] = {}
-        for row in cursor.fetchall():
-            if not row[1]:  # Non_unique
-                unique.setdefault(row[2], set()).add(quote_mysql(row[4]).lower() if row[4] else "")
-        key = {column.target.lower() for column in merge.keys}
-        if key not in unique.values():
-            raise SchemaRefusedError(
-                f"{merge.place.shown} has no unique index on the key's columns: make its primary key",
-                table=str(merge.place.source),
-            )
-        return merged(cursor, merge, only_key=all(found == key for found in unique.values()))
+        keys = {column.target.lower() for column in merge.keys}
+        self.check_keys(cursor, merge.place, keys)
+        return merged(cursor, merge, only_key=only_unique(cursor, merge.place, keys))
 
     def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
         """DELETE counts, and is part of the transaction, as TRUNCATE is not."""
@@ -215,7 +214,7 @@ class MysqlDialect:
             return
         cursor.execute(
             "SELECT COLLATION_NAME FROM information_schema.COLLATIONS WHERE COLLATION_NAME IN (%s, %s)",
-            _COLLATIONS,
+            KEY_COLLATIONS,
         )
         found = cursor.fetchone()
         if found is None:

@@ -61,6 +61,28 @@ _GONE: Final[_Meaning] = (
     TransientTargetError,
     "a table is gone that was there: was it dropped by another program?",
 )
+# Numbers of the engine's (126, 127, 144, 145) come through as they are in MariaDB.
+_CRASHED: Final[_Meaning] = (
+    TransientTargetError,
+    "a table is marked as crashed, as one of Aria or MyISAM is when the server stops in the middle: a "
+    "staging table is made anew by the next try, any other needs REPAIR TABLE",
+)
+_ENGINE: Final[_Meaning] = (
+    TargetError,
+    "the server refuses a storage engine (disabled_storage_engines), and nothing was written: tidesink's "
+    "tables are InnoDB, and in MariaDB staging tables Aria. Take these off the variable's list",
+)
+_KEY_WANTED: Final[_Meaning] = (
+    TargetError,
+    "the server takes no table without a primary key (sql_require_primary_key), and nothing was written: "
+    "give the table one, or set the variable to OFF for tidesink's user",
+)
+_GTID: Final[_Meaning] = (
+    TargetError,
+    "the server refuses a statement that its GTIDs cannot carry (enforce_gtid_consistency), and nothing was "
+    "written: make the table InnoDB, and drop triggers that write to tables of other engines. For rows that "
+    "swap values of a unique column MySQL 8.0.13 and binlog_format ROW are needed, or the index must go",
+)
 _NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
     {
         _LOCKED: (1205, 1213, 1020, 3572, 3058, 1614, 1969, 3024),
@@ -74,6 +96,10 @@ _NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
         _LIMIT: (1070, 1071, 1117, 1118, 1074),
         _NAME: (1059, 1102, 1103, 1166, 1300),
         _GONE: (1146, 1051),
+        _CRASHED: (126, 127, 144, 145, 1034, 1194, 1195),
+        _ENGINE: (3161,),
+        _KEY_WANTED: (3750, 1173),
+        _GTID: (1785, 1786, 1787),
     }
 )
 _MEANINGS: Final = {str(number): meaning for meaning, numbers in _NUMBERS.items() for number in numbers}

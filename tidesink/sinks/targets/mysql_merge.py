@@ -26,8 +26,8 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
     if only_key:
         updated = _found(cursor, merge)
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
-        inserted = _staged(cursor, merge) - updated
-        return Counts(inserted, updated, deleted)
+        # Its own count has 2 for a row that changed, and 1 for one that did not, as for a new one.
+        return Counts(merge.upserts - updated, updated, deleted)
     updated = _updated(cursor, merge)
     cursor.execute(_insert(merge, missing=True))
     return Counts(int(cursor.rowcount), updated, deleted)
@@ -52,11 +52,6 @@ def _found(cursor: Any, merge: Merge) -> int:
         f"SELECT COUNT(*) FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} "
         f"WHERE {merge.rows(deletes=False)}"
     )
-    return int(cursor.fetchone()[0])
-
-
-def _staged(cursor: Any, merge: Merge) -> int:
-    cursor.execute(f"SELECT COUNT(*) FROM {merge.stage} s WHERE {merge.rows(deletes=False)}")
     return int(cursor.fetchone()[0])
 
 
@@ -118,9 +113,10 @@ def _swapped(cursor: Any, merge: Merge) -> int:
     ]
     names = ", ".join(stored)
     where = merge.rows(deletes=False)
-    # A temporary table is made and dropped without a commit.
+    keys = ", ".join(column.target for column in merge.keys)
+    # A temporary table is made and dropped without a commit. Servers may ask for a primary key of it.
     cursor.execute(
-        f"CREATE TEMPORARY TABLE {_SWAPPED} ENGINE=InnoDB AS SELECT "
+        f"CREATE TEMPORARY TABLE {_SWAPPED} (PRIMARY KEY ({keys})) ENGINE=InnoDB AS SELECT "
         + ", ".join(f"t.{name}" for name in stored)
         + f" FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
     )

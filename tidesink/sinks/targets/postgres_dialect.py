@@ -3,11 +3,11 @@
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from tidesink.errors import ConfigError, TidesinkError, TransientTargetError
+from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
@@ -187,6 +187,25 @@ class PostgresDialect:
             (place.schema, place.name),
         )
         return dict(cursor.fetchall())
+
+    def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
+        """A collation that is not deterministic takes different texts for one."""
+        # Through jsonb: Postgres 11 has no such column, and no such collations.
+        cursor.execute(
+            "SELECT a.attname, o.collname FROM pg_attribute a JOIN pg_collation o ON o.oid = a.attcollation "
+            "WHERE a.attrelid = to_regclass(%s) AND to_jsonb(o) ->> 'collisdeterministic' = 'false'",
+            (place.location,),
+        )
+        for name, compared in cursor.fetchall():
+            if quote_postgres(name).lower() in keys:
+                raise SchemaRefusedError(
+                    f"the key column {name} of {place.shown} has the collation {compared}, which is not "
+                    "deterministic: different keys would be one row there, and overwrite each other. Change "
+                    f"it, and start again: ALTER TABLE {place.location} "
+                    f'ALTER {quote_postgres(name)} TYPE text COLLATE "C"',
+                    table=str(place.source),
+                    column=name,
+                )
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """The table, its primary key and what its columns are at the source."""

@@ -27,6 +27,8 @@ _DIGITS: Final = re.compile(r"(?:numeric|decimal)\(([0-9]+),([0-9]+)\)")
 _LENGTH: Final = re.compile(r"(varchar|varbinary)\(([0-9]+)\)")
 # Texts of a certain form, which other texts do not fit.
 _FORMED: Final = frozenset({"json", "time(6)"})
+# MySQL's and MariaDB's collation that tells texts apart by every byte, spaces at their end too.
+KEY_COLLATIONS: Final = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,12 @@ def wanted_type(
     except KeyLengthUnknownError as exc:
         if present is not None:
             return present
+        mysql, mariadb = KEY_COLLATIONS
         raise SchemaRefusedError(
             f"MySQL needs a length for the key column {column.name} ({column.comment}), and the topic does "
-            "not say it: make the table at the target with its primary key and start again, or, where the "
-            "protocol is not flat-avro, give it a definition in the config",
+            "not say it: make the table at the target with its primary key and start again (a text as "
+            f"varchar CHARACTER SET utf8mb4 COLLATE {mysql}, in MariaDB {mariadb}), or, where the protocol "
+            "is not flat-avro, give it a definition in the config",
             table=str(shape.table),
             column=column.name,
         ) from exc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -123,6 +123,12 @@ class Dialect(Protocol):
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """A table's columns and types, as ``render_sql`` spells them; empty where there is no table."""
+
+    def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
+        """Refuse a table whose key columns (quoted, in lower case) take different values for one.
+
+        Raises: SchemaRefusedError.
+        """
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """Make a table: name, type, whether of the key, and comment of each column."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tidesink.errors import AccountingError, TransientTargetError
 from tidesink.sinks.targets.base import NOT_STORED, ReducedBatch
 from tidesink.sinks.targets.sql_dialect import Merge, MergeColumn
 from tidesink.sinks.targets.sql_place import Place
@@ -40,6 +41,38 @@ def merge_of(
         mark,
         place,
         kept if batch.keeps else (),
+    )
+
+
+def check_staged(cursor: Any, merge: Merge) -> None:
+    """Count the rows that are to be merged: since the tasks' commits a database may have lost some.
+
+    Postgres empties an UNLOGGED table when it recovers from a crash, and a standby that takes over has none
+    of its rows; a table of Aria is not replicated, and a crash may cost its end.
+
+    Raises:
+        TransientTargetError: rows are missing; the next try stages them anew.
+        AccountingError: all are there, and are not the upserts and deletes that the batch was said to have.
+    """
+    attempts = ", ".join(map(str, merge.attempts))
+    cursor.execute(
+        f"SELECT s.t_delete, COUNT(*) FROM {merge.stage} s WHERE s.t_attempt IN ({attempts}) "
+        "GROUP BY s.t_delete"
+    )
+    found = {kind: int(rows) for kind, rows in cursor.fetchall()}
+    upserts, deletes = found.get(0, 0), found.get(1, 0)
+    if (upserts, deletes) == (merge.upserts, merge.deletes):
+        return
+    told = (
+        f"{upserts} upserts and {deletes} deletes are in the staging table, of {merge.upserts} and "
+        f"{merge.deletes} that the batch has"
+    )
+    if sum(found.values()) == merge.upserts + merge.deletes:
+        raise AccountingError(told, table=str(merge.place.source))
+    raise TransientTargetError(
+        f"{told}: the database lost rows since they were staged (did it restart, or fail over?), and nothing "
+        "was written",
+        table=str(merge.place.source),
     )
 
 

@@ -32,7 +32,7 @@ from tidesink.sinks.targets.sql_columns import check_shape, default_literals, pl
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
 from tidesink.sinks.targets.sql_ledger import Entry, SqlLedger
-from tidesink.sinks.targets.sql_merge import fill_kept, merge_of, not_stored
+from tidesink.sinks.targets.sql_merge import check_staged, fill_kept, merge_of, not_stored
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_staging import staged
 from tidesink.typemap.render_sql import OF_SPARK
@@ -158,7 +158,10 @@ class SqlTable:
                     columns.append((SOFT_DELETE_COLUMN, mark, False, _SOFT_DELETE_COMMENT))
                 self._dialect.create(cursor, self.place, columns)
                 self._created = True
-            elif soft and SOFT_DELETE_COLUMN not in present:
+            else:
+                keys = {self._dialect.quote(key).lower() for key in shape.keys}
+                self._dialect.check_keys(cursor, self.place, keys)
+            if present and soft and SOFT_DELETE_COLUMN not in present:
                 for statement in self._dialect.alter(
                     location, {SOFT_DELETE_COLUMN: (mark, None)}, {}, frozenset()
                 ):
@@ -233,6 +236,7 @@ class SqlTable:
         merge = merge_of(
             batch, self.place, self._present, attempts=attempts, mark=mark, epoch=self._epoch or 0
         )
+        check_staged(cursor, merge)
         if merge.kept:
             left_out = not_stored(cursor, merge)
             if left_out is not None:

@@ -1,0 +1,122 @@
+"""What the SQL targets need of a table that another hand made, or of a server set up strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.contracts.sql_beds import mysql_bed, postgres_bed
+from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
+from tidesink.change import Column, ColumnType
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.targets.sql_target import SqlTarget
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
+
+
+@pytest.fixture(params=list(BEDS))
+def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
+    """Each SQL target in turn."""
+    return BEDS[request.param](request, tmp_path)
+
+
+@pytest.fixture
+def mysql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
+    """MariaDB alone."""
+    return mysql_bed(request, tmp_path)
+
+
+def target_of(bed: Bed) -> SqlTarget:
+    assert isinstance(bed.target, SqlTarget)
+    return bed.target
+
+
+def execute(bed: Bed, *statements: str) -> None:
+    """Statements as another program would send them; ``{}`` is the table."""
+    with target_of(bed).connections.transaction("test") as cursor:
+        for statement in statements:
+            cursor.execute(statement.format(target_of(bed).place_of(TABLE).location))
+
+
+def test_keys_are_told_apart_by_every_byte(sql: Bed) -> None:
+    key = Column("code", ColumnType("varchar", length=9), nullable=False, handle=True, primary_key=True)
+    one = shape(key, NAME)
+    table = sql.target.open_table(one, pipeline="shop")
+    table.claim()
+    codes = ["a", "A", "a ", "ä", "ss", "ß", ""]
+    table.apply(sql.batch(one, [{"code": code, "name": code} for code in codes]), progress(1, 1))
+    table.apply(sql.batch(one, [{"code": "a ", "name": "new"}], [{"code": "A"}]), progress(1, 2))
+    expected = {code: code for code in codes if code != "A"} | {"a ": "new"}
+    assert {r["code"]: r["name"] for r in sql.read(TABLE)} == expected
+
+
+CODE = Column("code", ColumnType("varchar"), nullable=False, handle=True, primary_key=True)
+# Collations and types by which 'a' is 'A', or 'a' is 'a '; what is right; a server that lacks one refuses it.
+LOOSE = {
+    "mysql": ["varchar(9)", "varchar(9) COLLATE utf8mb4_bin", "char(9) COLLATE utf8mb4_nopad_bin"],
+    "postgres": ["text COLLATE loose"],
+}
+STRICT = {"mysql": "varchar(9) COLLATE utf8mb4_nopad_bin", "postgres": 'text COLLATE "C"'}
+MAKE_LOOSE = "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+
+
+def test_a_table_whose_keys_are_told_apart_loosely_is_refused(sql: Bed) -> None:
+    one, place = shape(CODE, NAME), target_of(sql).place_of(TABLE)
+    schema = "DATABASE shop DEFAULT CHARACTER SET utf8mb4" if sql.name == "mysql" else "SCHEMA shop"
+    execute(sql, f"CREATE {schema}", *([MAKE_LOOSE] if sql.name == "postgres" else []))
+    for found in LOOSE[sql.name]:
+        execute(sql, f"CREATE TABLE {place.location} (code {found} PRIMARY KEY, name text)")
+        with pytest.raises(SchemaRefusedError, match=r"column=code.*overwrite.*ALTER") as told:
+            sql.target.open_table(one, pipeline="shop")
+        # What it says is what is to be done.
+        execute(sql, told.value.message.partition("start again: ")[2])
+        sql.target.open_table(one, pipeline="shop")
+        execute(sql, "DROP TABLE {}")
+    execute(sql, f"CREATE TABLE {place.location} (code {STRICT[sql.name]} PRIMARY KEY, name text)")
+    table = sql.target.open_table(one, pipeline="shop")
+    table.claim()
+    table.evolve(one)
+    codes = ["a", "A", "b", "b "]
+    done = table.apply(sql.batch(one, [{"code": code, "name": code} for code in codes]), progress(1, 1))
+    assert done.inserted == len(sql.read(TABLE)) == 4
+
+
+def test_a_collation_that_was_changed_under_the_worker_is_refused(mysql: Bed) -> None:
+    one = shape(replace(CODE, type=ColumnType("varchar", length=9)), NAME)
+    table = mysql.target.open_table(one, pipeline="shop")
+    table.claim()
+    execute(mysql, "ALTER TABLE {} MODIFY code varchar(9) COLLATE utf8mb4_general_ci NOT NULL")
+    with pytest.raises(SchemaRefusedError, match="utf8mb4_general_ci"):
+        table.apply(mysql.batch(one, [{"code": "a", "name": "x"}]), progress(1, 1))
+    assert mysql.read(TABLE) == []
+
+
+@pytest.fixture
+def strict(mysql: Bed) -> Iterator[Bed]:
+    """A server as MySQL's may be: no engine but InnoDB, and no table without a primary key."""
+    dialect = target_of(mysql).connections.dialect
+    dialect._engine, dialect._collation = "InnoDB", "utf8mb4_nopad_bin"  # type: ignore[attr-defined]
+    execute(mysql, "SET GLOBAL innodb_force_primary_key = ON")
+    yield mysql
+    execute(mysql, "SET GLOBAL innodb_force_primary_key = OFF")
+
+
+def test_a_server_with_innodb_alone_that_wants_primary_keys(strict: Bed) -> None:
+    one = shape(ID, Column("email", ColumnType("varchar", length=40)))
+    table = strict.target.open_table(one, pipeline="shop")
+    table.claim()
+    rows = [{"id": 1, "email": "x"}, {"id": 2, "email": "y"}]
+    table.apply(strict.batch(one, rows), progress(1, 1))
+    execute(strict, "ALTER TABLE {} MODIFY email varchar(40), ADD UNIQUE (email)")
+    swapped: list[dict[str, Any]] = [
+        {"id": 1, "email": "y"},
+        {"id": 2, "email": "x"},
+        {"id": 3, "email": "z"},
+    ]
+    result = table.apply(strict.batch(one, swapped), progress(1, 2))
+    assert (result.inserted, result.updated) == (1, 2)
+    assert strict.rows() == swapped
