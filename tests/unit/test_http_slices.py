@@ -194,6 +194,39 @@ def test_requests_are_signed_and_secrets_never_shown(receiver: Receiver, auth: A
         assert not [secret for secret in ("k3y", "s3cr3t", "bWU6", "pässword", "t0ken") if secret in text]
 
 
+QUERY = "sig=s%2Fg%2Bn+ature&v=2&opaque"
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "t0k3nvalue",
+        "c00kievalue",
+        "s%2Fg%2Bn+ature",
+        "s/g+n ature",
+        "s%2Fg%2Bn%20ature",
+        "opaque",
+        QUERY,
+        "k3y",
+    ],
+)
+@pytest.mark.parametrize("status", [400, 308])
+def test_secrets_are_hidden_in_whatever_form_an_answer_repeats_them(
+    receiver: Receiver, echo: str, status: int
+) -> None:
+    headers = {"X-Auth": "Token t0k3nvalue", "Cookie": 'a=1; session="c00kievalue"', "X-Key": "k3y"}
+    told = {"Location": f"http://h/{echo}"} if status == 308 and "&" not in echo else {}
+    receiver.faults = [Fault(status, told, f"v 2 refused: Invalid Token: {echo} for you")]
+    sending = Slices(
+        Endpoint(f"{receiver.url}/in?{QUERY}", "POST", "json-lines", headers), SHAPE, STAMP, batch_rows=5
+    )
+    with pytest.raises(TargetError) as caught:
+        send(sending, upserts(1))
+    assert echo not in str(caught.value)
+    if status == 400:
+        assert "v 2 refused: Invalid Token: *** for you" in str(caught.value)
+
+
 def test_nobody_listening_may_pass() -> None:
     with http_receiver() as gone:
         pass

@@ -8,10 +8,12 @@ credentials and the rows would go to whomever an answer names.
 from __future__ import annotations
 
 import random
+import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import quote, unquote, unquote_plus
 
 import requests
 from requests.auth import AuthBase
@@ -25,6 +27,8 @@ _MEDIA_TYPES: Final = {"json-lines": "application/x-ndjson", "array": "applicati
 _PASSING: Final = frozenset({408, 425, 429})
 _EXCERPT: Final = 200
 _FIRST_WAIT: Final = 0.3
+# A shorter part of a header or a query (a number, a flag) is no secret, and would be cut out of any text.
+_LEAST_SECRET: Final = 4
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,28 @@ class Endpoint:
         return safe_url(self.url)
 
     def secrets(self) -> tuple[str, ...]:
-        """Texts which must never be shown."""
+        """Texts which must never be shown, in the forms in which an answer may repeat them."""
         _, _, query = self.url.partition("?")
-        return (*self.auth.secrets(), *self.headers.values(), query)
+        parts = (*(part for value in self.headers.values() for part in _header_parts(value)), *_values(query))
+        whole = (*self.auth.secrets(), *self.headers.values(), query)
+        return (*whole, *(part for part in parts if len(part) >= _LEAST_SECRET))
+
+
+def _header_parts(value: str) -> Iterator[str]:
+    """The token without its scheme, and the values of a cookie."""
+    first, *rest = re.split(r"[\s;,]+", value)
+    for part in (first, *rest) if "=" in first else rest:
+        yield part
+        yield part.partition("=")[2].strip('"')
+
+
+def _values(query: str) -> Iterator[str]:
+    """The values of a query as they are written, as they are meant, and as they travel."""
+    for pair in query.split("&"):
+        name, _, value = pair.partition("=")
+        written = value or name
+        meant = unquote_plus(written)
+        yield from (written, unquote(written), meant, quote(meant, safe=""))
 
 
 class _Signed(AuthBase):
@@ -124,9 +147,10 @@ class Requests:
         if status in _PASSING or status >= 500:
             raise _PassingFault(f"HTTP {status}{self._said(response)}", retry_after_of(response))
         if 300 <= status < 400:
+            where = safe_url(response.headers.get("Location", "where it points"))
             raise TargetError(
                 f"the endpoint answers HTTP {status}, and redirects are not followed: set target.url to "
-                f"{safe_url(response.headers.get('Location', 'where it points'))}",
+                f"{hide(where, self._endpoint.secrets())}",
                 url=self._endpoint.shown,
             )
         raise TargetError(
