@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import fields
@@ -21,7 +22,7 @@ from tests.e2e.replay import Servers
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.golden.debezium_compare import same
 from tests.golden.debezium_exclusions import excluded_cell
-from tests.golden.debezium_tables import kinds_of
+from tests.golden.debezium_tables import kinds_of, postgres_sql
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tests.vectors import vectors_dir
@@ -41,19 +42,26 @@ _KEYS: Final = {"t_compk": 2, "t_nopk": 2, "p_nopk": 2}
 _NAMED_KEYS: Final = {"t_nopk": "labdb.t_nopk", "p_nopk": "lab.p_nopk"}
 # Renamed to a table that has a topic of its own: its rows are moved by that DDL, which is on none of them.
 _MOVED: Final = frozenset({"late_t", "late_t2"})
-# With schemas, flattened, and without schemas.
-_JSON: Final = frozenset({"mdb_schema", "pg_schema", "mdb_unwrap", "mdb_precise"})
-# Neither tells all types: the worker is given definitions.
-_DEFINED: Final = frozenset({"mdb_unwrap", "mdb_precise"})
+# Avro, and JSON with schemas, flattened, and without schemas; the other captures are of other modes.
+_EACH_FORM: Final = frozenset({"mdb_avro", "pg_avro", "mdb_schema", "pg_schema", "mdb_unwrap", "mdb_precise"})
+# Their messages do not tell all types: the worker is given definitions.
+_DEFINED: Final = frozenset({"mdb_unwrap", "mdb_precise", "mdb_plain", "mdb_double"})
+_DEFINED_IN_POSTGRES: Final = frozenset({"pg_plain", "pg_numeric", "pg_precise"})
+_DECIMAL: Final = re.compile(r"decimal\(\d+,\d+\)( unsigned)?")
 SMALL_BATCH: Final = 7
 _soak = pytest.mark.skipif(not os.environ.get("TIDESINK_SOAK"), reason="long: make soak")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "capture" in metafunc.fixturenames:
-        found = find_captures(vectors_dir(metafunc.config))
-        captures = [one for one in found if one.is_avro or one.name in _JSON]
-        metafunc.parametrize("capture", [pytest.param(one, id=one.name) for one in captures])
+        captures = find_captures(vectors_dir(metafunc.config))
+        metafunc.parametrize(
+            "capture", [pytest.param(one, id=one.name, marks=_long(one)) for one in captures]
+        )
+
+
+def _long(capture: Capture) -> list[pytest.MarkDecorator]:
+    return [] if capture.name in _EACH_FORM else [_soak, pytest.mark.soak]
 
 
 def _row_topics(capture: Capture) -> frozenset[str]:
@@ -139,12 +147,28 @@ def _source(capture: Capture, servers: Servers) -> dict[str, Any]:
 
 
 def _tables(capture: Capture) -> Iterator[dict[str, Any]]:
-    yield from ({"name": name, "keys": ["a", "b"]} for name in _NAMED_KEYS.values())
-    if capture.name in _DEFINED:
-        listed = capture.final_state()
-        for event in capture.events():
-            if isinstance(event, DdlEvent) and event.kind == "CREATE" and event.table.name in listed:
-                yield {"name": f"labdb.{event.table.name}", "definition": event.query}
+    defined = dict(_definitions(capture))
+    for name in defined | dict.fromkeys(_NAMED_KEYS.values()):
+        keys = {"keys": ["a", "b"]} if name in _NAMED_KEYS.values() else {}
+        yield {"name": name, **keys, **({"definition": defined[name]} if name in defined else {})}
+
+
+def _definitions(capture: Capture) -> Iterator[tuple[str, Any]]:
+    listed = capture.final_state()
+    if capture.name in _DEFINED_IN_POSTGRES:
+        for table in listed:
+            yield f"lab.{table}", {"sql": postgres_sql(table), "dialect": "postgres"}
+    told: dict[str, list[str]] = {}
+    for event in capture.events() if capture.name in _DEFINED else ():
+        if not isinstance(event, DdlEvent) or event.table.name not in listed:
+            continue
+        if event.kind == "CREATE" or (event.kind == "ALTER" and event.table.name in told):
+            told.setdefault(event.table.name, []).append(event.query)
+    for table, queries in told.items():
+        text = ";\n".join(queries)
+        # A double names no DECIMAL of so many digits; the error says to define such columns as they come.
+        as_sent = capture.name == "mdb_double" and table == "t_num"
+        yield f"labdb.{table}", _DECIMAL.sub("double", text) if as_sent else text
 
 
 def _wrong_cells(capture: Capture, lake: Path) -> Iterator[str]:
