@@ -301,6 +301,44 @@ def test_a_tables_own_failure_is_no_other_tables(store: SqlStateStore) -> None:
     assert ddl.reads == 2
 
 
+class _MadeAgain(_SlowDdl):
+    """Its topic has other statements once it was made again."""
+
+    def _read(self, session: Any, start: int, end: int) -> list[DdlStatement]:
+        slow = not self.goes_on.is_set()
+        found = super()._read(session, start, end)
+        return found if slow else [DdlStatement("s", "create table t (id int primary key, n int)", 1)]
+
+
+@pytest.mark.parametrize("by", ["scan", "recall"])
+def test_what_was_read_of_a_topic_is_not_used_when_it_was_made_again_meanwhile(
+    store: SqlStateStore, by: str
+) -> None:
+    ddl = _MadeAgain(store, CREATE, "truncate table t")
+    old = _Scanning(ddl, _ends(2))
+    assert ddl.begun.wait(20)
+    new = _Scanning(ddl, _ends(1, "made again")) if by == "scan" else None
+    if new is None:
+        ddl.recall(_ends(1, "made again"))
+    else:
+        while ddl._topic_id != "made again":
+            new.join(0.01)
+    ddl.goes_on.set()
+    old.join(20)
+    assert isinstance(old.heard, SourceUnavailableError)
+    if new is None:
+        assert (ddl.get(T), ddl.warnings(T)) == (None, ())
+        assert ddl.scan(NO_SESSION, _ends(1, "made again"))
+    else:
+        new.join(20)
+        assert new.heard is True
+    again = _ddl(store)
+    again.recall(_ends(1, "made again"))
+    for known in (ddl, again):
+        assert list(getattr(known.get(T), "by_name", {})) == ["id", "n"]
+        assert known.warnings(T) == ()
+
+
 @pytest.mark.parametrize("time", [{}, {"es": 0}, {"es": None}, {"es": 5}])
 def test_no_time_is_none_that_cannot_be(time: dict[str, Any]) -> None:
     message = {"isDdl": True, "database": "s", "sql": "alter table t add c int", "type": "ALTER", **time}

@@ -16,7 +16,7 @@ import orjson
 import structlog
 
 from tidesink.change import Column, TableId, TableSchema
-from tidesink.errors import ConfigError, SourceError
+from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.records_spark import marked_ddl
@@ -68,6 +68,14 @@ class DdlWarning(NamedTuple):
             return True
         schema, name = (part.casefold() for part in self.table)
         return schema == table.schema.casefold() and name in ("", table.name.casefold())
+
+
+class _Unread(NamedTuple):
+    """What of partition 0 was not read yet, and what was known when that was found."""
+
+    part: OffsetRange
+    definitions: TableDefinitions
+    warnings: tuple[DdlWarning, ...]
 
 
 class TopicDdl:
@@ -122,6 +130,7 @@ class TopicDdl:
         Raises:
             SourceError: Kafka refuses, or does not answer: to all who waited for this read. Who asks then
                 reads again.
+            SourceUnavailableError: the topic was made again while it was read, which is then not used.
             StateStoreError: what was read cannot be kept.
         """
         asked_at, _ = self._failed
@@ -129,22 +138,23 @@ class TopicDdl:
             return False
         with self._reading:
             failures, error = self._failed
-            part = self._left(found)
-            if part is None:
+            unread = self._left(found)
+            if unread is None:
                 return False
             if error is not None and failures != asked_at:
                 # One after the other would wait as long as that read did.
                 raise error
-            return self._take(self._read_or_fail(session, part), found, part.end)
+            return self._take(self._read_or_fail(session, unread.part), found.topic_id, unread)
 
-    def _left(self, found: TopicOffsets) -> OffsetRange | None:
+    def _left(self, found: TopicOffsets) -> _Unread | None:
         """What of partition 0 was not read yet."""
         at = found.partitions.get(DDL_PARTITION)
         with self._lock:
             self._restore(found)
             if at is None or at.latest <= self._next:
                 return None
-            return OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
+            part = OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
+            return _Unread(part, self._definitions, self._warnings)
 
     def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> list[DdlStatement]:
         try:
@@ -153,21 +163,25 @@ class TopicDdl:
             self._failed = self._failed[0] + 1, exc
             raise
 
-    def _take(self, statements: list[DdlStatement], found: TopicOffsets, end: int) -> bool:
+    def _take(self, statements: list[DdlStatement], topic_id: str, unread: _Unread) -> bool:
         """Follow the statements; nobody else does meanwhile."""
-        known = self._definitions
-        definitions = TableDefinitions.from_json(known.to_json())
+        definitions = TableDefinitions.from_json(unread.definitions.to_json())
         before = definitions.version
         heard = list(applied(definitions, statements, self._topic))
-        warnings = tuple(dict.fromkeys((*self._warnings, *heard)))[-_MOST_WARNINGS:]
-        # Kept before it is known here: a scan that is tried again begins where this one did.
-        self._save(found.topic_id, definitions, warnings, end)
-        for warning in warnings:
-            if warning not in self._warnings:
-                _log.warning("DDL to be looked at", topic=self._topic, warning=warning.text)
+        warnings = tuple(dict.fromkeys((*unread.warnings, *heard)))[-_MOST_WARNINGS:]
         with self._lock:
-            if self._definitions is known:  # else the topic was made again, and somebody knows that already
-                self._definitions, self._warnings, self._next = definitions, warnings, end
+            if self._definitions is not unread.definitions:
+                raise SourceUnavailableError(
+                    "the topic was deleted and made again while its DDL was read: that is not used, and the "
+                    "topic is looked at again",
+                    topic=self._topic,
+                )
+            # Kept before it is known here: a scan that is tried again begins where this one did.
+            self._save(topic_id, definitions, warnings, unread.part.end)
+            self._definitions, self._warnings, self._next = definitions, warnings, unread.part.end
+        for warning in warnings:
+            if warning not in unread.warnings:
+                _log.warning("DDL to be looked at", topic=self._topic, warning=warning.text)
         return definitions.version != before
 
     def _restore(self, found: TopicOffsets) -> None:
