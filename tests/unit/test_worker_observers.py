@@ -66,6 +66,16 @@ def test_metrics_add_up() -> None:
     assert value("tidesink_table_state", {"table": "shop.orders", "state": "RUNNING"}) == 0
 
 
+def test_a_number_below_0_costs_a_batch_none_of_its_other_numbers() -> None:
+    metrics = MetricsListener()
+    metrics.hear(replace(APPLIED, account=Account(read=1, applied=-1, superseded=2)))
+    value = metrics.registry.get_sample_value
+    assert value("tidesink_events_total", {"table": "shop.orders", "fate": "applied"}) == 0
+    assert value("tidesink_events_total", {"table": "shop.orders", "fate": "superseded"}) == 2
+    assert value("tidesink_batches_total", {"table": "shop.orders"}) == 1
+    assert value("tidesink_read_bytes_total", {"table": "shop.orders"}) == 1000
+
+
 @pytest.mark.parametrize(
     ("states", "interrupted", "error", "code"),
     [

@@ -108,7 +108,8 @@ class MetricsListener:
     def _applied(self, event: BatchApplied) -> None:
         table = str(event.table)
         for fate, count in event.account.as_counters().items():
-            self._events.labels(table, fate).inc(count)
+            # A counter takes nothing back: a number below 0 would cost the batch its other numbers.
+            self._events.labels(table, fate).inc(max(count, 0))
         self._batches.labels(table).inc()
         self._bytes.labels(table).inc(event.bytes_read)
         self._doubted.labels(table).inc(event.doubted)
