@@ -58,6 +58,7 @@ class SqlTable:
         self._dialect = connections.dialect
         self._table = str(shape.table)
         self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
+        self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
         self._epoch: int | None = None
         self._created = False
         self._changing = False
@@ -69,6 +70,7 @@ class SqlTable:
             self._ledger.add_row(cursor)
             entry = self._ledger.claimed(self._locked(cursor))
             self._check_rows(entry)
+            self._dialect.check_keys(cursor, self.place, self._keys)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
         with self._transaction(writes=False) as cursor:
@@ -158,10 +160,7 @@ class SqlTable:
                     columns.append((SOFT_DELETE_COLUMN, mark, False, _SOFT_DELETE_COMMENT))
                 self._dialect.create(cursor, self.place, columns)
                 self._created = True
-            else:
-                keys = {self._dialect.quote(key).lower() for key in shape.keys}
-                self._dialect.check_keys(cursor, self.place, keys)
-            if present and soft and SOFT_DELETE_COLUMN not in present:
+            elif soft and SOFT_DELETE_COLUMN not in present:
                 for statement in self._dialect.alter(
                     location, {SOFT_DELETE_COLUMN: (mark, None)}, {}, frozenset()
                 ):
