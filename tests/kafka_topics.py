@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidesink.change import Message
 
 _PATIENCE = 15.0
+_NO_LEADER_YET = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
 
 
 def topic_messages(brokers: str, topic: str) -> list[Message]:
@@ -25,8 +34,20 @@ def topic_messages(brokers: str, topic: str) -> list[Message]:
         consumer.close()
 
 
+def _end(consumer: Consumer, place: TopicPartition) -> int:
+    """Where a partition ends; one that was made a moment ago may have no leader yet."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=_PATIENCE)[1]
+        except KafkaException as exc:
+            if exc.args[0].code() not in _NO_LEADER_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def _partition(consumer: Consumer, place: TopicPartition) -> Iterator[Message]:
-    _, end = consumer.get_watermark_offsets(place, timeout=_PATIENCE)
+    end = _end(consumer, place)
     if not end:
         return
     consumer.assign([place])
