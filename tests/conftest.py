@@ -10,7 +10,7 @@ import pytest
 from tests.mariadb import mariadb_url
 from tests.postgres import postgres
 from tests.servers import brokers, kafka_stack, registry_url, topic_prefix
-from tests.sessions import kept_classes, spark
+from tests.sessions import kept_classes, let_go, spark
 from tests.tidb_front import tidb_url
 from tests.vectors import vectors_dir
 
@@ -18,6 +18,7 @@ __all__ = [
     "brokers",
     "kafka_stack",
     "kept_classes",
+    "let_go",
     "mariadb_url",
     "postgres",
     "registry_url",

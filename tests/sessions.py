@@ -37,13 +37,21 @@ def kept_classes() -> bool:
 
 @pytest.fixture(scope="session")
 def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two cores and a small heap."""
+    """A session with two cores."""
     warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
     session = build_session(
-        master="local[2]", conf={**SMALL_SPARK, **warehouse}, target=WITH_TARGET, driver_memory="1g"
+        master="local[2]", conf={**SMALL_SPARK, **warehouse}, target=WITH_TARGET, driver_memory="3g"
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def let_go(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Frames that a test left persisted are let go of: each holds its session, and a run has a thousand."""
+    yield
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark").catalog.clearCache()
 
 
 def raw_frame(spark: SparkSession, messages: list[Message]) -> DataFrame:
