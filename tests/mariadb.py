@@ -17,6 +17,7 @@ from typing import Final
 import pymysql
 import pytest
 
+from tests.absent import without_server
 from tidesink.dev.ports import free_ports
 
 _CONFIG: Final = """[mariadbd]
@@ -42,7 +43,7 @@ def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield given
         return
     if shutil.which("mariadbd") is None or shutil.which("mariadb-install-db") is None:
-        pytest.skip("no mariadbd here: apt-get install mariadb-server-core, or set TIDESINK_TEST_MARIADB")
+        without_server("no mariadbd here: apt-get install mariadb-server-core, or set TIDESINK_TEST_MARIADB")
     with _server(tmp_path_factory.mktemp("mariadb")) as port:
         yield f"mysql+pymysql://root@127.0.0.1:{port}"
 

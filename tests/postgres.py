@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.absent import without_server
 from tidesink.dev.ports import free_ports
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 
@@ -49,7 +50,7 @@ def postgres() -> Iterator[Endpoint]:
         return
     programs = _programs()
     if programs is None:
-        pytest.skip("no Postgres server here: apt-get install postgresql, or set TIDESINK_TEST_POSTGRES")
+        without_server("no Postgres server here: apt-get install postgresql, or set TIDESINK_TEST_POSTGRES")
     # Not in pytest's folder, which nobody else may enter.
     with TemporaryDirectory(prefix="tidesink-postgres-") as folder, _server(programs, Path(folder)) as port:
         yield Endpoint("127.0.0.1", port, "postgres", _OWNER, "")
