@@ -32,6 +32,9 @@ SHAPE = shape_with(
     named("ratio", ColumnType("float")),
     named("at", ColumnType("datetime", fsp=0)),
 )
+
+# Retries wait, each for a second or so.
+pytestmark = pytest.mark.slow
 STAMP = Stamp("shop", TABLE, 1, 7)
 ROW: dict[str, Any] = {
     "id": 1,
