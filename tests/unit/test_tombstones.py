@@ -83,6 +83,25 @@ class _Refusing(MemoryTable):
         raise TargetError(f"no collection at {horizon}", table=str(TABLE))
 
 
+class _Silent(_Refusing):
+    answers = True
+
+    def horizon(self) -> int | None:
+        if not self.answers:
+            raise TargetError("no answer", table=str(TABLE))
+        return super().horizon()
+
+
+def test_where_the_table_does_not_answer_either_what_was_asked_for_holds() -> None:
+    target = MemoryTarget()
+    target.open_table(SHAPE, pipeline="shop")
+    table = _Silent(target._tables[TABLE], TABLE, pipeline="shop", created=False)
+    tombstones = Tombstones(table, 40)
+    table.answers = False
+    tombstones.collect_if_due(applied((100, None)), "t")
+    assert (tombstones.last, tombstones.horizon) == (None, 60 * SECOND)
+
+
 def test_a_collection_that_fails_stops_nothing() -> None:
     target = MemoryTarget()
     target.open_table(SHAPE, pipeline="shop")

@@ -96,7 +96,7 @@ class _PassingFault(Exception):  # noqa: N818  # never leaves this module
         return min((f.retry_after for f in self.failures if f.retry_after is not None), default=None)
 
 
-class _Signature(AuthBase):
+class Signature(AuthBase):
     """Signs a request; given even without credentials, or requests would look into ~/.netrc."""
 
     def __init__(self, auth: Auth) -> None:
@@ -193,7 +193,7 @@ class Transport:
             endpoint.url + path,
             json=body,
             headers={"Accept": _ACCEPT, **({"Content-Type": _MEDIA_TYPE} if body is not None else {})},
-            auth=_Signature(endpoint.auth),
+            auth=Signature(endpoint.auth),
             timeout=(self.timeouts.connect, self.timeouts.read),
             allow_redirects=False,
             verify=self.tls.verify_argument(),

@@ -7,7 +7,7 @@ may not depend on whether a row was written before or after the column came (cut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -101,9 +101,16 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
 
 
 def default_texts(
-    columns: tuple[ShapeColumn, ...], shape: TableShape
+    columns: tuple[ShapeColumn, ...],
+    shape: TableShape,
+    *,
+    literal: Callable[[TargetValue], str] | None = None,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What old rows get in new columns, as literal texts by column name, and warnings for those not given."""
+    """What old rows get in new columns, as texts by column name, and warnings for those not given.
+
+    ``literal`` writes a value as the target reads it back, ``literal_text`` where none is given.
+    """
+    text_of = literal or literal_text
     defaults: dict[str, str] = {}
     warnings = []
     for column in columns:
@@ -116,7 +123,7 @@ def default_texts(
             )
             continue
         if value is not None:
-            defaults[column.name] = literal_text(value)
+            defaults[column.name] = text_of(value)
     return defaults, tuple(warnings)
 
 

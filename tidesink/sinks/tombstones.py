@@ -63,4 +63,11 @@ class Tombstones:
             self.horizon = self.last.horizon
         except TidesinkError as exc:
             _log.warning("deletes not collected", topic=topic, error=str(exc))
-            self.horizon = self._table.horizon()
+            self.horizon = self._known(horizon)
+
+    def _known(self, asked: int) -> int | None:
+        """The horizon after a collection that failed; where the table does not answer, as if it had not."""
+        try:
+            return self._table.horizon()
+        except TidesinkError:
+            return asked

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.sinks.evolve import Evolution, default_texts
 from tidesink.sinks.progress import BATCHES_PER_EPOCH
-from tidesink.sinks.shape import ShapeColumn, TableShape
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets import spark_tables
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
 from tidesink.sinks.targets.identifier import quote_identifier, quote_text
+from tidesink.sinks.targets.spark_tables import column_words, literal, soft_delete_column
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,20 +39,13 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": "20",
 }
 
-_SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
 _SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
     """The CREATE TABLE of a shape; ``location`` is the quoted table."""
-    columns = [_column(column) for column in shape.columns]
-    if soft_deletes:
-        columns.append(_soft_delete_column())
-    properties = ", ".join(f"{quote_text(k)} = {quote_text(v)}" for k, v in TABLE_PROPERTIES.items())
-    comment = quote_text(f"{shape.table}, kept by tidesink")
-    return (
-        f"CREATE TABLE IF NOT EXISTS {location} ({', '.join(columns)}) USING delta "
-        f"COMMENT {comment} TBLPROPERTIES ({properties})"
+    return spark_tables.create_statement(
+        location, shape, provider="delta", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
     )
 
 
@@ -62,16 +57,11 @@ def present_columns(log: DeltaLog) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
-def soft_delete_statement(location: str) -> str:
-    """Adds the column that marks deleted rows; NULL in old rows reads as not deleted."""
-    return f"ALTER TABLE {location} ADD COLUMNS ({_soft_delete_column()})"
-
-
 def sequence_statement(location: str, present: Mapping[str, str]) -> str:
     """Adds the columns of the source's order; NULL in old rows: older than every change that comes."""
     columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(_SEQUENCE_COMMENT)}"]
     if SOFT_DELETE_COLUMN not in present:
-        columns.append(_soft_delete_column())
+        columns.append(soft_delete_column())
     return f"ALTER TABLE {location} ADD COLUMNS ({', '.join(columns)})"
 
 
@@ -86,7 +76,7 @@ def evolve_table(
     defaults, warnings = default_texts(plan.added, shape)
     if defaults:
         _set_pending(session, location, {**pending_defaults(log), **defaults})
-    columns = ", ".join(_column(column) for column in plan.added)
+    columns = ", ".join(column_words(column) for column in plan.added)
     session.sql(f"ALTER TABLE {location} ADD COLUMNS ({columns})")
     return warnings
 
@@ -119,23 +109,6 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
     return tuple(filled)
 
 
-def literal(text: str, ddl: str) -> str:
-    """A SQL expression of Spark type ``ddl`` from a value's literal text."""
-    if ddl == "binary":
-        return f"unhex({quote_text(text)})"
-    return quote_text(text) if ddl == "string" else f"CAST({quote_text(text)} AS {ddl})"
-
-
 def _set_pending(session: SparkSession, location: str, pending: Mapping[str, str]) -> None:
     text = quote_text(json.dumps(pending))
     session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({quote_text(BACKFILL_PROPERTY)} = {text})")
-
-
-def _column(column: ShapeColumn) -> str:
-    # A key is never null: a row without one would be inserted again by every batch.
-    null = " NOT NULL" if column.key else ""
-    return f"{quote_identifier(column.name)} {column.spark}{null} COMMENT {quote_text(column.comment)}"
-
-
-def _soft_delete_column() -> str:
-    return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(_SOFT_DELETE_COMMENT)}"

@@ -52,6 +52,7 @@ from tidesink.sinks.targets.delta_merge import (
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.lake_path import table_path, try_path
+from tidesink.sinks.targets.spark_tables import soft_delete_statement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -242,7 +243,7 @@ class DeltaTable:
             self._session.sql(delta_schema.create_statement(self.location, shape, soft_deletes=soft_deletes))
             return True
         if soft_deletes and SOFT_DELETE_COLUMN not in delta_schema.present_columns(self._log):
-            self._session.sql(delta_schema.soft_delete_statement(self.location))
+            self._session.sql(soft_delete_statement(self.location))
         return False
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> None:

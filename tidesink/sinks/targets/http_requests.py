@@ -16,12 +16,11 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, unquote_plus
 
 import requests
-from requests.auth import AuthBase
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.schema_registry.auth import Auth, NoAuth, TlsOptions, hide, safe_url
-from tidesink.schema_registry.transport import causes_of, retry_after_of
+from tidesink.schema_registry.transport import Signature, causes_of, retry_after_of
 
 _MEDIA_TYPES: Final = {"json-lines": "application/x-ndjson", "array": "application/json"}
 _PASSING: Final = frozenset({408, 425, 429})
@@ -73,19 +72,6 @@ def _values(query: str) -> Iterator[str]:
         written = value or name
         meant = unquote_plus(written)
         yield from (written, unquote(written), meant, quote(meant, safe=""))
-
-
-class _Signed(AuthBase):
-    """Signs a request; given even without credentials, or requests would look into ~/.netrc."""
-
-    def __init__(self, auth: Auth) -> None:
-        self._auth = auth
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        header = self._auth.header()
-        if header is not None:
-            request.headers["Authorization"] = header
-        return request
 
 
 class _PassingFault(Exception):  # noqa: N818  # never leaves this module
@@ -172,7 +158,7 @@ class Requests:
             endpoint.url,
             data=body,
             headers=sent,
-            auth=_Signed(endpoint.auth),
+            auth=Signature(endpoint.auth),
             timeout=endpoint.timeout,
             allow_redirects=False,
             verify=endpoint.tls.verify_argument(),

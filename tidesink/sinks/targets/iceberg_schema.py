@@ -17,11 +17,11 @@ from typing import Any, Final
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import Evolution, default_texts
-from tidesink.sinks.shape import ShapeColumn, TableShape
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.delta_schema import literal
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets import spark_tables
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
-from tidesink.sinks.targets.identifier import quote_identifier, quote_text
+from tidesink.sinks.targets.identifier import quote_identifier
+from tidesink.sinks.targets.spark_tables import literal
 
 BACKFILL: Final = "tidesink.backfill"
 
@@ -55,27 +55,15 @@ RESERVED: Final = frozenset(
         "__row_id",
     }
 )
-_SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
 _DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
     """The CREATE TABLE of a shape; ``location`` is the quoted table."""
-    columns = [_column(column) for column in shape.columns]
-    if soft_deletes:
-        columns.append(_soft_delete_column())
-    properties = ", ".join(f"{quote_text(k)} = {quote_text(v)}" for k, v in TABLE_PROPERTIES.items())
-    comment = quote_text(f"{shape.table}, kept by tidesink")
-    return (
-        f"CREATE TABLE IF NOT EXISTS {location} ({', '.join(columns)}) USING iceberg "
-        f"COMMENT {comment} TBLPROPERTIES ({properties})"
+    return spark_tables.create_statement(
+        location, shape, provider="iceberg", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
     )
-
-
-def soft_delete_statement(location: str) -> str:
-    """Adds the column that marks deleted rows; NULL in old rows reads as not deleted."""
-    return f"ALTER TABLE {location} ADD COLUMNS ({_soft_delete_column()})"
 
 
 def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, table: TableId) -> None:
@@ -129,13 +117,3 @@ def fill_statement(location: str, pending: Mapping[str, str], present: Mapping[s
 def _promotes(narrow: str, wide: str) -> bool:
     old, new = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
     return (narrow, wide) in _PROMOTED or bool(old and new and old.group(1) == new.group(1))
-
-
-def _column(column: ShapeColumn) -> str:
-    # A key is never null: a row without one would be inserted again by every batch.
-    null = " NOT NULL" if column.key else ""
-    return f"{quote_identifier(column.name)} {column.spark}{null} COMMENT {quote_text(column.comment)}"
-
-
-def _soft_delete_column() -> str:
-    return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(_SOFT_DELETE_COMMENT)}"

@@ -50,6 +50,7 @@ from tidesink.sinks.targets.iceberg_table import JvmTable, TableState, numbers
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
+from tidesink.sinks.targets.spark_tables import soft_delete_statement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -205,7 +206,7 @@ class IcebergTable:
             )
             return True
         if soft_deletes and SOFT_DELETE_COLUMN not in self._table.columns(self._table.state()):
-            self._session.sql(iceberg_schema.soft_delete_statement(self.location))
+            self._session.sql(soft_delete_statement(self.location))
         return False
 
     def _done(self, progress: Progress) -> ApplyResult | None:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
-from tidesink.sinks.evolve import default_value, literal_text, plan_evolution
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.evolve import default_texts, literal_text, plan_evolution
 from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.typemap.parse import TargetValue
 from tidesink.typemap.render_sql import (
     DECIMAL_WORD,
     MYSQL_MAX_PRECISION,
@@ -142,17 +143,9 @@ def default_literals(
     added: tuple[tuple[ShapeColumn, str], ...], shape: TableShape
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The literal text of what old rows get in new columns, and warnings for those who get nothing."""
-    defaults: dict[str, str] = {}
-    warnings = []
-    for column, _ in added:
-        try:
-            value = default_value(column, shape)
-        except ValueOutOfRangeError as exc:
-            warnings.append(
-                f"column {column.name!r}: its default {column.default!r} is not given to rows already there: "
-                f"{exc.message}"
-            )
-            continue
-        if value is not None:
-            defaults[column.name] = literal_text(int(value) if isinstance(value, bool) else value)
-    return defaults, tuple(warnings)
+    return default_texts(tuple(column for column, _ in added), shape, literal=_literal)
+
+
+def _literal(value: TargetValue) -> str:
+    """MySQL's booleans are numbers."""
+    return literal_text(int(value) if isinstance(value, bool) else value)
