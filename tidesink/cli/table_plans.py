@@ -268,6 +268,7 @@ def _path(config: Config, table: TableId) -> str:
 
 def _policies(settings: TableConfig) -> dict[str, str]:
     return {
+        "mode": settings.mode,
         "sequence_by": settings.sequence_by,
         "deletes": settings.deletes,
         "zero-date": settings.zero_date,

@@ -10,6 +10,7 @@ from tidesink.config.kafka import KafkaProperties
 from tidesink.config.kafka_checks import file_problems, kafka_problems, security_problems
 from tidesink.config.large_messages import large_message_problems
 from tidesink.config.models import Config
+from tidesink.config.modes import mode_problems
 from tidesink.config.passed_on import message_target_problems
 from tidesink.config.problems import Problem
 from tidesink.config.sequence import sequence_problems
@@ -299,6 +300,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _tables,
     _definitions,
     sequence_problems,
+    mode_problems,
     _kafka,
     _files,
     _dead_letters,

@@ -33,6 +33,7 @@ from tidesink.typemap.render import ZeroDate
 Deletes = Literal["hard", "soft"]
 BadRecord = Literal["pause", "dead-letter"]
 SequenceBy = Literal["kafka", "source"]
+TableMode = Literal["upsert", "append", "history"]
 
 
 def _null_word(value: Any) -> Any:
@@ -43,6 +44,9 @@ def _null_word(value: Any) -> Any:
 class TableDefaults(Model):
     """What holds for every table that does not say otherwise."""
 
+    mode: TableMode = "upsert"
+    """What the target's table holds. `upsert`: the rows as they are at the source. `append`: every change,
+    one row each. `history`: every version of each row, with the time it held (SCD type 2)."""
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
     """Order within a key. `kafka`: partition, offset. `source`: the change's commit_ts, across partitions
     too and however changes arrive; deleted rows stay in the table, marked (`docs/guarantees.md`)."""
@@ -87,6 +91,8 @@ class TableOverride(Model):
     ) = None
     """The CREATE TABLE statement, or `{file: path}`: gives types that the topic does not carry. Postgres' is
     given as `{sql: …, dialect: postgres}`, or with `file`."""
+    mode: TableMode | None = None
+    """As under `defaults`, for this table."""
     sequence_by: SequenceBy | None = Field(default=None, alias="sequence_by")
     """As under `defaults`, for this table."""
     deletes: Deletes | None = None
@@ -160,6 +166,7 @@ class TableConfig(Model):
     table: TableId
     keys: tuple[str, ...] | None
     definition: Definition | None
+    mode: TableMode
     sequence_by: SequenceBy
     deletes: Deletes
     tombstone_retention: float

@@ -300,6 +300,7 @@ class Batch:
             keeps=summary.left_out > 0,
             truncates=reduction.truncates,
             sequenced=self._sequenced,
+            mode=self._settings.mode,
         )
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:

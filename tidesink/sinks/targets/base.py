@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DeleteMode = Literal["hard", "soft"]
 ReducedOp = Literal["upsert", "delete"]
+TableMode = Literal["upsert", "append", "history"]
 
 # The column that marks a row as deleted, under ``deletes: soft`` and under ``sequence_by: source``.
 SOFT_DELETE_COLUMN = "_tidesink_deleted"
@@ -46,7 +47,8 @@ class Capabilities:
     left out stay, rows already there get a new column's default. False: changes are passed on as messages.
     ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
     older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
-    more digits behind the point. ``nul_in_text``: a text can hold U+0000.
+    more digits behind the point. ``nul_in_text``: a text can hold U+0000. ``modes``: what its tables
+    can hold.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Capabilities:
     sequences: bool = False
     rescales: bool = True
     nul_in_text: bool = True
+    modes: frozenset[TableMode] = frozenset({"upsert"})
 
 
 class RowSequence(NamedTuple):
@@ -101,6 +104,7 @@ class ReducedBatch:
     ``truncates``: the batch is one event that empties the table; it has no rows.
     ``keeps``: the frame has ``_kept`` and ``_anew`` besides, and some row has columns in ``_kept`` whose
     value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
+    ``mode``: what the table holds; what is said above is of ``upsert``.
     ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than what is stored
     leaves it alone; a delete leaves the key, its position and ``SOFT_DELETE_COLUMN``.
     """
@@ -115,6 +119,7 @@ class ReducedBatch:
     keeps: bool = False
     truncates: bool = False
     sequenced: bool = False
+    mode: TableMode = "upsert"
 
     @property
     def empty(self) -> bool:
