@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tidesink.config import load_config
@@ -50,12 +51,7 @@ def as_delta(spark: SparkSession, metadata: Mapping[str, str], lake: Path) -> No
 
 def hadoop_metadata(warehouse: Path) -> dict[str, str]:
     """The newest metadata file of each table of a catalog that is a folder."""
-    found = {}
-    for table in TABLES:
-        folder = warehouse / "bank" / table / "metadata"
-        version = (folder / "version-hint.text").read_text(encoding="utf-8").strip()
-        found[table] = str(folder / f"v{version}.metadata.json")
-    return found
+    return {table: newest_metadata(warehouse / "bank" / table) for table in TABLES}
 
 
 @pytest.mark.parametrize(("configuration", "size"), [("avro_long", 450), ("canal_ext_partial", None)])

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tidesink.cli import (
+    accept_restored,
     decode,
     demo,
     dev,
@@ -39,6 +40,7 @@ _COMMANDS = (
     ("run", run_worker.run_worker),
     ("status", status.status),
     ("topics", topics.topics),
+    ("accept-restored", accept_restored.accept_restored),
 )
 _CODEC_COMMANDS = (("decode", decode.decode), ("encode", encode.encode))
 for _name, _command in _COMMANDS:

@@ -31,13 +31,14 @@ from tidesink.sinks.ranges import (
     topic_progress,
 )
 from tidesink.sinks.report import TableReport
+from tidesink.sinks.restored import PLACE, check_not_restored
 from tidesink.sinks.retry import Cooldown, may_pass
 from tidesink.sinks.source import RecordReader, open_reading_session
 from tidesink.sinks.state_store import TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.tally import Tally
-from tidesink.sinks.targets.base import SequencedTable
+from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.tombstones import Tombstones
 from tidesink.sinks.topic_growth import held_back
 from tidesink.sinks.topic_reads import Limits
@@ -199,14 +200,25 @@ class Lane:
         self._take(retry.call(lambda: self._batch(plan, reader, again=next(tries) > 0).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:
-        """Know the shape, open the table, take its epoch, and ask what is applied."""
+        """Know the shape and open the table, which is let go again where it cannot be held."""
         around = self._around
         if self._decoding is None:
             self._decoding = open_decoding(around, self.topic, self.table, session=self._session)
         self._decoding.prepare(found)
         shape = self._decoding.columns().shape
+        table = around.target.open_table(
+            shape, pipeline=around.config.pipeline, delete_mode=self._settings.deletes
+        )
+        try:
+            return self._held(table)
+        except BaseException:
+            table.close()
+            raise
+
+    def _held(self, table: TargetTable) -> Hold:
+        """Take an open table's epoch, and know what is applied."""
+        around = self._around
         pipeline = around.config.pipeline
-        table = around.target.open_table(shape, pipeline=pipeline, delete_mode=self._settings.deletes)
         claim = table.claim()
         progress = table.committed()
         if progress != claim.progress:
@@ -214,7 +226,10 @@ class Lane:
                 "progress changed between the claim and the look at it: another worker holds the table",
                 table=str(self.table),
             )
+        place = around.place_of(self.table)
+        check_not_restored(around.store, progress, place)
         self._tally.resume(around, self.table)
+        self._tally.place = place
         order = self._settings.sequence_by
         fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=order)
         known = progress if progress is not None else fresh
@@ -341,7 +356,7 @@ class Lane:
             warnings=self._warnings(),
             batch=progress.batch if progress else self._tally.batch,
             commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
-            details={"topic": self.topic, "lag": self._lag, **self._forgotten()},
+            details={"topic": self.topic, PLACE: self._tally.place, "lag": self._lag, **self._forgotten()},
         )
 
     def _forgotten(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tidesink.sinks.retry import RetryPolicy, may_pass
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
 from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target
 from tidesink.sinks.topics import Topics
 
@@ -44,6 +45,10 @@ class Surroundings:
     failpoints: Failpoints
     listeners: Listeners
     stop: StopFlag
+
+    def place_of(self, table: TableId) -> str:
+        """Where the target keeps a table, for people to read."""
+        return target_module(self.config.target).place_of(self.config.target, table)
 
     def retry(
         self,

@@ -8,6 +8,7 @@ from typing import Final
 from tidesink.change import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch import BatchOutcome
+from tidesink.sinks.restored import PLACE
 from tidesink.sinks.surroundings import Surroundings
 
 _DOUBTED: Final = (
@@ -26,6 +27,7 @@ class Tally:
         self.warnings: tuple[str, ...] = ()
         self.batch = 0
         self.commit_ts: int | None = None
+        self.place = ""
         self._resumed = False
 
     def resume(self, around: Surroundings, table: TableId) -> None:
@@ -37,12 +39,14 @@ class Tally:
                 self.total = Account.from_counters(status.counters)
                 self.zero_dates = dict(status.zero_dates)
                 self.batch, self.commit_ts = status.batch, status.commit_ts
+                self.place = str(status.details.get(PLACE, ""))
         self._resumed = True
 
     def add(self, outcome: BatchOutcome) -> None:
         """Count one batch."""
         account = outcome.account or Account()
         self.run, self.total = self.run + account, self.total + account
+        self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
         for counts in (self.run_zero_dates, self.zero_dates):
             _add(counts, outcome.zero_dates)
         doubts = (_DOUBTED,) if outcome.doubted else ()

@@ -1,0 +1,66 @@
+"""A database as a worker's target, and what a person does beside the worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
+from tidesink.sinks.targets.postgres_dialect import PostgresDialect
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_place import LEDGER
+
+# Its type in the config, and where it is.
+Server = tuple[str, Endpoint]
+DIALECTS: Final = {"postgres": PostgresDialect, "mysql": MysqlDialect}
+URLS: Final = {
+    "postgres": "postgresql://{0.host}:{0.port}/{0.database}",
+    "mysql": "mysql://{0.host}:{0.port}",
+}
+
+
+def target_of(server: Server) -> dict[str, Any]:
+    """The target section of a config."""
+    kind, endpoint = server
+    target = {"type": kind, "url": URLS[kind].format(endpoint), "user": endpoint.user}
+    return {**target, "password": endpoint.password} if endpoint.password else target
+
+
+@contextmanager
+def connected(server: Server) -> Iterator[Connections]:
+    """Connections of the test's own."""
+    connections = Connections(DIALECTS[server[0]](), server[1])
+    try:
+        yield connections
+    finally:
+        connections.close()
+
+
+def execute(server: Server, *statements: str) -> None:
+    """Statements as a person would send them."""
+    with connected(server) as connections, connections.transaction("test") as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def backup_of(server: Server, schema: str, *tables: str) -> Callable[[], None]:
+    """Copy tables and the ledger's rows; what is given brings them back as a dump does: made anew."""
+    names = (*tables, LEDGER)
+    for one in names:
+        execute(server, f"CREATE TABLE {schema}.kept_{one} AS SELECT * FROM {schema}.{one}")  # noqa: S608
+
+    def bring_back() -> None:
+        for one in names:
+            old, new = f"{schema}.{one}", f"{schema}.again_{one}"
+            like = f"(LIKE {old} INCLUDING ALL)" if server[0] == "postgres" else f"LIKE {old}"
+            execute(
+                server,
+                f"CREATE TABLE {new} {like}",
+                f"INSERT INTO {new} SELECT * FROM {schema}.kept_{one}",  # noqa: S608
+                f"DROP TABLE {old}",
+                f"ALTER TABLE {new} RENAME TO {one if server[0] == 'postgres' else old}",
+            )
+
+    return bring_back

@@ -1,0 +1,78 @@
+"""A target that holds less than it was seen to commit: brought back from a backup, ledger and rows alike.
+
+Rows and progress agree there, so that reading on from it is right where Kafka still has what came since. But
+nobody may have wanted it, and what readers saw is gone: the worker goes on only by a person's word.
+
+The state store's status is saved after each commit, so the target is never behind it by itself. A store that
+was lost, or is older than the target, says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError, StaleProgressError
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.state_store import StateStore, TableStatus
+
+# In a status's details: where its table is kept. A table given another place is another one.
+PLACE: Final = "place"
+_KIND: Final = "accepted-restore"
+
+
+def check_not_restored(store: StateStore, progress: Progress | None, place: str) -> None:
+    """Refuse a table that holds less than was committed to it, unless a person said that it may go on.
+
+    A target without progress is loaded from the start of the topic, as one that was emptied on purpose is.
+
+    Raises:
+        StaleProgressError: it was brought back from a backup.
+    """
+    if progress is None:
+        return
+    status = _status_of(store, progress.pipeline, progress.table)
+    name = _name(progress.pipeline, progress.table)
+    accepted = store.load_document(_KIND, name)
+    if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
+        if accepted is not None:  # it was for one going back, and that one is behind us
+            store.save_document(_KIND, name, None)
+        return
+    if accepted != status.batch:
+        raise _refusal(status.batch, progress, place)
+
+
+def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
+    """Let a table go on from where its target stands now; the batch it was seen to have.
+
+    Raises:
+        ConfigError: no worker of this pipeline knows the table.
+    """
+    status = _status_of(store, pipeline, table)
+    if status is None:
+        raise ConfigError(
+            f"no worker of pipeline {pipeline!r} has worked on {table}: tidesink status shows the tables"
+        )
+    store.save_document(_KIND, _name(pipeline, table), status.batch)
+    return status.batch
+
+
+def _status_of(store: StateStore, pipeline: str, table: TableId) -> TableStatus | None:
+    return next((one for one in store.statuses(pipeline) if one.table == table), None)
+
+
+def _name(pipeline: str, table: TableId) -> str:
+    return json.dumps([pipeline, *table], ensure_ascii=False)
+
+
+def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
+    table = progress.table
+    return StaleProgressError(
+        f"{place} stands at batch {progress.batch}, and batch {known} was committed to it: it was brought "
+        "back from a backup. Either bring the newer one back; or, where the rows are those of that moment, "
+        f"go on from it with `tidesink accept-restored {table}` and start the worker again, which reads what "
+        "came since from Kafka anew; or remove the table and its progress, and let the worker load it again "
+        "from the start of its topic",
+        table=str(table),
+    )
