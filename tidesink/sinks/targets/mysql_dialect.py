@@ -13,6 +13,7 @@ from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
 from tidesink.sinks.targets.mysql_errors import code_of, error_of
 from tidesink.sinks.targets.mysql_keys import check_keys, only_unique
 from tidesink.sinks.targets.mysql_merge import merged
+from tidesink.sinks.targets.mysql_order import merged_in_order
 from tidesink.sinks.targets.sql_columns import KEY_COLLATIONS
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
 from tidesink.sinks.targets.sql_endpoint import Endpoint
@@ -32,7 +33,7 @@ _LEDGER: Final = (
     "CREATE TABLE IF NOT EXISTS {} (table_name varchar(64) NOT NULL PRIMARY KEY, "
     "source_table longtext NOT NULL, pipeline longtext NOT NULL, epoch bigint NOT NULL, "
     "txn_version bigint NOT NULL, progress longtext, key_columns longtext NOT NULL, result longtext, "
-    "commits bigint NOT NULL, updated_at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP) "
+    "commits bigint NOT NULL, horizon bigint, updated_at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP) "
     "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {}"
 )
 
@@ -99,8 +100,11 @@ class MysqlDialect:
         if not cursor.fetchone()[0]:
             database = quote_mysql(place.schema)
             cursor.execute(f"CREATE DATABASE IF NOT EXISTS {database} DEFAULT CHARACTER SET utf8mb4")
-        if not self._columns(cursor, place.ledger):
+        columns = dict(self._columns(cursor, place.ledger))
+        if not columns:
             cursor.execute(_LEDGER.format(place.ledger, self._collation))
+        elif "horizon" not in columns:  # made before there was one
+            cursor.execute(f"ALTER TABLE {place.ledger} ADD COLUMN horizon bigint")
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table, without the display widths of integers."""
@@ -176,6 +180,14 @@ class MysqlDialect:
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """See ``mysql_merge``."""
+        return merged(cursor, merge, only_key=self._looked_at(cursor, merge))
+
+    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
+        """See ``mysql_order``."""
+        return merged_in_order(cursor, merge, only_key=self._looked_at(cursor, merge))
+
+    def _looked_at(self, cursor: Any, merge: Merge) -> bool:
+        """Whether the key is the one unique index, until the commit."""
         # A DELETE with aliases and a temporary table want a database chosen, although all names are whole.
         cursor.execute(f"USE {quote_mysql(merge.place.schema)}")
         # This look keeps the table's schema as it is until the commit.
@@ -183,7 +195,33 @@ class MysqlDialect:
         cursor.fetchall()
         keys = {column.target.lower() for column in merge.keys}
         self.check_keys(cursor, merge.place, keys)
-        return merged(cursor, merge, only_key=only_unique(cursor, merge.place, keys))
+        return only_unique(cursor, merge.place, keys)
+
+    def required(self, cursor: Any, place: Place) -> dict[str, str]:
+        """From SHOW COLUMNS."""
+        cursor.execute(f"SHOW COLUMNS FROM {place.location}")
+        return {name: found for name, found, null, *_ in cursor.fetchall() if null != "YES"}
+
+    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
+        """A column is spelt as a whole."""
+        changes = ", ".join(f"MODIFY {quote_mysql(name)} {found} NULL" for name, found in columns.items())
+        return f"ALTER TABLE {place.location} {changes}"
+
+    def delete_some(
+        self,
+        cursor: Any,
+        location: str,
+        keys: Sequence[str],  # noqa: ARG002  (DELETE has a LIMIT of its own)
+        where: str,
+        *,
+        most: int,
+    ) -> int:
+        """DELETE … LIMIT."""
+        return int(cursor.execute(f"DELETE FROM {location} WHERE {where} LIMIT {most}"))  # noqa: S608
+
+    def hex_of(self, expression: str) -> str:
+        """HEX."""
+        return f"HEX({expression})"
 
     def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
         """DELETE counts, and is part of the transaction, as TRUNCATE is not."""

@@ -9,6 +9,7 @@ are updated by their key, and those missing inserted.
 # ruff: noqa: S608  every name in a statement is quoted by identifier.py, every number is one of ours
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from tidesink.sinks.targets.mysql_errors import code_of
@@ -28,7 +29,8 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
         # Its own count has 2 for a row that changed, and 1 for one that did not, as for a new one.
         return Counts(merge.upserts - updated, updated, deleted)
-    updated = _updated(cursor, merge)
+    where = merge.rows(deletes=False)
+    updated = updated_rows(cursor, merge, where, lambda alias: _sets(merge, alias))
     cursor.execute(_insert(merge, missing=True))
     return Counts(int(cursor.rowcount), updated, deleted)
 
@@ -81,17 +83,20 @@ def _on_duplicate(merge: Merge) -> str:
     return f" ORDER BY {keys} ON DUPLICATE KEY UPDATE {_sets(merge, merge.target)}"
 
 
-def _updated(cursor: Any, merge: Merge) -> int:
-    """Update the rows that are there; where they swap values of a unique column, by way of a copy."""
+def updated_rows(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) -> int:
+    """Update the rows that are there; where they swap values of a unique column, by way of a copy.
+
+    ``where`` says which of the staged rows ``s`` with the stored ones ``t``; ``sets`` are the assignments to
+    an alias.
+    """
     rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
-    where = merge.rows(deletes=False)
     try:
-        cursor.execute(f"UPDATE {rows} SET {_sets(merge, 't')} WHERE {where}")
+        cursor.execute(f"UPDATE {rows} SET {sets('t')} WHERE {where}")
     except cursor.connection.Error as exc:
         if code_of(exc) != _DUPLICATE or _referenced(cursor, merge):
             raise
         # InnoDB has undone the statement alone: the transaction goes on.
-        return _swapped(cursor, merge)
+        return _swapped(cursor, merge, where, sets)
     return int(cursor.rowcount)
 
 
@@ -105,14 +110,13 @@ def _referenced(cursor: Any, merge: Merge) -> bool:
     return bool(cursor.fetchone()[0])
 
 
-def _swapped(cursor: Any, merge: Merge) -> int:
+def _swapped(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) -> int:
     """Uniqueness is looked at row by row: take the rows out as they are, change them, and put them back."""
     cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
     stored = [
         merge.place.quote(name) for name, *_, extra in cursor.fetchall() if "GENERATED" not in extra.upper()
     ]
     names = ", ".join(stored)
-    where = merge.rows(deletes=False)
     keys = ", ".join(column.target for column in merge.keys)
     # A temporary table is made and dropped without a commit. Servers may ask for a primary key of it.
     cursor.execute(
@@ -121,7 +125,10 @@ def _swapped(cursor: Any, merge: Merge) -> int:
         + f" FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
     )
     on = " AND ".join(f"o.{column.target} = s.{column.staged}" for column in merge.keys)
-    cursor.execute(f"UPDATE {merge.stage} s JOIN {_SWAPPED} o ON {on} SET {_sets(merge, 'o')} WHERE {where}")
+    cursor.execute(
+        f"UPDATE {merge.stage} s JOIN {_SWAPPED} o ON {on} SET {sets('o')} WHERE {merge.counted}"
+        + ("" if merge.sequence else " AND s.t_delete = 0")
+    )
     cursor.execute(
         f"DELETE t FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
     )

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
+from tidesink.sinks.targets.postgres_order import merged_in_order
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
-from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.sql_place import LEDGER, Place
 from tidesink.sinks.targets.sql_stage import Load
 from tidesink.typemap.render_sql import Database
 
@@ -29,7 +31,7 @@ _SESSION: Final = (
 _LEDGER: Final = (
     "CREATE TABLE IF NOT EXISTS {} (table_name text PRIMARY KEY, source_table text NOT NULL, "
     "pipeline text NOT NULL, epoch bigint NOT NULL, txn_version bigint NOT NULL, progress text, "
-    "key_columns text NOT NULL, result text, commits bigint NOT NULL, "
+    "key_columns text NOT NULL, result text, commits bigint NOT NULL, horizon bigint, "
     "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
 )
 # IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
@@ -175,6 +177,9 @@ class PostgresDialect:
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
         if no_ledger:
             cursor.execute(_LEDGER.format(place.ledger))
+        elif "horizon" not in self.present(cursor, replace(place, name=LEDGER)):  # made before there was one
+            cursor.execute(_ONE_MAKER)
+            cursor.execute(f"ALTER TABLE {place.ledger} ADD COLUMN IF NOT EXISTS horizon bigint")
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table."""
@@ -269,14 +274,42 @@ class PostgresDialect:
         Unique constraints that may be deferred are looked at when all is written, so that rows may swap
         their values.
         """
-        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
-        if merge.upserts + merge.deletes > _MANY_ROWS:
-            cursor.execute("SET LOCAL enable_nestloop TO off")
+        self._prepare(cursor, merge)
         deleted = self._deleted(cursor, merge) if merge.deletes else 0
         if not merge.upserts:
             return Counts(deleted=deleted)
         inserted, updated = self._upserted(cursor, merge)
         return Counts(inserted, updated, deleted)
+
+    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
+        """See ``postgres_order``."""
+        self._prepare(cursor, merge)
+        return merged_in_order(cursor, merge, partitioned=_partitioned(cursor, merge))
+
+    def required(self, cursor: Any, place: Place) -> dict[str, str]:
+        """Those with NOT NULL."""
+        cursor.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND attnotnull",
+            (place.location,),
+        )
+        return dict(cursor.fetchall())
+
+    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
+        """One ALTER."""
+        changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
+        return f"ALTER TABLE {place.location} {changes}"
+
+    def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
+        """By the keys: in a partitioned table rows of several partitions have the same ctid."""
+        names = ", ".join(keys)
+        chosen = f"SELECT {names} FROM {location} WHERE {where} LIMIT {most}"
+        cursor.execute(f"DELETE FROM {location} WHERE ({names}) IN ({chosen})")
+        return int(cursor.rowcount)
+
+    def hex_of(self, expression: str) -> str:
+        """In a collation that has digits before letters."""
+        return f"encode({expression}, 'hex') COLLATE \"C\""
 
     def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
         """DELETE counts what TRUNCATE does not."""
@@ -289,8 +322,7 @@ class PostgresDialect:
     def _upserted(self, cursor: Any, merge: Merge) -> tuple[int, int]:
         """How many rows were inserted and updated."""
         upsert = _upsert(merge)
-        cursor.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", (merge.target,))
-        if cursor.fetchone()[0] == "r":
+        if not _partitioned(cursor, merge):
             # A row that was there has the lock of this transaction on its old version, a new one has none.
             cursor.execute(
                 f"WITH merged AS ({upsert} RETURNING xmax = 0 AS is_new) "
@@ -307,6 +339,11 @@ class PostgresDialect:
         cursor.execute(upsert)
         return cursor.rowcount - updated, updated
 
+    def _prepare(self, cursor: Any, merge: Merge) -> None:
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
+        if merge.upserts + merge.deletes > _MANY_ROWS:
+            cursor.execute("SET LOCAL enable_nestloop TO off")
+
     def _deleted(self, cursor: Any, merge: Merge) -> int:
         where = f"{merge.on} AND {merge.rows(deletes=True)}"
         if merge.soft:
@@ -316,6 +353,11 @@ class PostgresDialect:
         else:
             cursor.execute(f"DELETE FROM {merge.target} AS t USING {merge.stage} s WHERE {where}")
         return int(cursor.rowcount)
+
+
+def _partitioned(cursor: Any, merge: Merge) -> bool:
+    cursor.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", (merge.target,))
+    return bool(cursor.fetchone()[0] != "r")
 
 
 def _upsert(merge: Merge) -> str:

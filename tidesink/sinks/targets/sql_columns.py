@@ -10,7 +10,7 @@ from typing import Final
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import default_texts, literal_text, plan_evolution
 from tidesink.sinks.shape import ShapeColumn, TableShape
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
 from tidesink.typemap.parse import TargetValue
 from tidesink.typemap.render_sql import (
     DECIMAL_WORD,
@@ -56,9 +56,10 @@ def check_shape(shape: TableShape) -> None:
             "the table has no key to merge rows by: set keys in the config to columns that name a row",
             table=str(shape.table),
         )
-    if SOFT_DELETE_COLUMN in shape.by_name:
+    own = [name for name in (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN) if name in shape.by_name]
+    if own:
         raise SchemaRefusedError(
-            f"the source has a column {SOFT_DELETE_COLUMN}, the name of the mark of soft deletes",
+            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
             table=str(shape.table),
         )
 

@@ -26,6 +26,7 @@ class Merge:
     """A staged batch and where it goes; ``mark`` is the quoted column that marks deleted rows.
 
     ``kept`` are the columns whose values rows may leave out, with their position in the shape.
+    ``sequence`` is the quoted column of the rows' positions, where the batch is in the source's order.
     """
 
     target: str
@@ -38,6 +39,7 @@ class Merge:
     mark: str | None
     place: Place
     kept: tuple[tuple[int, MergeColumn], ...] = ()
+    sequence: str | None = None
 
     @property
     def keys(self) -> tuple[MergeColumn, ...]:
@@ -54,18 +56,23 @@ class Merge:
         """Equality of the keys, the target as ``t``, the staging table as ``s``."""
         return " AND ".join(f"t.{column.target} = s.{column.staged}" for column in self.keys)
 
+    @property
+    def counted(self) -> str:
+        """The condition for the rows of the attempts that count."""
+        return f"s.t_attempt IN ({', '.join(map(str, self.attempts))})"
+
     def rows(self, *, deletes: bool) -> str:
         """The condition for the rows of one kind, of the attempts that count."""
-        attempts = ", ".join(map(str, self.attempts))
-        return f"s.t_delete = {int(deletes)} AND s.t_attempt IN ({attempts})"
+        return f"s.t_delete = {int(deletes)} AND {self.counted}"
 
 
 class Counts(NamedTuple):
-    """What a merge did."""
+    """What a merge did; ``stale`` rows were not newer than what is stored."""
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
+    stale: int = 0
 
 
 class Dialect(Protocol):
@@ -156,6 +163,21 @@ class Dialect(Protocol):
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
         """Merge a staged batch in the transaction that is open."""
+
+    def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
+        """Merge a staged batch in the source's order: what is not newer leaves the stored row alone."""
+
+    def required(self, cursor: Any, place: Place) -> dict[str, str]:
+        """The table's columns that take no NULL, with their types."""
+
+    def optional(self, place: Place, columns: Mapping[str, str]) -> str:
+        """The statement, for people, that lets columns take NULL; with their types."""
+
+    def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
+        """Delete rows for which a condition holds; how many. ``keys`` are the quoted columns of the key."""
+
+    def hex_of(self, expression: str) -> str:
+        """Bytes as their hex digits."""
 
     def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
         """Delete every row, or mark every living one; how many."""

@@ -18,12 +18,24 @@ from tidesink.sinks.targets.sql_place import Place
 if TYPE_CHECKING:
     from tidesink.sinks.targets.sql_dialect import Dialect
 
-_COLUMNS: Final = ("pipeline", "epoch", "txn_version", "progress", "key_columns", "result", "commits")
+_COLUMNS: Final = (
+    "pipeline",
+    "epoch",
+    "txn_version",
+    "progress",
+    "key_columns",
+    "result",
+    "commits",
+    "horizon",
+)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A table's row in the ledger; ``result`` is of the newest batch, None since another epoch claimed."""
+    """A table's row in the ledger; ``result`` is of the newest batch, None since another epoch claimed.
+
+    ``horizon``: the commit_ts up to which deletes may be forgotten.
+    """
 
     pipeline: str
     epoch: int = 0
@@ -31,6 +43,7 @@ class Entry:
     keys: tuple[str, ...] = ()
     result: ApplyResult | None = None
     commits: int = 0
+    horizon: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,11 +136,12 @@ def _values(entry: Entry) -> tuple[Any, ...]:
         json.dumps(list(entry.keys)),
         json.dumps(asdict(entry.result)) if entry.result else None,
         entry.commits,
+        entry.horizon,
     )
 
 
 def _entry(values: list[Any]) -> Entry:
-    pipeline, epoch, _, progress, keys, result, commits = values
+    pipeline, epoch, _, progress, keys, result, commits, horizon = values
     return Entry(
         pipeline,
         int(epoch),
@@ -135,4 +149,5 @@ def _entry(values: list[Any]) -> Entry:
         tuple(json.loads(keys)),
         ApplyResult(**json.loads(result)) if result else None,
         int(commits),
+        None if horizon is None else int(horizon),
     )

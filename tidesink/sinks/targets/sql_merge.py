@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidesink.errors import AccountingError, TransientTargetError
-from tidesink.sinks.targets.base import NOT_STORED, ReducedBatch
+from tidesink.sinks.targets.base import NOT_STORED, SEQUENCE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.sql_dialect import Merge, MergeColumn
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.typemap.render_sql import Database
@@ -41,6 +41,7 @@ def merge_of(
         mark,
         place,
         kept if batch.keeps else (),
+        place.quote(SEQUENCE_COLUMN) if batch.sequenced else None,
     )
 
 
@@ -54,10 +55,8 @@ def check_staged(cursor: Any, merge: Merge) -> None:
         TransientTargetError: rows are missing; the next try stages them anew.
         AccountingError: all are there, and are not the upserts and deletes that the batch was said to have.
     """
-    attempts = ", ".join(map(str, merge.attempts))
     cursor.execute(
-        f"SELECT s.t_delete, COUNT(*) FROM {merge.stage} s WHERE s.t_attempt IN ({attempts}) "
-        "GROUP BY s.t_delete"
+        f"SELECT s.t_delete, COUNT(*) FROM {merge.stage} s WHERE {merge.counted} GROUP BY s.t_delete"
     )
     found = {kind: int(rows) for kind, rows in cursor.fetchall()}
     upserts, deletes = found.get(0, 0), found.get(1, 0)

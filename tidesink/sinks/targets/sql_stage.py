@@ -16,6 +16,7 @@ from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch
 from tidesink.sinks.targets.sql_csv import CsvLines, Kind
 from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_sequence import packed_hex
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -27,6 +28,7 @@ IS_DELETE: Final = "t_delete"
 KEPT: Final = "t_kept"
 ANEW: Final = "t_anew"
 FROM: Final = "t_place"
+SEQUENCE: Final = "t_seq"
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
 
@@ -48,13 +50,16 @@ class StagedColumn(NamedTuple):
     @property
     def hex(self) -> bool:
         """Whether it comes as hex digits."""
-        return self.column is not None and self.column.spark == "binary"
+        return self.name == SEQUENCE or (self.column is not None and self.column.spark == "binary")
 
 
-def staged_columns(shape: TableShape, *, keeps: bool) -> tuple[StagedColumn, ...]:
+def staged_columns(batch: ReducedBatch) -> tuple[StagedColumn, ...]:
     """What a staging table has of each row besides the attempt: the mark of a delete, then the shape."""
+    shape = batch.shape
     marks = [StagedColumn(IS_DELETE, "plain")]
-    if keeps:
+    if batch.sequenced:
+        marks.append(StagedColumn(SEQUENCE, "plain"))
+    if batch.keeps:
         marks += [StagedColumn(KEPT, "text"), StagedColumn(ANEW, "plain"), StagedColumn(FROM, "text")]
     values = [StagedColumn(f"c{at}", _kind(column), column) for at, column in enumerate(shape.columns)]
     return (*marks, *values)
@@ -78,6 +83,7 @@ def staged_frame(batch: ReducedBatch, columns: Sequence[StagedColumn], *, hex_pr
         KEPT: lambda: _kept_positions(batch.shape),
         ANEW: lambda: F.coalesce(F.col("_anew"), F.lit(False)).cast("int"),
         FROM: lambda: F.to_json(F.struct(*PLACE_COLUMNS, "_kept")),
+        SEQUENCE: lambda: F.concat(F.lit(hex_prefix), packed_hex(F.col("_seq"))),
     }
     values = [
         (marks[one.name]() if one.column is None else _value(one.column, hex_prefix)).alias(one.name)

@@ -8,12 +8,14 @@ from contextlib import contextmanager, suppress
 from tidesink.errors import TargetError, TidesinkError
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_sequence import SEQUENCE_TYPES
 from tidesink.sinks.targets.sql_stage import (
     ANEW,
     ATTEMPT,
     FROM,
     IS_DELETE,
     KEPT,
+    SEQUENCE,
     Loader,
     StagedColumn,
     stage_rows,
@@ -34,7 +36,7 @@ def staged(
         TargetError: the database takes a value not.
     """
     table = str(batch.shape.table)
-    columns = staged_columns(batch.shape, keeps=batch.keeps)
+    columns = staged_columns(batch)
     _make(connections, stage, columns, types, table)
     try:
         yield _filled(connections, stage, batch, columns)
@@ -53,6 +55,7 @@ def _make(
 ) -> None:
     words = OF_SPARK[connections.dialect.database]
     marks = {IS_DELETE: words["int"], KEPT: words["string"], ANEW: words["int"], FROM: words["string"]}
+    marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
     found = iter(types)
     spelt = {ATTEMPT: words["bigint"]}
     spelt |= {one.name: next(found) if one.column else marks[one.name] for one in columns}

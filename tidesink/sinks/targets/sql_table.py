@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tidesink.errors import (
-    ConfigError,
     SchemaRefusedError,
     StaleProgressError,
     TransientTargetError,
@@ -24,17 +23,21 @@ from tidesink.sinks.targets.base import (
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Claim,
+    Collected,
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    check_order,
 )
 from tidesink.sinks.targets.sql_columns import check_shape, default_literals, plan_columns, wanted_type
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
 from tidesink.sinks.targets.sql_ledger import Entry, SqlLedger
 from tidesink.sinks.targets.sql_merge import check_staged, fill_kept, merge_of, not_stored
+from tidesink.sinks.targets.sql_order import check_room_for_deletes, missing_columns
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_staging import staged
+from tidesink.sinks.targets.sql_tombstones import SqlTombstones
 from tidesink.typemap.render_sql import OF_SPARK
 
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
@@ -62,6 +65,7 @@ class SqlTable:
         self._epoch: int | None = None
         self._created = False
         self._changing = False
+        self._ordered: TableShape | None = None
         self._present = self._open(shape, soft=delete_mode == "soft")
 
     def claim(self) -> Claim:
@@ -106,12 +110,7 @@ class SqlTable:
             statements = self._dialect.alter(
                 self.place.location, added, plan.widened, frozenset(key.lower() for key in shape.keys)
             )
-            with self._transaction() as cursor:
-                self._held(cursor, self._claimed_epoch())
-                self._changing = True
-                self._change(cursor, statements)
-                self._present = self._dialect.present(cursor, self.place)
-            self._changing = False
+            self._altered(statements)
         else:
             with self._transaction(writes=False) as cursor:
                 self._held(cursor, self._claimed_epoch(), lock=False)
@@ -121,11 +120,6 @@ class SqlTable:
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and its progress in one transaction."""
         epoch = self._claimed_epoch()
-        if batch.sequenced:
-            raise ConfigError(
-                f"a {self._dialect.database} target keeps no positions of rows: set sequence_by: kafka",
-                table=self._table,
-            )
         if progress.epoch != epoch:
             raise StaleProgressError(
                 f"this worker holds epoch {epoch}, and the batch is of epoch {progress.epoch}",
@@ -135,12 +129,31 @@ class SqlTable:
             done = self._done(self._held(cursor, epoch, lock=False), progress)
         if done is not None:
             return done
+        self._take_order(batch)
         if batch.empty or batch.truncates:
             return self._commit(batch, progress, None)
         with staged(
             self._connections, self.place.staging(epoch), batch, self._staging_types(batch.shape)
         ) as attempts:
             return self._commit(batch, progress, attempts)
+
+    def horizon(self) -> int | None:
+        """The commit_ts up to which deletes may be forgotten, as the ledger has it."""
+        with self._transaction(writes=False) as cursor:
+            entry = self._ledger.read(cursor)
+        return entry.horizon if entry else None
+
+    def collect(self, horizon: int) -> Collected:
+        """Forget deletes up to a commit_ts."""
+        epoch = self._claimed_epoch()
+        tombstones = SqlTombstones(
+            self._dialect,
+            self.place,
+            self._ledger,
+            transaction=self._transaction,
+            held=lambda cursor: self._held(cursor, epoch),
+        )
+        return tombstones.collect(horizon, self._ledger.keys)
 
     def close(self) -> None:
         """Close the target's connections that nobody uses; another table opens what it needs."""
@@ -181,6 +194,27 @@ class SqlTable:
                 table=self._table,
             )
 
+    def _take_order(self, batch: ReducedBatch) -> None:
+        """Give the table the columns of the order its rows come in, once; refuse the way back."""
+        check_order(batch, self._present, table=self.place.source)
+        if not batch.sequenced or batch.shape == self._ordered:
+            return
+        with self._transaction(writes=False) as cursor:
+            check_room_for_deletes(cursor, self._dialect, self.place, batch.shape)
+        missing = missing_columns(self._present, self._dialect)
+        if missing:
+            self._altered(self._dialect.alter(self.place.location, missing, {}, frozenset()))
+        self._ordered = batch.shape
+
+    def _altered(self, statements: list[str]) -> None:
+        """Change the table's columns where it is still ours."""
+        with self._transaction() as cursor:
+            self._held(cursor, self._claimed_epoch())
+            self._changing = True
+            self._change(cursor, statements)
+            self._present = self._dialect.present(cursor, self.place)
+        self._changing = False
+
     def _change(self, cursor: Any, statements: list[str]) -> None:
         """Change the schema, with the ledger's row locked; on another connection where DDL commits."""
         if not self._dialect.ddl_commits:
@@ -218,9 +252,9 @@ class SqlTable:
             if done is not None:
                 return done
             counts = self._merged(cursor, batch, attempts)
-            absent = 0 if batch.truncates else batch.deletes - counts.deleted
+            absent = 0 if batch.truncates or batch.sequenced else batch.deletes - counts.deleted
             version = entry.commits + 1
-            result = ApplyResult(*counts, absent, str(version))
+            result = ApplyResult(*counts[:3], absent, str(version), counts.stale)
             self._ledger.write(cursor, replace(entry, progress=progress, result=result, commits=version))
         return result
 
@@ -236,6 +270,8 @@ class SqlTable:
             batch, self.place, self._present, attempts=attempts, mark=mark, epoch=self._epoch or 0
         )
         check_staged(cursor, merge)
+        if merge.sequence:
+            return self._dialect.merge_in_order(cursor, merge)
         if merge.kept:
             left_out = not_stored(cursor, merge)
             if left_out is not None:

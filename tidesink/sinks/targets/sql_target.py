@@ -30,6 +30,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         widens=True,
         soft_deletes=True,
         durable=True,
+        sequences=True,
         nul_in_text=not dialect.nul_refused,
     )
 

@@ -1,0 +1,196 @@
+"""What only SQL tables can get wrong under ``sequence_by: source``."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.contracts.sql_beds import mysql_bed, postgres_bed
+from tests.contracts.targets_bed import ID, TABLE, Bed, frame_of, progress, shape
+from tidesink.change import Column, ColumnType
+from tidesink.errors import AccountingError, SchemaRefusedError
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, Collected, ReducedRow, RowSequence, SequencedTable
+from tidesink.sinks.targets.sql_ledger import SqlLedger
+from tidesink.sinks.targets.sql_sequence import commit_ts_in, hex_above, packed_hex
+from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql_tombstones import SqlTombstones
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+SHAPE = shape()
+EMAIL = Column("email", ColumnType("varchar", length=40))
+BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
+
+
+@pytest.fixture(params=list(BEDS))
+def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
+    """Each SQL target in turn."""
+    return BEDS[request.param](request, tmp_path)
+
+
+def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
+    return {"id": number, "name": name, "amount": amount}
+
+
+def target_of(bed: Bed) -> SqlTarget:
+    assert isinstance(bed.target, SqlTarget)
+    return bed.target
+
+
+def execute(bed: Bed, *statements: str) -> None:
+    """Statements as another program would send them; ``{}`` is the table, ``[]`` the ledger."""
+    place = target_of(bed).place_of(TABLE)
+    with target_of(bed).connections.transaction("test") as cursor:
+        for statement in statements:
+            cursor.execute(statement.replace("[]", place.ledger).replace("{}", place.location))
+
+
+def held(bed: Bed, one: Any = SHAPE) -> Any:
+    table = bed.target.open_table(one, pipeline="shop")
+    table.claim()
+    return table
+
+
+def test_a_column_that_takes_no_null_has_no_room_for_a_delete(sql: Bed) -> None:
+    table = held(sql)
+    table.apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    refuses = {"postgres": "ALTER name SET NOT NULL", "mysql": "MODIFY name varchar(20) NOT NULL"}
+    execute(sql, f"ALTER TABLE {{}} {refuses[sql.name]}")
+    batch = sql.batch(SHAPE, [], [{"id": 1}], at=[10])
+    with pytest.raises(SchemaRefusedError, match="take no NULL") as refused:
+        table.apply(batch, progress(1, 2))
+    assert sql.rows() == [row(1)]
+    execute(sql, refused.value.message.partition("start again: ")[2])
+    table.apply(batch, progress(1, 2))
+    assert sql.living() == []
+
+
+UNIQUE = {
+    "postgres": "ALTER TABLE {} ADD UNIQUE (email) DEFERRABLE",
+    "mysql": "ALTER TABLE {} MODIFY email varchar(40), ADD UNIQUE (email)",
+}
+
+
+def test_a_unique_column_besides_the_key(sql: Bed) -> None:
+    one = shape(ID, EMAIL)
+    table = held(sql, one)
+    rows = [{"id": number, "email": email} for number, email in enumerate("xyz", 1)]
+    table.apply(sql.batch(one, rows, at=[10, 10, 30]), progress(1, 1))
+    execute(sql, UNIQUE[sql.name])
+    moved = [{"id": 1, "email": "y"}, {"id": 2, "email": "x"}, {"id": 3, "email": "old"}]
+    late = sql.batch(one, [*moved, {"id": 4, "email": "w"}], [{"id": 5}], at=[20, 20, 20, 20, 20])
+    result = table.apply(late, progress(1, 2))
+    assert (result.inserted, result.updated, result.stale) == (2, 2, 1)
+    assert [(one["id"], one["email"]) for one in sql.living()] == [(1, "y"), (2, "x"), (3, "z"), (4, "w")]
+    freed = sql.batch(one, [{"id": 6, "email": "y"}], [{"id": 1}], at=[40, 40])
+    table.apply(freed, progress(1, 3))
+    assert [one["id"] for one in sql.living()] == [2, 3, 4, 6]
+
+
+def test_a_partitioned_table_counts_as_any_other(request: pytest.FixtureRequest, tmp_path: Any) -> None:
+    bed = postgres_bed(request, tmp_path)
+    execute(
+        bed,
+        "CREATE SCHEMA shop",
+        "CREATE TABLE {} (id bigint PRIMARY KEY, name text, amount integer) PARTITION BY RANGE (id)",
+        "CREATE TABLE shop.low PARTITION OF {} FOR VALUES FROM (0) TO (3)",
+        "CREATE TABLE shop.high PARTITION OF {} FOR VALUES FROM (3) TO (99)",
+    )
+    table = held(bed)
+    table.apply(bed.batch(SHAPE, [row(1), row(2), row(3)], at=[10, 10, 30]), progress(1, 1))
+    batch = bed.batch(SHAPE, [row(2, "b"), row(3, "late"), row(4)], [{"id": 1}], at=[20, 20, 20, 20])
+    result = table.apply(batch, progress(1, 2))
+    assert (result.inserted, result.updated, result.stale) == (1, 2, 1)
+    assert bed.living() == [row(2, "b"), row(3), row(4)]
+    assert table.collect(20) == Collected(20, 1, 0, None)
+
+
+def test_a_row_that_is_neither_written_nor_older_stops_the_table(
+    request: pytest.FixtureRequest, tmp_path: Any
+) -> None:
+    bed = postgres_bed(request, tmp_path)
+    table = held(bed)
+    table.apply(bed.batch(SHAPE, [row(1)], at=[10]), progress(1, 1))
+    execute(
+        bed,
+        "CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER swallows BEFORE INSERT ON {} FOR EACH ROW WHEN (NEW.id = 2) "
+        "EXECUTE FUNCTION swallow()",
+    )
+    with pytest.raises(AccountingError, match="left 1 rows alone, and 0 were not newer"):
+        table.apply(bed.batch(SHAPE, [row(2), row(3)], at=[20, 20]), progress(1, 2))
+    assert bed.living() == [row(1)]
+
+
+def test_a_ledger_made_before_horizons_gets_them(sql: Bed) -> None:
+    table = held(sql)
+    table.apply(sql.batch(SHAPE, [row(9)], [{"id": 1}], at=[5, 10]), progress(1, 1))
+    execute(sql, "ALTER TABLE [] DROP COLUMN horizon")
+    again = sql.reopen().open_table(SHAPE, pipeline="shop")
+    assert isinstance(again, SequencedTable)
+    assert again.claim().progress == progress(2, 1)
+    assert again.horizon() is None
+    assert again.collect(10) == Collected(10, 1, 0, None)
+    assert again.horizon() == 10
+
+
+def test_many_deletes_are_forgotten_in_pieces(sql: Bed) -> None:
+    table = held(sql)
+    keys = [{"id": number} for number in range(1, 6)]
+    table.apply(sql.batch(SHAPE, [row(9)], keys, at=[5, 10, 10, 10, 10, 30]), progress(1, 1))
+    connections, place = target_of(sql).connections, target_of(sql).place_of(TABLE)
+    ledger = SqlLedger(connections.dialect, place, "shop", ("id",))
+    opened: list[int] = []
+
+    def held_row(cursor: Any) -> Any:
+        opened.append(1)
+        return ledger.read(cursor, lock=True)
+
+    tombstones = SqlTombstones(
+        connections.dialect, place, ledger, lambda: connections.transaction("test"), held_row
+    )
+    assert tombstones.collect(20, ["id"], piece=2) == Collected(20, 4, 1, 30)
+    assert len(opened) == 3
+    assert [one["id"] for one in sql.rows()] == [5, 9]
+
+
+def test_packed_positions_compare_as_the_positions_do(sql: Bed) -> None:
+    """In Spark's bytes and in the database's comparison alike."""
+    chosen = random.Random(5)
+    numbers = [0, 1, 255, 256, 2**31 - 1, 2**63 - 1]
+    several = shape(ID)
+    positions = [
+        RowSequence(
+            tuple(chosen.choices(numbers, k=chosen.randrange(1, 4))),
+            chosen.random() < 0.5,
+            chosen.choice(numbers[:5]),
+            chosen.choice(numbers),
+            chosen.choice(numbers[:5]),
+        )
+        for _ in range(200)
+    ]
+    positions = sorted({*positions, *(at._replace(source=(*at.source, 0)) for at in positions)})
+    rows = [
+        ReducedRow("upsert", {"id": number}, {"id": number}, sequence=at)
+        for number, at in enumerate(positions)
+    ]
+    assert sql.spark is not None
+    frame = frame_of(sql.spark, several, rows)
+    packed = [one[0] for one in frame.orderBy("key.id").select(packed_hex(frame["_seq"])).collect()]
+    assert all(bytes.fromhex(one) < bytes.fromhex(other) for one, other in pairwise(packed))
+    assert [commit_ts_in(one) for one in packed] == [at.source[0] for at in positions]
+    assert all(
+        (one.lower() < hex_above(255)) == (at.source[0] <= 255)
+        for one, at in zip(packed, positions, strict=True)
+    )
+    table = held(sql, several)
+    batch = sql.batch(several, [{"id": number} for number in range(len(positions))], at=[1] * len(positions))
+    table.apply(replace(batch, frame=frame), progress(1, 1))
+    with target_of(sql).connections.transaction("test") as cursor:
+        place = target_of(sql).place_of(TABLE)
+        column = place.quote(SEQUENCE_COLUMN)
+        cursor.execute(f"SELECT id FROM {place.location} ORDER BY {column}")  # noqa: S608
+        assert [number for (number,) in cursor.fetchall()] == list(range(len(positions)))
