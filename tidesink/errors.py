@@ -36,17 +36,21 @@ The meanings of ``remedy``: ``fix`` (a person changes something), ``retry`` (wit
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 Remedy = Literal["fix", "retry", "reject", "stop", "re-read progress"]
 ContextValue = str | int | None
+
+
+# What the message says in words already.
+_OF_A_CHANGE: Final = frozenset({"change", "before", "after"})
 
 
 class TidesinkError(Exception):
     """An error that says what, where, and what to do next.
 
     ``context`` holds any of: topic, partition, offset, table, column, schema_id, subject, url, key.
-    It never holds a secret.
+    It never holds a secret. ``change`` (its kind), ``before`` and ``after`` tell a change of the schema.
     """
 
     remedy: ClassVar[Remedy] = "stop"
@@ -62,7 +66,7 @@ class TidesinkError(Exception):
 
     def where(self) -> str:
         """The place as ``topic[partition]@offset``, then any other context, or an empty string."""
-        rest = dict(self.context)
+        rest = {k: v for k, v in self.context.items() if k not in _OF_A_CHANGE}
         topic, partition, offset = (rest.pop(name, None) for name in ("topic", "partition", "offset"))
         place = "" if topic is None else str(topic)
         if partition is not None:

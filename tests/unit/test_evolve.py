@@ -67,7 +67,11 @@ def test_what_would_lose_values_is_refused(present: str, new: ColumnType) -> Non
     with pytest.raises(SchemaRefusedError) as refused:
         plan_evolution({"id": "bigint", "col": present}, shape(Column("col", new)))
     assert present in refused.value.message
-    assert refused.value.context == {"table": "s.t", "column": "col"}
+    assert refused.value.where() == "table=s.t column=col"
+    assert {name: refused.value.context[name] for name in ("change", "before")} == {
+        "change": "type",
+        "before": present,
+    }
 
 
 def test_a_new_key_column_is_refused() -> None:

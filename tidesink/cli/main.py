@@ -14,6 +14,7 @@ from tidesink.cli import (
     encode,
     failures,
     init,
+    pausing,
     plan,
     registry,
     run_worker,
@@ -39,6 +40,8 @@ _COMMANDS = (
     ("plan", plan.plan),
     ("run", run_worker.run_worker),
     ("status", status.status),
+    ("pause", pausing.pause),
+    ("resume", pausing.resume),
     ("topics", topics.topics),
     ("accept-restored", accept_restored.accept_restored),
 )

@@ -50,13 +50,15 @@ def status(
         write_json({"pipeline": settings.pipeline, "tables": [status_json(entry) for entry in found]})
     else:
         show_statuses(found)
-        typer.echo(_worker_line(_seconds_since_beat(settings), found))
+        for table in _asked_to_rest(settings, found):
+            typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
+        typer.echo(_worker_line(seconds_since_turn(settings), found))
     if any(entry.state in UNWELL_STATES for entry in found):
         raise typer.Exit(exits.UNWELL)
 
 
 def _show_life(config: Config, alive_within: float, output: OutputFormat) -> None:
-    seconds = _seconds_since_beat(config)
+    seconds = seconds_since_turn(config)
     alive = seconds is not None and seconds <= alive_within
     if output is OutputFormat.JSON:
         write_json({"pipeline": config.pipeline, "alive": alive, "seconds_since_turn": seconds})
@@ -68,10 +70,20 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
         raise typer.Exit(exits.FAILED)
 
 
-def _seconds_since_beat(config: Config) -> float | None:
+def seconds_since_turn(config: Config) -> float | None:
+    """How long ago the worker's loop turned; None where none works."""
     from tidesink.sinks.heartbeat import seconds_since_beat
 
     return _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
+
+
+def _asked_to_rest(config: Config, found: tuple[TableStatus, ...]) -> list[TableId]:
+    """The tables that were asked to rest and do not yet."""
+    from tidesink.sinks.table_control import read_controls
+
+    asked = _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
+    resting = {entry.table for entry in found if entry.details.get("rests")}
+    return [table for table, control in asked.items() if control.rests and table not in resting]
 
 
 def _worker_line(seconds: float | None, found: tuple[TableStatus, ...]) -> str:

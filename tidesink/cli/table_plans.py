@@ -273,6 +273,7 @@ def _policies(settings: TableConfig) -> dict[str, str]:
         "deletes": settings.deletes,
         "zero-date": settings.zero_date,
         "bad-record": settings.bad_record,
+        "schema-changes": settings.schema_changes.shown(),
         "time-zone": settings.time_zone,
     }
 

@@ -24,6 +24,7 @@ from tidesink.config.fields import (
     PositiveDuration,
     StatePlace,
 )
+from tidesink.config.schema_changes import SchemaChanges, merged_changes
 from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
@@ -62,6 +63,8 @@ class TableDefaults(Model):
     (the column becomes text). In a key column always an error."""
     bad_record: BadRecord = "pause"
     """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
+    schema_changes: SchemaChanges = SchemaChanges()
+    """What becomes of a change of the source table's columns, kind by kind."""
 
 
 def _table_name(name: str) -> str:
@@ -105,6 +108,8 @@ class TableOverride(Model):
     """As under `defaults`, for this table."""
     bad_record: BadRecord | None = None
     """As under `defaults`, for this table."""
+    schema_changes: SchemaChanges | None = None
+    """As under `defaults`, for this table; kinds that it does not name are as there."""
 
     @property
     def table(self) -> TableId | None:
@@ -172,6 +177,7 @@ class TableConfig(Model):
     tombstone_retention: float
     zero_date: ZeroDate
     bad_record: BadRecord
+    schema_changes: SchemaChanges
     time_zone: str
 
 
@@ -207,6 +213,8 @@ class Config(Model):
         definition = _first(overrides, "definition")
         own = {name: _first(overrides, name) for name in _POLICIES}
         merged = {n: getattr(self.defaults, n) if value is None else value for n, value in own.items()}
+        sections = [entry.schema_changes for entry in overrides]
+        merged["schema_changes"] = merged_changes(self.defaults.schema_changes, sections)
         return TableConfig.model_construct(
             table=table,
             keys=_first(overrides, "keys"),

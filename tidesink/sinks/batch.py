@@ -3,7 +3,8 @@
 1. planned: its offsets are fixed.  2. read: Spark's frame over them.  3. decoded: the columns' plan.
 4. reduced: one row a key, persisted and counted. What the plan did not know is looked up and the batch
 decoded again from 3; a bad record cuts the batch short of it and begins again at 2 (``pause``).
-5. recorded: the state store knows what the batch will have applied.  6. evolved: the target's columns fit.
+5. recorded: the state store knows what the batch will have applied, unless a change of the columns waits
+for a person: then the batch is left.  6. evolved: the target's columns fit.
 7. rejected: dead letters are kept.  8. committed: rows and progress in one commit of the target.
 9. accounted: the law holds.
 
@@ -25,9 +26,11 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.sinks.accounting import Account, account_of
+from tidesink.sinks.batch_progress import next_progress
 from tidesink.sinks.decoding import Decoding, Missed
+from tidesink.sinks.left_out_spark import leaving_out
 from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
@@ -38,8 +41,10 @@ from tidesink.sinks.reduce_spark import (
     refuse_unplaced,
     rows_to_apply,
 )
+from tidesink.sinks.schema_policy import Accepted, Judgement, Pending, judge
+from tidesink.sinks.shape import TableShape
 from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
-from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place
+from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt
 from tidesink.sinks.summary_spark import summarise
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
@@ -58,7 +63,8 @@ class Hold:
     """An open table, the epoch this worker holds it in, and what is applied.
 
     ``fresh``: no batch was applied since the claim, or this one was tried before: it may have been begun.
-    ``horizon``: the commit_ts up to which the table's deletes may be forgotten.
+    ``horizon``: the commit_ts up to which the table's deletes may be forgotten. ``accepted``: changes of
+    the columns that a person accepted.
     """
 
     table: TargetTable
@@ -66,6 +72,7 @@ class Hold:
     progress: Progress
     fresh: bool = True
     horizon: int | None = None
+    accepted: Accepted = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,8 @@ class BatchPlan:
 class BatchOutcome:
     """What came of one batch. ``bad`` is the record the table pauses before, if there is one.
 
-    ``read`` and ``account`` are None where nothing before the bad record was left to apply.
+    ``read`` and ``account`` are None where nothing before the bad record was left to apply, and where
+    changes of the columns are ``pending``.
     """
 
     progress: Progress
@@ -98,6 +106,7 @@ class BatchOutcome:
     doubts: tuple[Doubt, ...] = ()
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    pending: tuple[Pending, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -252,17 +261,20 @@ class Batch:
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         around, table, summary = self._around, self._hold.table, reduction.summary
+        judged = self._judged(self._decoding.columns().shape)
+        if judged.pending:
+            return BatchOutcome(self._hold.progress, pending=judged.pending)
         progress = next_progress(self._hold, reduction)
         around.stop.check()
         with self._step("recorded"):
             around.store.record_progress(progress)
         with self._step("evolved"):
-            evolved = table.evolve(self._decoding.columns().shape)
+            evolved = table.evolve(judged.given)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
         around.failpoints.reach("committing")
         with self._step("committed"):
-            result = self._commit(self._reduced_batch(reduction), progress)
+            result = self._commit(self._reduced_batch(reduction, judged), progress)
         # What empties a table is one event, however many rows were in it.
         rows = 1 if reduction.truncates else result.applied
         account = account_of(
@@ -283,18 +295,23 @@ class Batch:
             zero_dates=summary.zero_dates,
             doubted=summary.doubted,
             doubts=summary.doubts,
-            warnings=evolved.warnings,
+            warnings=(*evolved.warnings, *judged.warnings),
             seconds=self._seconds,
         )
 
-    def _reduced_batch(self, reduction: Reduction) -> ReducedBatch:
-        shape, summary = self._decoding.columns().shape, reduction.summary
+    def _judged(self, shape: TableShape) -> Judgement:
+        """What becomes of the changes between the target's columns and the shape."""
+        policies, gap = self._settings.schema_changes, self._hold.table.gap(shape)
+        return judge(gap, shape, policies=policies, accepted=self._hold.accepted)
+
+    def _reduced_batch(self, reduction: Reduction, judged: Judgement) -> ReducedBatch:
+        shape, summary = judged.given, reduction.summary
         first = shape.key_columns[0].name
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
             deletes=summary.deletes,
-            frame=rows_to_apply(reduction.frame),
+            frame=leaving_out(rows_to_apply(reduction.frame), judged),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
             keeps=summary.left_out > 0,
@@ -348,42 +365,3 @@ def _unpersisted_on_error(frame: DataFrame) -> Iterator[None]:
     except BaseException:
         frame.unpersist()
         raise
-
-
-def next_progress(hold: Hold, reduction: Reduction) -> Progress:
-    """What will be applied once the batch is."""
-    before, plan, summary = hold.progress, reduction.plan, reduction.summary
-    return replace(
-        before,
-        epoch=hold.epoch,
-        batch=before.batch + 1,
-        topics={**before.topics, plan.found.topic: _topic_progress(before, plan, summary)},
-        commit_ts=_later(before.commit_ts, summary.max_commit_ts),
-    )
-
-
-def _topic_progress(before: Progress, plan: BatchPlan, summary: BatchSummary) -> TopicProgress:
-    topic = plan.found.topic
-    old = before.topics[topic].partitions if topic in before.topics else {}
-    new = {
-        part.partition: _partition_progress(old.get(part.partition), part, summary) for part in plan.ranges
-    }
-    return TopicProgress(topic, plan.found.topic_id, {**old, **new})
-
-
-def _partition_progress(
-    old: PartitionProgress | None, part: OffsetRange, summary: BatchSummary
-) -> PartitionProgress:
-    here = summary.places.get(Place(part.topic, part.partition))
-    return PartitionProgress(
-        next_offset=part.end,
-        low_water_offset=part.end,
-        applied_commit_ts=_later(
-            old.applied_commit_ts if old else None, here.max_commit_ts if here else None
-        ),
-        watermark=_later(old.watermark if old else None, here.watermark if here else None),
-    )
-
-
-def _later(*moments: int | None) -> int | None:
-    return max((moment for moment in moments if moment is not None), default=None)

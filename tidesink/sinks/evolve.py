@@ -16,7 +16,8 @@ from zoneinfo import ZoneInfo
 
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
-from tidesink.sinks.shape import ShapeColumn, TableShape, wider_ddl
+from tidesink.sinks.shape import ShapeColumn, TableShape, key_change, wider_ddl
+from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.table import row_of
 
@@ -59,6 +60,12 @@ def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
     return Evolution(added, widened)
 
 
+def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
+    """A plan as what is missing."""
+    widened = {name: (present[name], ddl) for name, ddl in plan.widened.items()}
+    return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened)
+
+
 def _refuse_new_keys(added: tuple[ShapeColumn, ...], table: TableId) -> None:
     keys = [column.name for column in added if column.key]
     if keys:
@@ -66,6 +73,7 @@ def _refuse_new_keys(added: tuple[ShapeColumn, ...], table: TableId) -> None:
             f"the target has no column {', '.join(keys)}, which the key needs: rows already there would have "
             "no key. Load the table again under another name",
             table=str(table),
+            **key_change((), keys),
         )
 
 
@@ -79,6 +87,9 @@ def _wider(present: str, column: ShapeColumn, table: TableId) -> str:
             "column at the source back",
             table=str(table),
             column=column.name,
+            change="type",
+            before=present,
+            after=column.spark,
         )
     return wider
 

@@ -14,12 +14,14 @@ from typing import Any, Final, cast
 import structlog
 
 from tidesink.change import TableId
-from tidesink.errors import SourceError, StaleProgressError, TidesinkError
+from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError
 from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
+from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.kept_read_spark import TableRecords
-from tidesink.sinks.listener import BatchApplied, BatchStarted, TableChanged
+from tidesink.sinks.listener import BatchStarted, TableChanged
 from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.pauses import Pauses
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import (
     AddedPartitions,
@@ -33,10 +35,12 @@ from tidesink.sinks.ranges import (
 from tidesink.sinks.report import TableReport
 from tidesink.sinks.restored import PLACE, check_not_restored
 from tidesink.sinks.retry import Cooldown, may_pass
+from tidesink.sinks.schema_policy import pending_of
 from tidesink.sinks.source import RecordReader, open_reading_session
 from tidesink.sinks.state_store import TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.table_control import TableControl
 from tidesink.sinks.tally import Tally
 from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.tombstones import Tombstones
@@ -72,6 +76,7 @@ class Lane:
         self._tally = Tally()
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
+        self._pauses = Pauses(table)
         self._lag = 0
         self._reads = around.topics.reads(topic)
         if table.schema != UNKNOWN_SCHEMA:
@@ -101,6 +106,8 @@ class Lane:
             self._work(found)
         except StopRequestedError:
             _log.debug("batch abandoned", table=str(self.table))
+        except SchemaRefusedError as exc:
+            self._refused(exc)
         except TidesinkError as exc:
             # What a stop cut off may pass by itself; a law that does not hold is said all the same.
             if not self._around.stop or not may_pass(exc):
@@ -118,6 +125,18 @@ class Lane:
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
             self._settle()
+
+    def heed(self, asked: TableControl) -> None:
+        """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
+        turn = self._pauses.heed(asked, waits=self.state in ("PAUSED", "FAILING"))
+        if turn == "rest":
+            self.close()
+            self._change("PAUSED", self._pauses.reason)
+            self._settle()
+        elif turn == "go on":
+            self.close()
+            self._decoding = None  # what it could not take may be another thing now
+            self._change("IDLE", None)
 
     def leave(self) -> None:
         """Nothing more is to be read in this run: nobody waits for the table."""
@@ -278,7 +297,7 @@ class Lane:
         self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
         return Batch(
             self._around,
-            replace(self._hold, fresh=self._hold.fresh or again),
+            replace(self._hold, fresh=self._hold.fresh or again, accepted=self._pauses.accepted),
             self._decoding,
             settings=self._settings,
             session=self._session,
@@ -296,26 +315,26 @@ class Lane:
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)
             self._size.learn(outcome.read.records, outcome.read.bytes)
             self._tally.add(outcome)
-            self._around.listeners.hear(
-                BatchApplied(
-                    self.table,
-                    outcome.progress.batch,
-                    outcome.account,
-                    outcome.version,
-                    outcome.progress.commit_ts,
-                    bytes_read=outcome.read.bytes,
-                    seconds=dict(outcome.seconds),
-                    doubted=outcome.doubted,
-                    doubts=outcome.doubts,
-                )
-            )
-        if outcome.bad is not None:
+            self._around.listeners.hear(applied_event(self.table, outcome))
+        if outcome.pending:
+            self._pauses.wait_for(outcome.pending)
+            self._change("PAUSED", self._pauses.reason)
+        elif outcome.bad is not None:
             bad = outcome.bad
             where = f"{bad.place.topic}[{bad.place.partition}]@{bad.offset}"
             self._change("PAUSED", f"{bad.error}: {where}: {bad.reason}")
         else:
             self._change("RUNNING", None)
         self._around.failpoints.reach("reported")
+
+    def _refused(self, exc: SchemaRefusedError) -> None:
+        """Wait before a change of the columns that nothing can hold; fail for what is no such change."""
+        pending = pending_of(exc)
+        if pending is None:
+            self._fail(exc, passes=False)
+            return
+        self._pauses.wait_for((pending,))
+        self._change("PAUSED", self._pauses.reason)
 
     def _fail(self, exc: Exception, *, passes: bool) -> None:
         if isinstance(exc, SourceError):
@@ -326,6 +345,7 @@ class Lane:
 
     def _change(self, state: TableState, error: str | None) -> None:
         self.state, self._error = state, error
+        self._pauses.state_is(state)
         if self.table.schema == UNKNOWN_SCHEMA:
             self._around.listeners.hear(TableChanged(self._status()))
             return
@@ -361,7 +381,8 @@ class Lane:
 
     def _forgotten(self) -> dict[str, Any]:
         last = self._tombstones.last if self._tombstones else None
-        return {"tombstones": last._asdict()} if last is not None else {}
+        found = {"tombstones": last._asdict()} if last is not None else {}
+        return {**found, **self._pauses.details()}
 
     def _warnings(self) -> tuple[str, ...]:
         own = self._decoding.warnings if self._decoding else ()

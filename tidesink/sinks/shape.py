@@ -8,10 +8,20 @@ from tidesink.typemap.shape import (
     ShapeColumn,
     TableShape,
     columns_ddl,
+    key_change,
     merge_shape,
     quoted,
     shape_of,
     wider_ddl,
 )
 
-__all__ = ["ShapeColumn", "TableShape", "columns_ddl", "merge_shape", "quoted", "shape_of", "wider_ddl"]
+__all__ = [
+    "ShapeColumn",
+    "TableShape",
+    "columns_ddl",
+    "key_change",
+    "merge_shape",
+    "quoted",
+    "shape_of",
+    "wider_ddl",
+]

@@ -26,6 +26,7 @@ from tidesink.sinks.report import RunReport
 from tidesink.sinks.session import cancel_jobs
 from tidesink.sinks.stopping import StopFlag, StopRequestedError, signals_kept, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.table_control import Requests
 from tidesink.sinks.threads_spark import start_thread
 
 Until = Literal["drained"]
@@ -80,6 +81,7 @@ class Worker:
         self._batches = batches
         self._offsets = offsets or KafkaOffsets(around.config.source.confluent_properties())
         self._heartbeat = Heartbeat(around.store, around.config.pipeline)
+        self._requests = Requests(around.store, around.config.pipeline)
         self._lanes = Lanes(around, TABLES_OF[around.config.source.protocol](around))
         self._busy: dict[Future[None], Lane] = {}
         self._missed: frozenset[str] = frozenset()
@@ -112,8 +114,11 @@ class Worker:
     def _turn(self) -> bool:
         """Look once and give out turns; False when the run is over."""
         self._heartbeat.beat()
+        self._requests.look()
         seen = self._look()
         idle = self._idle()
+        for lane in idle:
+            lane.heed(self._requests.of(lane.table))
         if isinstance(seen, SourceError):
             # A lane at work hears of Kafka's silence by itself.
             for lane in idle:

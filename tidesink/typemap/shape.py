@@ -171,7 +171,13 @@ def _check_keys(old: TableShape, new: TableShape) -> None:
             "written cannot be found under the new key. Make the table again under another name, or "
             "set keys to columns both have",
             table=str(old.table),
+            **key_change(old.keys, new.keys),
         )
+
+
+def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
+    """What an error says of a change of the key (see ``TidesinkError.context``)."""
+    return {"change": "key", "before": ", ".join(before), "after": ", ".join(after)}
 
 
 def with_defaults(shape: TableShape, told: TableShape) -> TableShape:
@@ -216,6 +222,9 @@ def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> Sha
             "under another name to take the new type",
             table=str(shape.table),
             column=old.name,
+            change="type",
+            before=old.spark,
+            after=new.spark,
         )
     kept = new if ddl == new.spark else old
     members = new.type.members if new.type.members is not None else old.type.members

@@ -179,6 +179,17 @@ class EvolveResult:
         return self.created or bool(self.added or self.widened or self.backfilled)
 
 
+class SchemaGap(NamedTuple):
+    """What a target's columns lack for a shape: columns, and types as (present, wanted) by column.
+
+    ``columns`` are all that the target has; types are in the target's own words.
+    """
+
+    columns: tuple[str, ...]
+    added: tuple[str, ...] = ()
+    widened: Mapping[str, tuple[str, str]] = {}
+
+
 # Where a reduced row came from.
 PLACE_COLUMNS: Final = ("_topic", "_partition", "_offset")
 NOT_STORED: Final = (
@@ -221,6 +232,13 @@ class TargetTable(Protocol):
         """The progress the target holds now; None where nothing was ever applied.
 
         Raises: as ``claim``.
+        """
+
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What ``evolve`` would do; nothing is changed, and the target need not be asked.
+
+        Raises:
+            SchemaRefusedError: as ``evolve``.
         """
 
     def evolve(self, shape: TableShape) -> EvolveResult:

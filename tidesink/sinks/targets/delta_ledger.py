@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Protocol
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
 from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
+from tidesink.sinks.shape import key_change
 from tidesink.sinks.targets.delta_log import MARKER, Commit, DeltaLog
 
 APPLICATION: Final = "tidesink.progress"
@@ -196,6 +197,7 @@ class Ledger:
                 f"({', '.join(entry.keys)}), and the key is now ({', '.join(self.keys)}): set keys in the "
                 "config to the old key again, or load the table into a new path",
                 table=str(self.table),
+                **key_change(entry.keys, self.keys),
             )
 
     def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import Evolution, default_texts
 from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.shape import TableShape
@@ -39,7 +40,35 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "delta.checkpointInterval": "20",
 }
 
+# Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
+_RESERVED: Final = frozenset({"_metadata", "_row_dropped_", "_source_row_present_"})
 _SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
+
+
+def check_shape(shape: TableShape) -> None:
+    """Refuse a shape that no Delta table takes.
+
+    Raises:
+        SchemaRefusedError: it has no key, or a column with a name of Delta's or of ours.
+    """
+    if not shape.keys:
+        raise SchemaRefusedError(
+            "the table has no key to merge rows by: set keys in the config to columns that name a row",
+            table=str(shape.table),
+        )
+    reserved = [column.name for column in shape.columns if column.name.lower() in _RESERVED]
+    if reserved:
+        raise SchemaRefusedError(
+            f"Delta keeps the name {', '.join(reserved)} for itself and cannot merge into a table with such "
+            "a column: rename it at the source",
+            table=str(shape.table),
+        )
+    own = [name for name in (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN) if name in shape.by_name]
+    if own:
+        raise SchemaRefusedError(
+            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
+            table=str(shape.table),
+        )
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:

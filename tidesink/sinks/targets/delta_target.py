@@ -16,12 +16,11 @@ from tidesink.change import TableId
 from tidesink.errors import (
     AccountingError,
     ConfigError,
-    SchemaRefusedError,
     StaleProgressError,
     TargetError,
     TidesinkError,
 )
-from tidesink.sinks.evolve import plan_evolution
+from tidesink.sinks.evolve import gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
@@ -36,6 +35,7 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    SchemaGap,
     check_order,
 )
 from tidesink.sinks.targets.delta_compaction import Compaction
@@ -70,8 +70,6 @@ CAPABILITIES: Final = Capabilities(
     sequences=True,
 )
 _VIEW: Final = "_tidesink_batch"
-# Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
-_RESERVED: Final = frozenset({"_metadata", "_row_dropped_", "_source_row_present_"})
 
 
 def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
@@ -144,7 +142,7 @@ class DeltaTable:
         delete_mode: DeleteMode,
         history: ProgressHistory | None,
     ) -> None:
-        _check_shape(shape)
+        delta_schema.check_shape(shape)
         self.path = path
         self.location = f"delta.{quote_identifier(path)}"
         self._session = session
@@ -175,9 +173,13 @@ class DeltaTable:
         with self._translating(reading_error):
             return self._ledger.committed()
 
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What the columns lack, as they were when they were last looked at."""
+        return gap_of(self._present, plan_evolution(self._present, shape))
+
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        _check_shape(shape)
+        delta_schema.check_shape(shape)
         if self._evolving:  # the last one was cut off: what it did is only in the table
             with self._translating(reading_error):
                 self._present = delta_schema.present_columns(self._log)
@@ -372,24 +374,3 @@ class DeltaTable:
             yield
         except SPARK_ERRORS as exc:
             raise translate(exc, table=str(self._table)) from exc
-
-
-def _check_shape(shape: TableShape) -> None:
-    if not shape.keys:
-        raise SchemaRefusedError(
-            "the table has no key to merge rows by: set keys in the config to columns that name a row",
-            table=str(shape.table),
-        )
-    reserved = [column.name for column in shape.columns if column.name.lower() in _RESERVED]
-    if reserved:
-        raise SchemaRefusedError(
-            f"Delta keeps the name {', '.join(reserved)} for itself and cannot merge into a table with such "
-            "a column: rename it at the source",
-            table=str(shape.table),
-        )
-    own = [name for name in (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN) if name in shape.by_name]
-    if own:
-        raise SchemaRefusedError(
-            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
-            table=str(shape.table),
-        )

@@ -20,6 +20,7 @@ from uuid import uuid4
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError
 from tidesink.sinks.progress import Progress, as_document, from_document
+from tidesink.sinks.shape import key_change
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.iceberg_table import TableState, numbers
 
@@ -128,6 +129,7 @@ class IcebergLedger:
                 f"({', '.join(entry.keys)}), and the key is now ({', '.join(self.keys)}): set keys in the "
                 "config to the old key again, or load the table under another name",
                 table=str(self.table),
+                **key_change(entry.keys, self.keys),
             )
 
     def _check_owner(self, entry: Entry) -> None:

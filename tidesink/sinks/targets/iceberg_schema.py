@@ -80,6 +80,9 @@ def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, 
                 "table again under another name",
                 table=str(table),
                 column=name,
+                change="type",
+                before=present[name],
+                after=wider,
             )
 
 

@@ -20,7 +20,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.sinks.evolve import plan_evolution
+from tidesink.sinks.evolve import gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
@@ -33,6 +33,7 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    SchemaGap,
 )
 from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, truncate_statement
 from tidesink.sinks.targets.delta_session import partitions_for
@@ -162,6 +163,12 @@ class IcebergTable:
         with self._translating(reading_error):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
+
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What the columns lack, as they were when they were last looked at."""
+        plan = plan_evolution(self._present, shape)
+        iceberg_schema.check_promotions(plan.widened, self._present, table=self._name)
+        return gap_of(self._present, plan)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""

@@ -19,7 +19,7 @@ from tidesink.errors import (
     ValueNotStoredError,
     ValueOutOfRangeError,
 )
-from tidesink.sinks.evolve import default_value, plan_evolution
+from tidesink.sinks.evolve import default_value, gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import (
@@ -36,6 +36,7 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
     ReducedRow,
     RowSequence,
+    SchemaGap,
     check_order,
 )
 
@@ -144,6 +145,10 @@ class MemoryTable:
         """What is applied."""
         self._check_owner()
         return self._state.progress
+
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What the columns lack."""
+        return gap_of(self._state.columns, plan_evolution(self._state.columns, shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types by name."""

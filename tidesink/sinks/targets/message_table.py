@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from tidesink.sinks.evolve import gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets.base import ApplyResult, Claim, EvolveResult, ReducedBatch
+from tidesink.sinks.targets.base import ApplyResult, Claim, EvolveResult, ReducedBatch, SchemaGap
 from tidesink.sinks.targets.message_batches import evolved
 from tidesink.sinks.targets.store_ledger import StoreLedger, sent_result
 from tidesink.sinks.targets.task_outcomes import Sent
@@ -32,6 +33,11 @@ class MessageTable(ABC):
     def committed(self) -> Progress | None:
         """The progress that the ledger holds."""
         return self._ledger.committed()
+
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What the columns that were sent until now lack."""
+        present = dict(self._ledger.entry().columns or {})
+        return gap_of(present, plan_evolution(present, shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Make ready for rows of ``shape``; what was sent stays as it is."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.progress import Progress, from_json, to_json
+from tidesink.sinks.shape import key_change
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.sql_place import Place
 
@@ -106,6 +107,7 @@ class SqlLedger:
                 f"the key is now ({', '.join(self.keys)}): set keys in the config to the old key again, or "
                 "give target.table another template and load the table anew",
                 table=str(self.place.source),
+                **key_change(entry.keys, self.keys),
             )
         epoch = entry.epoch + 1
         progress = replace(entry.progress, epoch=epoch) if entry.progress else None

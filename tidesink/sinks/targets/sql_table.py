@@ -27,6 +27,7 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
+    SchemaGap,
     check_order,
 )
 from tidesink.sinks.targets.sql_columns import check_shape, default_literals, plan_columns, wanted_type
@@ -92,6 +93,12 @@ class SqlTable:
         if entry is not None:
             self._check_rows(entry)
         return entry.progress if entry else None
+
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What the columns lack, as they were when they were last looked at."""
+        plan = plan_columns(self._present, shape, self._dialect.database)
+        widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
+        return SchemaGap(tuple(self._present), tuple(column.name for column, _ in plan.added), widened)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
 from tidesink.sinks.progress import Progress, as_document, from_document
+from tidesink.sinks.shape import key_change
 from tidesink.sinks.state_store import StateStore
 from tidesink.sinks.targets.base import ApplyResult, Claim
 
@@ -211,5 +212,6 @@ class StoreLedger:
                 f"({', '.join(self._keys)}) now: whoever keeps them could not find them. Send the table to a "
                 "place of its own, or set keys to columns both have",
                 table=str(self._table),
+                **key_change(entry.keys, self._keys),
             )
         return entry

@@ -1,0 +1,104 @@
+"""``tidesink pause`` and ``resume``: without a worker, by way of the state store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.unit.config_samples import FLAT_AVRO, changed
+from tidesink.change import TableId
+from tidesink.cli.main import app
+from tidesink.sinks.schema_policy import Pending, SchemaChange
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.state_store import TableStatus
+from tidesink.sinks.table_control import TableControl, read_controls
+
+ORDERS = TableId("shop", "orders")
+ADDED = Pending(SchemaChange("add", "label", after="varchar(9)"), ("apply", "ignore"))
+RETYPED = Pending(SchemaChange("type", "price", "int", "string"), reason="no type holds both")
+
+
+class Shop:
+    """A pipeline whose worker left some statuses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "shop.yaml"
+        self.path.write_text(yaml.safe_dump(changed(FLAT_AVRO, state=str(folder / "state.db"))))
+        self.store = SqlStateStore(str(folder / "state.db"))
+
+    def waits(self, *pending: Pending) -> None:
+        details = {"topic": "shop_orders", "pending": [one.as_json() for one in pending]}
+        self.store.save_status(TableStatus("shop", ORDERS, "PAUSED", details=details))
+
+    def run(self, *words: str) -> tuple[int, str]:
+        found = CliRunner().invoke(app, [*words, "-c", str(self.path)])
+        return found.exit_code, found.output
+
+    def asked(self) -> TableControl:
+        return read_controls(self.store, "shop")[ORDERS]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_a_table_is_asked_to_rest_and_to_go_on(shop: Shop) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    code, output = shop.run("pause", "SHOP.orders")
+    assert (code, shop.asked().rests) == (0, True)
+    assert "the next one heeds it" in output
+    assert "shop.orders: asked to rest" in shop.run("status")[1]
+    assert shop.run("resume", "shop.orders")[0] == 0
+    assert shop.asked() == TableControl(resumed=1)
+
+
+def test_a_pending_change_is_accepted_as_it_was_shown(shop: Shop) -> None:
+    shop.waits(ADDED)
+    code, output = shop.run("resume", "shop.orders")
+    assert (code, shop.asked().accepted) == (0, {})
+    assert "add of column label: not accepted" in output
+    assert shop.run("resume", "shop.orders", "--accept")[0] == 0
+    assert shop.asked().accepted == {ADDED.change.digest: "apply"}
+    code, output = shop.run("resume", "shop.orders", "--accept", "--ignore", "-o", "json")
+    shown: dict[str, Any] = json.loads(output)
+    assert shown["tables"][0]["accepted"] == {ADDED.change.digest: "ignore"}
+    assert shown["tables"][0]["pending"][0]["column"] == "label"
+
+
+def test_what_cannot_be_accepted_is_refused_and_nothing_is_asked(shop: Shop) -> None:
+    shop.waits(ADDED, RETYPED)
+    code, output = shop.run("resume", "shop.orders", "--accept")
+    assert code == 2
+    assert "no type holds both" in output
+    assert read_controls(shop.store, "shop") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("pause", "shop.order"), "did you mean shop.orders?"),
+        (("resume", "shop.orders", "--ignore"), "give --accept too"),
+        (("resume", "shop.orders", "--accept"), "no change of shop.orders's columns waits"),
+    ],
+)
+def test_what_means_nothing_is_an_error(shop: Shop, words: tuple[str, ...], said: str) -> None:
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    code, output = shop.run(*words)
+    assert code == 2
+    assert said in output
+
+
+def test_without_a_state_store_nothing_is_made(shop: Shop, tmp_path: Path) -> None:
+    shop.store.close()
+    for file in tmp_path.glob("state.db*"):
+        file.unlink()
+    code, output = shop.run("pause", "shop.orders")
+    assert code == 2
+    assert "no worker ever ran" in output
+    assert not (tmp_path / "state.db").exists()

@@ -1,0 +1,148 @@
+"""Changes of a table's columns by DDL: what waits is shown, others go on, and what is accepted is done."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typer.testing import CliRunner
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import ID, TableWriter, lake_rows, schema_of, shop_config
+from tests.servers import create_topics
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.cli.main import app
+from tidesink.cli.status import read_statuses
+from tidesink.config import load_config
+from tidesink.sinks.report import TableReport
+from tidesink.sinks.state_store import TableStatus
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LABEL = Column("label", ColumnType("varchar", length=10, sql="varchar(10)"), default="basic")
+
+
+class Shop:
+    """A topic of two tables, ``told`` and ``other``, and the pipeline that reads it into a lake."""
+
+    def __init__(self, folder: Path, servers: Servers, **policies: str) -> None:
+        self.folder, self.servers = folder, servers
+        self.topic = f"{servers['prefix']}cdc"
+        create_topics(servers["brokers"], {self.topic: 1})
+        self.told, self.other = self.writer("told"), self.writer("other")
+        source = {"brokers": servers["brokers"], "protocol": "canal-json", "topics": [self.topic]}
+        defaults = {"schema-changes": policies}
+        self.path = shop_config(folder, servers, {"source": source, "defaults": defaults})
+        self.config = load_config(self.path)
+        for name in ("told", "other"):
+            self.told.ddl(f"CREATE TABLE shop.{name} (id BIGINT PRIMARY KEY, name VARCHAR(40))")
+
+    def writer(self, name: str, *columns: Column) -> TableWriter:
+        return TableWriter(self.servers, schema_of(name, *columns), protocol="canal-json", topic=self.topic)
+
+    def drain(self) -> dict[str, TableReport]:
+        return {table.table.name: table for table in run(self.config, until="drained").tables}
+
+    def states(self) -> dict[str, str]:
+        return {name: table.state for name, table in self.drain().items()}
+
+    def status(self, name: str = "told") -> TableStatus:
+        return next(one for one in read_statuses(self.config) if one.table.name == name)
+
+    def tidesink(self, *words: str) -> str:
+        found = CliRunner().invoke(app, [*words, "-c", str(self.path)])
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    def values(self, column: str, name: str = "told") -> dict[int, Any]:
+        return {key: row.get(column, "no column") for key, row in lake_rows(self.folder, name).items()}
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A worker at work meanwhile."""
+        stop = StopFlag()
+        worker = threading.Thread(target=run, args=(self.config,), kwargs={"stop": stop})
+        worker.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            worker.join()
+
+
+def _wait(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_an_added_column_waits_until_it_is_accepted(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    shop = Shop(tmp_path, servers, add="pause")
+    shop.told.upsert({"id": 1, "name": "one"})
+    shop.other.upsert({"id": 1, "name": "eins"})
+    assert shop.states() == {"told": "IDLE", "other": "IDLE"}
+    shop.told.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) DEFAULT 'basic'")
+    shop.writer("told", LABEL).upsert({"id": 2, "name": "two", "label": "gold"})
+    shop.other.upsert({"id": 2, "name": "zwei"})
+    assert shop.states() == {"told": "PAUSED", "other": "IDLE"}
+    assert set(lake_rows(tmp_path, "other")) == {1, 2}
+    assert shop.values("label") == {1: "no column"}
+    (pending,) = shop.status().details["pending"]
+    assert (pending["kind"], pending["column"], pending["to"]) == ("add", "label", "varchar(10)")
+    # Looked at again without being accepted, it waits again.
+    shop.tidesink("resume", "shop.told")
+    assert shop.states()["told"] == "PAUSED"
+    assert "--accept" in (shop.status().error or "")
+    shop.tidesink("resume", "shop.told", "--accept")
+    assert shop.states()["told"] == "IDLE"
+    assert shop.values("label") == {1: "basic", 2: "gold"}
+
+
+def test_an_added_column_can_be_left_out(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
+    shop = Shop(tmp_path, servers, add="ignore")
+    shop.told.upsert({"id": 1, "name": "one"})
+    shop.drain()
+    shop.told.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) DEFAULT 'basic'")
+    shop.writer("told", LABEL).upsert({"id": 2, "name": "two", "label": "gold"})
+    (warning,) = shop.drain()["told"].warnings
+    assert "column label" in warning
+    assert lake_rows(tmp_path, "told") == {1: {"id": 1, "name": "one"}, 2: {"id": 2, "name": "two"}}
+
+
+def test_another_type_waits_and_the_worker_goes_on(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    """With a worker at work all the time: the pause, the other table, the rest, and going on."""
+    shop = Shop(tmp_path, servers)
+    shop.told.upsert({"id": 1, "name": "one"})
+    shop.other.upsert({"id": 1, "name": "eins"})
+    shop.drain()
+    with shop.working():
+        shop.told.ddl("ALTER TABLE shop.told MODIFY COLUMN name BIGINT")
+        number = Column("name", ColumnType("bigint", sql="bigint"))
+        shop.told.schema = TableSchema(TableId("shop", "told"), (ID, number))
+        shop.told.upsert({"id": 2, "name": 7})
+        _wait(lambda: shop.status().state == "PAUSED")
+        (pending,) = shop.status().details["pending"]
+        assert (pending["kind"], pending["from"], pending["to"]) == ("type", "string", "bigint")
+        assert pending["accepts"] == []
+        shop.tidesink("pause", "shop.other")
+        _wait(lambda: shop.status("other").state == "PAUSED")
+        shop.other.upsert({"id": 2, "name": "zwei"})
+        time.sleep(2)
+        assert set(lake_rows(tmp_path, "other")) == {1}
+        shop.tidesink("resume", "shop.other")
+        _wait(lambda: set(lake_rows(tmp_path, "other")) == {1, 2})
+    # Nobody resumed it: a worker that starts finds it resting as before.
+    shop.tidesink("pause", "shop.other")
+    assert shop.states() == {"told": "PAUSED", "other": "PAUSED"}
