@@ -27,7 +27,14 @@ JUDGED_BY_PARSERS = {"value_error"}
 
 WHOLE = changed(
     FLAT_AVRO,
-    defaults={"sequence_by": "kafka", "deletes": "soft", "zero-date": "null", "bad-record": "pause"},
+    defaults={
+        "mode": "upsert",
+        "stored_as_scd_type": 1,
+        "sequence_by": "kafka",
+        "deletes": "soft",
+        "zero-date": "null",
+        "bad-record": "pause",
+    },
     tables=[{"name": "a.b", "keys": ["id"], "topic": "t", "deletes": "hard"}, {"match": "c.*"}],
     batch={"max-records": 5, "max-bytes": "64MiB", "max-tables": 2, "poll-interval": "1s"},
     retry={"for": "5m"},

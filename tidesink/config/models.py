@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from tidesink.change import TableId
 from tidesink.config.definition import Definition, DefinitionFile, DefinitionText, read_definition
@@ -24,6 +24,7 @@ from tidesink.config.fields import (
     PositiveDuration,
     StatePlace,
 )
+from tidesink.config.mode_words import Mode, ScdType, TableMode, said_mode
 from tidesink.config.schema_changes import SchemaChanges, merged_changes
 from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
@@ -34,7 +35,6 @@ from tidesink.typemap.render import ZeroDate
 Deletes = Literal["hard", "soft"]
 BadRecord = Literal["pause", "dead-letter"]
 SequenceBy = Literal["kafka", "source"]
-TableMode = Literal["upsert", "append", "history"]
 
 
 def _null_word(value: Any) -> Any:
@@ -42,12 +42,28 @@ def _null_word(value: Any) -> Any:
     return "null" if value is None else value
 
 
+class HistorySettings(Model):
+    """The names of the columns that a history adds to a table (`docs/table-modes.md`)."""
+
+    valid_from: str = Field(default="valid_from", min_length=1)
+    """When a version begins."""
+    valid_to: str = Field(default="valid_to", min_length=1)
+    """When it ended; NULL: it has not."""
+    current: str = Field(default="current", min_length=1)
+    """True for the row as it is now."""
+
+
 class TableDefaults(Model):
     """What holds for every table that does not say otherwise."""
 
-    mode: TableMode = "upsert"
+    mode: Mode = "upsert"
     """What the target's table holds. `upsert`: the rows as they are at the source. `append`: every change,
-    one row each. `history`: every version of each row, with the time it held (SCD type 2)."""
+    one row each. `history`: every version of each row, with the time it held (SCD type 2). `soft-delete`:
+    another word for `upsert` with `deletes: soft`."""
+    stored_as_scd_type: ScdType | None = Field(default=None, alias="stored_as_scd_type")
+    """Databricks' words for the mode: 1 is `upsert`, 2 is `history`."""
+    history: HistorySettings = HistorySettings()
+    """The names of a history's columns."""
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
     """Order within a key. `kafka`: partition, offset. `source`: the change's commit_ts, across partitions
     too and however changes arrive; deleted rows stay in the table, marked (`docs/guarantees.md`)."""
@@ -65,6 +81,8 @@ class TableDefaults(Model):
     """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
     schema_changes: SchemaChanges = SchemaChanges()
     """What becomes of a change of the source table's columns, kind by kind."""
+
+    _said = model_validator(mode="before")(said_mode)
 
 
 def _table_name(name: str) -> str:
@@ -94,7 +112,11 @@ class TableOverride(Model):
     ) = None
     """The CREATE TABLE statement, or `{file: path}`: gives types that the topic does not carry. Postgres' is
     given as `{sql: …, dialect: postgres}`, or with `file`."""
-    mode: TableMode | None = None
+    mode: Mode | None = None
+    """As under `defaults`, for this table."""
+    stored_as_scd_type: ScdType | None = Field(default=None, alias="stored_as_scd_type")
+    """As under `defaults`, for this table."""
+    history: HistorySettings | None = None
     """As under `defaults`, for this table."""
     sequence_by: SequenceBy | None = Field(default=None, alias="sequence_by")
     """As under `defaults`, for this table."""
@@ -110,6 +132,8 @@ class TableOverride(Model):
     """As under `defaults`, for this table."""
     schema_changes: SchemaChanges | None = None
     """As under `defaults`, for this table; kinds that it does not name are as there."""
+
+    _said = model_validator(mode="before")(said_mode)
 
     @property
     def table(self) -> TableId | None:
@@ -172,6 +196,7 @@ class TableConfig(Model):
     keys: tuple[str, ...] | None
     definition: Definition | None
     mode: TableMode
+    history: HistorySettings
     sequence_by: SequenceBy
     deletes: Deletes
     tombstone_retention: float
@@ -290,7 +315,8 @@ def _record_names(table: TableId) -> TableId:
     return TableId(sanitize_name(table.schema), sanitize_name(table.name))
 
 
-_POLICIES = tuple(TableDefaults.model_fields)
+# What the scd type says is in the mode.
+_POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
 
 
 def _first(overrides: list[TableOverride], name: str) -> Any:

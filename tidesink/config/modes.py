@@ -6,17 +6,20 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tidesink.config.models import Config, TableMode
+from tidesink.config.history import history_problems
+from tidesink.config.mode_words import TableMode
+from tidesink.config.models import Config
 from tidesink.config.problems import Problem
 
 # The targets of each mode beside ``upsert``, which all of them have; held to their capabilities by a test.
 MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
-    {"append": frozenset(), "history": frozenset()}
+    {"append": frozenset(), "history": frozenset({"delta", "memory"})}
 )
 
 
 def mode_problems(config: Config) -> Iterator[Problem]:
-    """The tables whose mode the target does not have."""
+    """The tables whose mode the target does not have, and what a mode does not go with."""
+    yield from history_problems(config)
     asked: list[tuple[str, TableMode | None]] = [("defaults", config.defaults.mode)]
     asked += [(f"tables[{number}]", entry.mode) for number, entry in enumerate(config.tables)]
     for place, mode in asked:

@@ -29,6 +29,7 @@ from tidesink.sinks.accounting import Account, account_of
 from tidesink.sinks.batch_progress import next_progress
 from tidesink.sinks.decoding import Decoding, Missed
 from tidesink.sinks.left_out_spark import leaving_out
+from tidesink.sinks.modes import kept_shape, names_of
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange, cut_before
@@ -38,6 +39,7 @@ from tidesink.sinks.reduce_spark import (
     reduce_frame,
     refuse_beyond,
     refuse_truncates,
+    refuse_undated,
     refuse_unplaced,
     rows_to_apply,
 )
@@ -148,7 +150,8 @@ class Batch:
         self._reader = reader
         self._seconds: dict[str, float] = {}
         self._refuses_truncates = False
-        self._sequenced = settings.sequence_by == "source"
+        self._history = names_of(settings)
+        self._sequenced = settings.sequence_by == "source" and self._history is None
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.
@@ -197,6 +200,7 @@ class Batch:
             decoded = columns.decode(raw.frame)
             decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
             decoded = refuse_unplaced(decoded) if self._sequenced else decoded
+            decoded = refuse_undated(decoded) if self._history else decoded
             if self._hold.horizon is not None:
                 decoded = refuse_beyond(decoded, self._hold.horizon)
         with self._step("reduced"):
@@ -206,6 +210,7 @@ class Batch:
                 self._settings.sequence_by,
                 changes_keys=columns.changes_keys,
                 keeps_values=columns.keeps_values,
+                versions=self._history is not None,
             ).persist()
             with _unpersisted_on_error(frame):
                 return Reduction(plan, frame, summarise(frame, columns.shape), raw.counted())
@@ -234,7 +239,7 @@ class Batch:
         return False
 
     def _check_partitions(self, summary: BatchSummary) -> None:
-        if summary.mixed_keys and not self._sequenced:
+        if summary.mixed_keys and not self._sequenced and self._history is None:
             raise MixedPartitionsError(mixed_message(summary.mixed_keys), table=str(self._settings.table))
 
     def _cut_short(self, reduction: Reduction) -> Reduction:
@@ -269,7 +274,7 @@ class Batch:
         with self._step("recorded"):
             around.store.record_progress(progress)
         with self._step("evolved"):
-            evolved = table.evolve(judged.given)
+            evolved = table.evolve(kept_shape(judged.given, self._settings))
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
         around.failpoints.reach("committing")
@@ -301,7 +306,7 @@ class Batch:
 
     def _judged(self, shape: TableShape) -> Judgement:
         """What becomes of the changes between the target's columns and the shape."""
-        policies, gap = self._settings.schema_changes, self._hold.table.gap(shape)
+        policies, gap = self._settings.schema_changes, self._hold.table.gap(kept_shape(shape, self._settings))
         return judge(gap, shape, policies=policies, accepted=self._hold.accepted)
 
     def _reduced_batch(self, reduction: Reduction, judged: Judgement) -> ReducedBatch:
@@ -318,6 +323,8 @@ class Batch:
             truncates=reduction.truncates,
             sequenced=self._sequenced,
             mode=self._settings.mode,
+            history=self._history,
+            since=summary.min_commit_ts,
         )
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:

@@ -20,6 +20,7 @@ from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.kept_read_spark import TableRecords
 from tidesink.sinks.listener import BatchStarted, TableChanged
+from tidesink.sinks.modes import kept_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.pauses import Pauses
 from tidesink.sinks.progress import Progress
@@ -224,7 +225,7 @@ class Lane:
         if self._decoding is None:
             self._decoding = open_decoding(around, self.topic, self.table, session=self._session)
         self._decoding.prepare(found)
-        shape = self._decoding.columns().shape
+        shape = kept_shape(self._decoding.columns().shape, self._settings)
         table = around.target.open_table(
             shape, pipeline=around.config.pipeline, delete_mode=self._settings.deletes
         )
@@ -252,7 +253,7 @@ class Lane:
         order = self._settings.sequence_by
         fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=order)
         known = progress if progress is not None else fresh
-        if order == "source":
+        if order == "source" and self._settings.mode == "upsert":
             retention = self._settings.tombstone_retention if self._settings.deletes == "hard" else None
             self._tombstones = Tombstones(cast(SequencedTable, table), retention)
         horizon = self._tombstones.horizon if self._tombstones else None

@@ -98,7 +98,7 @@ def reduce(events: Iterable[ChangeEvent], keys: Sequence[str], sequence_by: Sequ
     read = 0
     for event in events:
         read += 1
-        for key, op, kept in _halves(event, keys):
+        for key, op, kept in row_events(event, keys):
             _check_place(places, key, kept.position, sequence_by)
             order = order_key(kept.position, op, sequence_by, half=kept.half)
             found.setdefault(key, []).append((order, kept))
@@ -123,7 +123,7 @@ def _completed(event: ReducedRow, before: ReducedRow) -> ReducedRow:
     return event._replace(row={**row, **told}, kept=left, anew=anew)
 
 
-def _halves(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, ReducedRow]]:
+def row_events(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, ReducedRow]]:
     """The rows one event stands for: two where an update changes the key."""
     position, commit_ts = event.position, event.commit_ts
     if event.op is Op.DELETE:

@@ -58,6 +58,11 @@ _SCATTERED_TRUNCATE: Final = (
     "came before. Have the connector skip truncates (skipped.operations: t, its default) or write the table "
     "to one partition; to go on, load the table anew"
 )
+_UNDATED: Final = (
+    "mode: history needs a commit_ts in every row event, and this one has none. Enable the TiDB extension at "
+    "the producer (flat-avro deletes of classic TiCDC have none even then), or load the table anew in "
+    "another mode"
+)
 _UNPLACED: Final = (
     "sequence_by: source needs a position of the source's in every row event, and this one has no commit_ts. "
     "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then), or "
@@ -80,6 +85,7 @@ def reduce_frame(
     *,
     changes_keys: bool = True,
     keeps_values: bool = False,
+    versions: bool = False,
 ) -> DataFrame:
     """The reduced frame of a decoded one; lazy.
 
@@ -87,10 +93,15 @@ def reduce_frame(
     key, or because it holds several events (a plan's ``changes_keys``). False spares the step, and the
     offset alone is the order. ``keeps_values``: whether the frame has ``_kept`` (a plan's ``keeps_values``).
     Order by ``source`` needs a ``_commit_ts`` in every row event (``refuse_unplaced``), and no kept values.
+    ``versions``: a key has a row for each commit_ts, as ``history`` says, whatever ``sequence_by``; it needs
+    one in every row event too (``refuse_undated``).
     """
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
     keys = [column.name for column in shape.key_columns]
     key_names = [f"key_{number}" for number in range(len(keys))]
+    if versions:
+        grouped = _prepared(rows, keys, more=[]).groupBy("group_hash", *key_names, _moment().alias("moment"))
+        return grouped.agg(*_aggregates(_first_write())).select(*_output(keys, key_names))
     order = _order(sequence_by, changes_keys=changes_keys)
     groups = _prepared(rows, keys, more=["_kept"] if keeps_values else []).groupBy("group_hash", *key_names)
     output = _output(keys, key_names)
@@ -114,6 +125,12 @@ def refuse_unplaced(decoded: DataFrame) -> DataFrame:
     """A decoded frame to be put in the source's order: a row event without a place in it is a bad record."""
     unplaced = F.col("_kind").isin(*ROW_KINDS) & F.col("_commit_ts").isNull()
     return _refused(decoded, unplaced, _UNPLACED)
+
+
+def refuse_undated(decoded: DataFrame) -> DataFrame:
+    """A decoded frame for a history: a row event without a commit_ts is a bad record."""
+    undated = F.col("_kind").isin(*ROW_KINDS) & F.col("_commit_ts").isNull()
+    return _refused(decoded, undated, _UNDATED)
 
 
 def refuse_beyond(decoded: DataFrame, horizon: int) -> DataFrame:
@@ -216,6 +233,17 @@ def _order(sequence_by: SequenceBy, *, changes_keys: bool) -> Column:
     writes = (F.col("_op") == UPSERT).alias("writes")
     kafka = (F.col("_partition"), F.col("_offset"), F.col("_index"))
     return F.struct(*kafka, writes) if sequence_by == "kafka" else F.struct("_commit_ts", writes, *kafka)
+
+
+def _moment() -> Column:
+    """What tells a key's versions apart."""
+    return F.when(F.col("_op").isin(*ROW_KINDS), F.col("_commit_ts"))
+
+
+def _first_write() -> Column:
+    """Of events of one commit_ts a write stays, and of equal ones the first."""
+    first = (-F.col(name) for name in ("_partition", "_offset", "_index"))
+    return F.struct(F.col("_op") == UPSERT, *first)
 
 
 def _sequence(order: Column) -> Column:

@@ -58,6 +58,7 @@ class BatchSummary:
     which are the delete half of a key change whose event is counted with its other half.
     ``messages`` counts Kafka records, to be held against what was read from Kafka.
 
+    ``max_commit_ts`` is of every row event, ``min_commit_ts`` of the rows to apply.
     ``zero_dates``: values made null, by column, among the rows to apply. ``key_range`` holds the
     smallest and largest value of the first key column among the rows to apply. ``doubted`` counts those
     among them whose checksum does not match, where that is asked and they are applied all the same;
@@ -76,6 +77,7 @@ class BatchSummary:
     doubted: int = 0
     left_out: int = 0
     max_commit_ts: int | None = None
+    min_commit_ts: int | None = None
     key_range: tuple[object, object] | None = None
     places: Mapping[Place, PlaceSummary] = field(default_factory=dict)
     zero_dates: Mapping[str, int] = field(default_factory=dict)

@@ -51,6 +51,7 @@ def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
     return BatchSummary(
         **{name: sum(row[name] or 0 for row in rows) for name in _SUMS},
         max_commit_ts=_greatest(row["commit_ts"] for row in rows),
+        min_commit_ts=_least(row["least_commit_ts"] for row in rows),
         key_range=_key_range(rows),
         places=dict(_place(row) for row in rows),
         zero_dates=_zero_dates(rows),
@@ -85,6 +86,7 @@ def _aggregates(shape: TableShape, *, keeps_values: bool) -> list[Column]:
         F.sum(F.when(op == BAD, events)).alias("bad"),
         F.sum(F.when(unplanned, events)).alias("unplanned"),
         F.max(F.when(is_row, F.col("_max_commit_ts"))).alias("commit_ts"),
+        F.min(F.when(is_row, F.col("_commit_ts"))).alias("least_commit_ts"),
         F.max(F.when(op == WATERMARK, F.col("_max_commit_ts"))).alias("watermark"),
         F.max("_max_offset").alias("max_offset"),
         F.min(F.when(is_row, first_key)).alias("least_key"),
@@ -154,6 +156,10 @@ def _key_range(rows: Sequence[Any]) -> tuple[object, object] | None:
 
 def _greatest(moments: Iterable[int | None]) -> int | None:
     return max((moment for moment in moments if moment is not None), default=None)
+
+
+def _least(moments: Iterable[int | None]) -> int | None:
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _union(sets: Iterable[Iterable[Any] | None]) -> tuple[Any, ...]:

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.change import TableId
-from tidesink.errors import SchemaRefusedError
+from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.sinks.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidesink.sinks.history import HistoryNames
     from tidesink.sinks.shape import TableShape
 
 DeleteMode = Literal["hard", "soft"]
@@ -79,7 +80,7 @@ class ReducedRow(NamedTuple):
 
     Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text. Of
     ``kept`` columns the target keeps what it has; ``anew``: what it has is of a row that was deleted.
-    ``sequence`` is given where the batch is ``sequenced``.
+    ``sequence`` is given where the batch is ``sequenced``, ``commit_ts`` where its mode is ``history``.
     """
 
     op: ReducedOp
@@ -88,6 +89,7 @@ class ReducedRow(NamedTuple):
     kept: tuple[str, ...] = ()
     anew: bool = False
     sequence: RowSequence | None = None
+    commit_ts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ class ReducedBatch:
     ``mode``: what the table holds; what is said above is of ``upsert``.
     ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than what is stored
     leaves it alone; a delete leaves the key, its position and ``SOFT_DELETE_COLUMN``.
+    ``history``: with mode ``history``, the names of the columns of time. The batch then has a row for each
+    key and ``_commit_ts``, none before ``since``; ``shape`` is the source's, and the target was opened with
+    ``history_shape`` of it. What becomes of the rows is said in ``sinks.history``.
     """
 
     shape: TableShape
@@ -120,6 +125,8 @@ class ReducedBatch:
     truncates: bool = False
     sequenced: bool = False
     mode: TableMode = "upsert"
+    history: HistoryNames | None = None
+    since: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -141,6 +148,8 @@ class ApplyResult:
 
     ``upserted`` were inserted or updated, ``deleted`` were there and are gone (or marked), ``absent``
     are deletes whose row was not there. ``version`` is the target's own name of the commit.
+    Of a history, ``inserted`` are versions begun, ``deleted`` the deletes that ended one, ``absent`` those
+    that ended none, and ``stale`` the events that were known.
     Of a ``sequenced`` batch, rows that mark a delete count as inserted or updated, and ``stale`` are those
     left alone since what is stored is newer.
     """
@@ -211,6 +220,20 @@ def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: Table
             f"{SEQUENCE_COLUMN}), and the config says sequence_by: kafka. Set sequence_by: source again, or "
             "load the table anew under another name",
             table=str(table),
+        )
+
+
+def check_versions(batch: ReducedBatch) -> None:
+    """Refuse what has no place in a history: no source that has commit timestamps sends it.
+
+    Raises:
+        TargetError: the batch empties the table, leaves out values, or does not name its columns of time.
+    """
+    wrong = "empties the table" if batch.truncates else "leaves out values" if batch.keeps else None
+    if wrong is not None or batch.history is None:
+        raise TargetError(
+            f"a history takes no batch that {wrong or 'does not name its columns of time'}",
+            table=str(batch.shape.table),
         )
 
 

@@ -15,6 +15,7 @@ back to our newest commit.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
@@ -60,7 +61,8 @@ class ProgressHistory(Protocol):
 class Entry:
     """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied.
 
-    ``keys`` are the columns rows were told apart by; None where the commit does not say.
+    ``keys`` are the columns rows were told apart by; None where the commit does not say. ``counts``: of a
+    history, what became of the batch's events.
     """
 
     kind: EntryKind
@@ -70,6 +72,7 @@ class Entry:
     progress: Progress | None
     commit: Commit
     keys: tuple[str, ...] | None = None
+    counts: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,15 @@ class Ledger:
         commit = self.log.commit(version) if version is not None else None
         return read_entry(commit) if commit else None
 
-    def entry_text(self, kind: EntryKind, epoch: int, batch: int, *, progress: Progress | None) -> str:
+    def entry_text(
+        self,
+        kind: EntryKind,
+        epoch: int,
+        batch: int,
+        *,
+        progress: Progress | None,
+        counts: Mapping[str, int] | None = None,
+    ) -> str:
         """The words a commit of ours carries."""
         document = {
             "tidesink": _FORMAT,
@@ -149,6 +160,7 @@ class Ledger:
             "batch": batch,
             "keys": self.keys,
             "progress": as_document(progress) if progress else None,
+            **({"counts": counts} if counts is not None else {}),
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -290,6 +302,7 @@ def read_entry(commit: Commit) -> Entry | None:
         progress=from_document(progress) if progress else None,
         commit=commit,
         keys=None if keys is None else tuple(keys),
+        counts=document.get("counts"),
     )
 
 

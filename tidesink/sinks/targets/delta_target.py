@@ -24,7 +24,7 @@ from tidesink.sinks.evolve import gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets import delta_schema, delta_tombstones
+from tidesink.sinks.targets import delta_history, delta_schema, delta_tombstones
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
@@ -68,6 +68,7 @@ CAPABILITIES: Final = Capabilities(
     soft_deletes=True,
     durable=True,
     sequences=True,
+    modes=frozenset({"upsert", "history"}),
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -215,6 +216,8 @@ class DeltaTable:
                 table=str(self._table),
             )
         self._compaction.run_if_due()
+        if batch.mode == "history":
+            return delta_history.result_of(done, batch)
         result = result_of(done.commit, batch)
         if result.stale:
             self._check_stale(batch, result)
@@ -264,6 +267,9 @@ class DeltaTable:
                 raise translated(exc, table=str(self._table)) from exc
 
     def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
+        if batch.mode == "history" and not batch.empty:
+            self._commit_versions(batch, progress)
+            return
         # A table without files has nothing to match, and the claim keeps other workers out.
         first_load = self._log.file_count() == 0
         writes = batch.upserts or (batch.sequenced and batch.deletes)
@@ -282,6 +288,21 @@ class DeltaTable:
             user_metadata(self._session, text),
         ):
             self._session.sql(sql)
+
+    def _commit_versions(self, batch: ReducedBatch, progress: Progress) -> None:
+        def text(counts: Mapping[str, int]) -> str:
+            at = (progress.epoch, progress.batch)
+            return self._ledger.entry_text("batch", *at, progress=progress, counts=counts)
+
+        delta_history.commit_versions(
+            self._session,
+            self._log,
+            self.location,
+            batch=batch,
+            present=self._present,
+            progress=progress,
+            text=text,
+        )
 
     def _show(self, batch: ReducedBatch) -> None:
         if batch.frame is None:

@@ -39,6 +39,7 @@ from tidesink.sinks.targets.base import (
     SchemaGap,
     check_order,
 )
+from tidesink.sinks.targets.memory_history import merged_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +55,7 @@ CAPABILITIES: Final = Capabilities(
     soft_deletes=True,
     durable=False,
     sequences=True,
+    modes=frozenset({"upsert", "history"}),
 )
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -64,6 +66,7 @@ class _State:
 
     pipeline: str
     columns: dict[str, str]
+    keys: tuple[str, ...]
     rows: _Rows = field(default_factory=dict)
     epoch: int = 0
     progress: Progress | None = None
@@ -108,11 +111,11 @@ class MemoryTarget:
         created = shape.table not in self._tables
         if created:
             columns = {column.name: column.spark for column in shape.columns}
-            self._tables[shape.table] = _State(pipeline, columns)
+            self._tables[shape.table] = _State(pipeline, columns, shape.keys)
         state = self._tables[shape.table]
         if delete_mode == "soft":
             state.columns.setdefault(SOFT_DELETE_COLUMN, "boolean")
-        return MemoryTable(state, shape.table, pipeline=pipeline, created=created)
+        return MemoryTable(state, shape, pipeline=pipeline, created=created)
 
     def rows(self, table: TableId) -> list[dict[str, Any]]:
         """A table's rows, columns that a row has no value for as None; in no order."""
@@ -123,9 +126,10 @@ class MemoryTarget:
 class MemoryTable:
     """One table in memory."""
 
-    def __init__(self, state: _State, table: TableId, *, pipeline: str, created: bool) -> None:
+    def __init__(self, state: _State, shape: TableShape, *, pipeline: str, created: bool) -> None:
         self._state = state
-        self._table = table
+        self._table = shape.table
+        self._keys = shape.keys
         self._pipeline = pipeline
         self._created = created
         self._epoch: int | None = None
@@ -134,6 +138,7 @@ class MemoryTable:
         """Take the next epoch; older holders are refused from here on."""
         with self._state.lock:
             self._check_owner()
+            self._check_keys()
             self._state.epoch += 1
             self._epoch = self._state.epoch
             if self._state.progress:
@@ -184,7 +189,9 @@ class MemoryTable:
                 raise StaleProgressError("a later batch is applied already", table=str(self._table))
             version = state.version + 1
             check_order(batch, state.columns, table=self._table)
-            if batch.truncates:
+            if batch.mode == "history":
+                rows, result = merged_versions(state.rows, batch, _rows_of(batch), version=version)
+            elif batch.truncates:
                 rows, result = _emptied(state.rows, batch, version=version)
             elif batch.sequenced:
                 state.columns |= {SOFT_DELETE_COLUMN: "boolean", SEQUENCE_COLUMN: SEQUENCE_DDL}
@@ -220,6 +227,15 @@ class MemoryTable:
         if self._state.pipeline != self._pipeline:
             raise StaleProgressError(
                 f"the table belongs to pipeline {self._state.pipeline!r}", table=str(self._table)
+            )
+
+    def _check_keys(self) -> None:
+        written = self._state.keys
+        if self._state.progress and {k.lower() for k in written} != {k.lower() for k in self._keys}:
+            raise SchemaRefusedError(
+                f"the rows were written under the key ({', '.join(written)}), and the key is now "
+                f"({', '.join(self._keys)})",
+                table=str(self._table),
             )
 
     def _check_held(self, epoch: int | None = None) -> None:
@@ -303,10 +319,12 @@ def _rows_of(batch: ReducedBatch) -> Iterator[ReducedRow]:
         return
     if batch.frame is None:
         return
-    more = [*(("_kept", "_anew") if batch.keeps else ()), *(("_seq",) if batch.sequenced else ())]
+    dated = ["_commit_ts"] if batch.mode == "history" else []
+    more = [*dated, *(("_kept", "_anew") if batch.keeps else ()), *(("_seq",) if batch.sequenced else ())]
     for row in batch.frame.select("_op", "key", "after", *more).toLocalIterator():
         after = row["after"].asDict() if row["after"] is not None else None
         kept, anew = (row["_kept"], row["_anew"]) if batch.keeps else (None, False)
         at = row["_seq"] if batch.sequenced else None
         sequence = RowSequence(tuple(at["source"]), *at[1:]) if at is not None else None
-        yield ReducedRow(row["_op"], row["key"].asDict(), after, tuple(kept or ()), anew, sequence)
+        moment = row["_commit_ts"] if dated else None
+        yield ReducedRow(row["_op"], row["key"].asDict(), after, tuple(kept or ()), anew, sequence, moment)

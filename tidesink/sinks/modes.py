@@ -1,0 +1,28 @@
+"""What a table's mode makes of its shape at the target."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidesink.sinks.history import HistoryNames, history_shape
+from tidesink.sinks.shape import TableShape
+
+if TYPE_CHECKING:
+    from tidesink.config import TableConfig
+
+
+def names_of(settings: TableConfig) -> HistoryNames | None:
+    """The columns of time of a history; None in another mode."""
+    if settings.mode != "history":
+        return None
+    return HistoryNames(settings.history.valid_from, settings.history.valid_to, settings.history.current)
+
+
+def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+    """The shape of what the target keeps of a table.
+
+    Raises:
+        SchemaRefusedError: a column has the name of one that the mode adds.
+    """
+    names = names_of(settings)
+    return shape if names is None else history_shape(shape, names)
