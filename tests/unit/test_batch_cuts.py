@@ -34,7 +34,9 @@ class _Scripted(Batch):
             cast("Any", SimpleNamespace(stop=StopFlag())),
             Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
             cast("Any", _Knows()),
-            settings=cast("Any", SimpleNamespace(bad_record="pause", sequence_by="kafka", table=T)),
+            settings=cast(
+                "Any", SimpleNamespace(bad_record="pause", mode="upsert", sequence_by="kafka", table=T)
+            ),
             session=cast("Any", None),
             plan=BatchPlan((OffsetRange("t", 0, start, end),), found),
             reader=cast("Any", None),
