@@ -95,7 +95,7 @@ class _Silent(_Refusing):
 def test_where_the_table_does_not_answer_either_what_was_asked_for_holds() -> None:
     target = MemoryTarget()
     target.open_table(SHAPE, pipeline="shop")
-    table = _Silent(target._tables[TABLE], TABLE, pipeline="shop", created=False)
+    table = _Silent(target._tables[TABLE], SHAPE, pipeline="shop", created=False)
     tombstones = Tombstones(table, 40)
     table.answers = False
     tombstones.collect_if_due(applied((100, None)), "t")
@@ -105,7 +105,7 @@ def test_where_the_table_does_not_answer_either_what_was_asked_for_holds() -> No
 def test_a_collection_that_fails_stops_nothing() -> None:
     target = MemoryTarget()
     target.open_table(SHAPE, pipeline="shop")
-    table = _Refusing(target._tables[TABLE], TABLE, pipeline="shop", created=False)
+    table = _Refusing(target._tables[TABLE], SHAPE, pipeline="shop", created=False)
     tombstones = Tombstones(table, 40)
     tombstones.collect_if_due(applied((100, None)), "t")
     assert (tombstones.last, tombstones.horizon) == (None, None)
