@@ -32,6 +32,7 @@ _LEDGER: Final = (
     "CREATE TABLE IF NOT EXISTS {} (table_name text PRIMARY KEY, source_table text NOT NULL, "
     "pipeline text NOT NULL, epoch bigint NOT NULL, txn_version bigint NOT NULL, progress text, "
     "key_columns text NOT NULL, result text, commits bigint NOT NULL, horizon bigint, "
+    "table_identity text, "
     "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
 )
 # IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
@@ -192,6 +193,13 @@ class PostgresDialect:
             (place.schema, place.name),
         )
         return dict(cursor.fetchall())
+
+    def identity(self, cursor: Any, place: Place) -> str | None:
+        """Their OIDs: VACUUM FULL, CLUSTER, TRUNCATE and every ALTER leave them, DROP and CREATE do not."""
+        query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"
+        cursor.execute(query, (place.ledger, place.location))
+        (found,) = cursor.fetchone()
+        return None if found is None else str(found)
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
         """A collation that is not deterministic takes different texts for one."""

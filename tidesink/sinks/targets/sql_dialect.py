@@ -131,6 +131,12 @@ class Dialect(Protocol):
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """A table's columns and types, as ``render_sql`` spells them; empty where there is no table."""
 
+    def identity(self, cursor: Any, place: Place) -> str | None:
+        """What the table and its ledger are to the server, as long as nobody makes them anew.
+
+        ``ledger:table``; None where the server has no such mark, or the table is not there.
+        """
+
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
         """Refuse a table whose key columns (quoted, in lower case) take different values for one.
 

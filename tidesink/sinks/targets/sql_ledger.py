@@ -28,6 +28,7 @@ _COLUMNS: Final = (
     "result",
     "commits",
     "horizon",
+    "table_identity",
 )
 
 
@@ -35,7 +36,8 @@ _COLUMNS: Final = (
 class Entry:
     """A table's row in the ledger; ``result`` is of the newest batch, None since another epoch claimed.
 
-    ``horizon``: the commit_ts up to which deletes may be forgotten.
+    ``horizon``: the commit_ts up to which deletes may be forgotten. ``identity``: the dialect's mark of the
+    table that has the rows.
     """
 
     pipeline: str
@@ -45,6 +47,7 @@ class Entry:
     result: ApplyResult | None = None
     commits: int = 0
     horizon: int | None = None
+    identity: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,28 @@ class SqlLedger:
         progress = replace(entry.progress, epoch=epoch) if entry.progress else None
         return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
 
+    def identified(self, cursor: Any, entry: Entry) -> Entry:
+        """The row with the mark of the table as it is now.
+
+        Raises:
+            StaleProgressError: the rows were written to another table of this name, and the ledger is the one
+                that speaks of it: where both were made anew, they came from one backup.
+        """
+        now = self.dialect.identity(cursor, self.place)
+        if entry.progress and entry.identity and now and _made_again(entry.identity, now):
+            raise self._made_again()
+        return replace(entry, identity=now)
+
+    def _made_again(self) -> StaleProgressError:
+        way = f"UPDATE {self.place.ledger} SET table_identity = NULL "  # noqa: S608  (for people to send)
+        return StaleProgressError(
+            f"{self.place.shown} was dropped and made again behind its progress, which is that of the table "
+            "before: rows from a backup would have a gap. Bring the table back that was there; or, where you "
+            f"know that its rows are right, say so with {way}WHERE table_name = {self.place.name!r}; or drop "
+            "it, delete that row, and let the worker load it again from the start of its topic",
+            table=str(self.place.source),
+        )
+
     def _check_owner(self, entry: Entry, source: tuple[str, ...]) -> None:
         if entry.pipeline != self.pipeline:
             raise StaleProgressError(
@@ -129,6 +154,11 @@ class SqlLedger:
             )
 
 
+def _made_again(before: str, now: str) -> bool:
+    (old_ledger, _, old), (new_ledger, _, new) = before.partition(":"), now.partition(":")
+    return old_ledger == new_ledger and old != new
+
+
 def _values(entry: Entry) -> tuple[Any, ...]:
     return (
         entry.pipeline,
@@ -139,11 +169,12 @@ def _values(entry: Entry) -> tuple[Any, ...]:
         json.dumps(asdict(entry.result)) if entry.result else None,
         entry.commits,
         entry.horizon,
+        entry.identity,
     )
 
 
 def _entry(values: list[Any]) -> Entry:
-    pipeline, epoch, _, progress, keys, result, commits, horizon = values
+    pipeline, epoch, _, progress, keys, result, commits, horizon, identity = values
     return Entry(
         pipeline,
         int(epoch),
@@ -152,4 +183,5 @@ def _entry(values: list[Any]) -> Entry:
         ApplyResult(**json.loads(result)) if result else None,
         int(commits),
         None if horizon is None else int(horizon),
+        identity,
     )

@@ -75,6 +75,7 @@ class SqlTable:
             self._ledger.add_row(cursor)
             entry = self._ledger.claimed(self._locked(cursor))
             self._check_rows(entry)
+            entry = self._ledger.identified(cursor, entry)
             self._dialect.check_keys(cursor, self.place, self._keys)
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
@@ -258,6 +259,7 @@ class SqlTable:
             done = self._done(entry, progress)
             if done is not None:
                 return done
+            entry = self._ledger.identified(cursor, entry)
             counts = self._merged(cursor, batch, attempts)
             absent = 0 if batch.truncates or batch.sequenced else batch.deletes - counts.deleted
             version = entry.commits + 1
