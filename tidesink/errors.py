@@ -9,6 +9,7 @@ TidesinkError                        .context says where, .remedy says what happ
 │   ├── UnnamedRowError              a change that names no row
 │   ├── ChecksumError                a row whose checksum says that it was damaged
 │   ├── RowUnavailableError          a row that lies elsewhere, and cannot be had
+│   ├── FilterError                  a row that the table's filter cannot be asked about
 │   ├── HorizonError                 a change older than the deletes still remembered
 │   └── UnsupportedMessageError      a message this version does not read yet
 ├── EncodeError               fix    an event the codec cannot write
@@ -124,6 +125,10 @@ class RowUnavailableError(DecodeError):
 
 class HorizonError(DecodeError):
     """A change from before the deletes that the table still remembers; says what to compare."""
+
+
+class FilterError(DecodeError):
+    """A row that the table's filter fails on, or needs a value of that was not sent; says which filter."""
 
 
 class UnsupportedMessageError(DecodeError):

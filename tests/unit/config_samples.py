@@ -25,6 +25,9 @@ CANAL_JSON: dict[str, Any] = {
     "target": {"path": "s3://bucket/lake"},
 }
 
+# Names that keep their underscores.
+AS_DATABRICKS = ("sequence_by", "except_column_list", "ignore_null_updates")
+
 
 def changed(base: dict[str, Any], **places: Any) -> dict[str, Any]:
     """A copy with settings replaced; ``source__kafka`` stands for source.kafka, None removes one."""
@@ -34,7 +37,7 @@ def changed(base: dict[str, Any], **places: Any) -> dict[str, Any]:
         section = copy
         for part in sections:
             section = section.setdefault(part.replace("_", "-"), {})
-        name = name if name == "sequence_by" else name.replace("_", "-")
+        name = name if name in AS_DATABRICKS else name.replace("_", "-")
         if value is None:
             section.pop(name)
         else:

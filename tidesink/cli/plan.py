@@ -75,6 +75,8 @@ def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | Non
             ]
             names = ("key", "column", "source", "target", "note")
             show_table(None, names, rows, folded=("source", "note"))
+        if entry.left_out:
+            typer.echo(f"  left out: {', '.join(entry.left_out)}")
         for column, count in zero_dates.get(entry.table, {}).items():
             typer.echo(f"  {count} dates of column {column} became NULL so far")
         for warning in entry.warnings:

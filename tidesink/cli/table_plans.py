@@ -17,7 +17,9 @@ from tidesink.config import Config, TableConfig
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
+from tidesink.sinks.layout import OWN_COLUMNS
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.layout import laid_out
 from tidesink.typemap.render import CALENDAR_READERS
 from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
 from tidesink.typemap.table import row_of
@@ -48,7 +50,7 @@ class ColumnPlan(NamedTuple):
 class TablePlan:
     """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look.
 
-    ``types_from`` says who told the source's types.
+    ``types_from`` says who told the source's types, ``left_out`` are columns that the target does not have.
     """
 
     table: TableId | None
@@ -60,6 +62,7 @@ class TablePlan:
     warnings: tuple[str, ...] = ()
     problem: str | None = None
     types_from: TypesFrom | None = None
+    left_out: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
@@ -241,14 +244,20 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
     )
 
 
-def _planned(config: Config, topic: str, shape: TableShape, *, types_from: TypesFrom) -> TablePlan:
+def _planned(config: Config, topic: str, source: TableShape, *, types_from: TypesFrom) -> TablePlan:
+    settings = config.table_config(source.table)
+    try:
+        shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
+    except ConfigError as error:
+        return _unplanned(config, topic, source.table, error.message)
     return TablePlan(
         table=shape.table,
         topic=topic,
         path=_path(config, shape.table),
-        columns=tuple(_column(column, shape) for column in shape.columns),
+        columns=tuple(_column(column, shape, sources) for column in shape.columns),
         keys=shape.keys,
-        policies=_policies(config.table_config(shape.table)),
+        policies=_policies(settings),
+        left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
         warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
         problem=None if shape.keys else _NO_KEY.format(table=shape.table),
         types_from=types_from,
@@ -275,12 +284,16 @@ def _policies(settings: TableConfig) -> dict[str, str]:
         "bad-record": settings.bad_record,
         "schema-changes": settings.schema_changes.shown(),
         "time-zone": settings.time_zone,
+        **({"filter": settings.filter} if settings.filter is not None else {}),
     }
 
 
-def _column(column: ShapeColumn, shape: TableShape) -> ColumnPlan:
+def _column(column: ShapeColumn, shape: TableShape, sources: Mapping[str, str]) -> ColumnPlan:
     source = column.type.sql or _source_type(column)
-    return ColumnPlan(column.name, source, column.spark, column.key, _note(column, shape))
+    was = sources[column.name]
+    notes = (f"{was} at the source" if was != column.name else "", _note(column, shape))
+    note = "; ".join(note for note in notes if note)
+    return ColumnPlan(column.name, source, column.spark, column.key, note)
 
 
 def _source_type(column: ShapeColumn) -> str:

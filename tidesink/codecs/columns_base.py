@@ -76,5 +76,9 @@ class DecodeColumns(Protocol):
     def keeps_values(self) -> bool:
         """Whether the decoded frame has ``_kept``: a row may lack values that are to stay as stored."""
 
+    @property
+    def gone(self) -> frozenset[str]:
+        """Columns of the shape, in lower case, that the source is known not to have any more."""
+
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw one; lazy, in one pass."""

@@ -83,6 +83,11 @@ class CanalJsonColumns:
         """Always false: a row comes with all its values."""
         return False
 
+    @property
+    def gone(self) -> frozenset[str]:
+        """The shape's columns that the table does not have now."""
+        return frozenset(self.shape.by_name) - self.current
+
     def judging(self) -> CanalJsonColumns:
         """The plan that has irregular messages judged."""
         return replace(self, judges=True)

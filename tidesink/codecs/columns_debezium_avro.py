@@ -30,6 +30,7 @@ from tidesink.codecs.columns_debezium_record import Images, RecordColumns, start
 from tidesink.codecs.columns_debezium_schema import (
     COMMIT_TS,
     RecordSchema,
+    gone_columns,
     read_key_schema,
     read_value_schema,
 )
@@ -61,13 +62,15 @@ class DebeziumAvroColumns:
     """The plan for one debezium-avro table.
 
     ``own_key``: the key is the key record's, so that Debezium sends a changed key as a delete and an
-    insert; without it an update's old row tells its old key.
+    insert; without it an update's old row tells its old key. ``gone``: the shape's columns, in lower case,
+    that the newest schema of rows does not have.
     """
 
     shape: TableShape
     keys: Side
     values: Side
     own_key: bool = True
+    gone: frozenset[str] = frozenset()
 
     @property
     def changes_keys(self) -> bool:
@@ -173,6 +176,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
             value_side.control,
         ),
         own_key=own_key,
+        gone=gone_columns(shape, value_side.rows),
     )
 
 

@@ -50,7 +50,8 @@ class DebeziumJsonColumns:
 
     ``keys``, ``values`` and ``watermarks`` read what is in the JVM's form, by the schemas of
     ``key_schemas`` and ``value_schemas``. ``own_key``: the key is the key record's. ``unwrapped``: the topic
-    holds flattened rows, where a null value is a delete.
+    holds flattened rows, where a null value is a delete. ``gone``: the shape's columns, in lower case, that
+    the newest schema of rows does not have.
     """
 
     shape: TableShape
@@ -62,6 +63,7 @@ class DebeziumJsonColumns:
     judging: Judging
     judges: bool = True
     own_key: bool = True
+    gone: frozenset[str] = frozenset()
 
     @property
     def changes_keys(self) -> bool:

@@ -15,6 +15,7 @@ from tidesink.codecs.columns_debezium_json_judge import Judging
 from tidesink.codecs.columns_debezium_json_record import json_records
 from tidesink.codecs.columns_debezium_json_schema import JsonSchema, is_flattened_head, read_heads
 from tidesink.codecs.columns_debezium_readers import Defined, source_column
+from tidesink.codecs.columns_debezium_schema import gone_columns
 from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.errors import ConfigError
 from tidesink.typemap.render import ZeroDate
@@ -89,6 +90,8 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
         Judging(shape, replace(options, debezium_unwrapped=unwrapped), definition),
         judges=judges or not rows,
         own_key=keys is None,
+        # What rows without a schema have is not known until they are read.
+        gone=frozenset() if told or definition is not None else gone_columns(shape, rows),
     )
 
 

@@ -24,6 +24,7 @@ from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
 from tidesink.codecs.debezium_values_decimals import scale_of, whole_parameter
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.typemap.semantic import semantic_type
+from tidesink.typemap.shape import TableShape
 from tidesink.typemap.table import SPARK_MAX_PRECISION
 
 Json = Any
@@ -261,3 +262,10 @@ def names_no_row(text: str) -> bool:
         return read_value_schema(text).kind != "envelope"
     except (ValueError, AttributeError, SchemaMismatchError):
         return False
+
+
+def gone_columns(shape: TableShape, rows: Mapping[int, RecordSchema]) -> frozenset[str]:
+    """The shape's columns, in lower case, that the newest of the schemas of rows does not have."""
+    newest = rows[max(rows)] if rows else None
+    there = {wire.field.name.lower() for wire in newest.columns} if newest else set(shape.by_name)
+    return frozenset(shape.by_name) - there

@@ -63,6 +63,16 @@ class FlatAvroColumns:
         return False
 
     @property
+    def gone(self) -> frozenset[str]:
+        """The shape's columns that the newest writer schema does not have."""
+        newest = max(self.values.records, key=lambda record: max(record.ids), default=None)
+        if newest is None:
+            return frozenset()
+        return frozenset(self.shape.by_name) - {
+            writer.column.name.lower() for writer in newest.schema.columns
+        }
+
+    @property
     def lacks_checksums(self) -> bool:
         """True where checksums are asked for and no value's schema has one."""
         known = [record.schema.extension for record in self.values.records]

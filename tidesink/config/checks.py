@@ -9,6 +9,7 @@ from pathlib import Path
 from tidesink.config.kafka import KafkaProperties
 from tidesink.config.kafka_checks import file_problems, kafka_problems, security_problems
 from tidesink.config.large_messages import large_message_problems
+from tidesink.config.layout import layout_problems
 from tidesink.config.models import Config
 from tidesink.config.modes import mode_problems
 from tidesink.config.passed_on import message_target_problems
@@ -301,6 +302,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     _definitions,
     sequence_problems,
     mode_problems,
+    layout_problems,
     _kafka,
     _files,
     _dead_letters,

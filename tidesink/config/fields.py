@@ -145,4 +145,5 @@ LocalPath = Annotated[str, AfterValidator(beside_config)]
 # One text at least, in either form: every setting of this kind needs one.
 Texts = Annotated[str, Field(pattern=r"^.*[^,\s].*$")] | Annotated[list[str], Field(min_length=1)]
 Listed = BeforeValidator(_listed, json_schema_input_type=Texts)
+MaybeListed = BeforeValidator(_listed, json_schema_input_type=str | list[str])
 Count = Annotated[int, BeforeValidator(_counted)]

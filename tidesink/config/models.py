@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -20,6 +20,7 @@ from tidesink.config.fields import (
     Duration,
     Listed,
     LocalPath,
+    MaybeListed,
     Model,
     PositiveDuration,
     StatePlace,
@@ -30,7 +31,9 @@ from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.layout import Layout
 from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.row_filter import read_filter
 
 Deletes = Literal["hard", "soft"]
 BadRecord = Literal["pause", "dead-letter"]
@@ -81,6 +84,19 @@ class TableDefaults(Model):
     """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
     schema_changes: SchemaChanges = SchemaChanges()
     """What becomes of a change of the source table's columns, kind by kind."""
+    columns: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
+    """The columns that the target has, by the source's names; all if not given. The key's are needed. What
+    this and the next four do: `docs/how-to-columns.md`."""
+    except_column_list: Annotated[tuple[str, ...], MaybeListed] | None = Field(
+        default=None, alias="except_column_list"
+    )
+    """The columns that the target does not have, by the source's names; not beside `columns`. `[]`: all are
+    there, whatever is said elsewhere."""
+    rename: dict[str, str] | None = None
+    """The target's names of columns, `{source: target}`."""
+    filter: str | None = None
+    """A condition in Spark's SQL on the source's row, as `status <> 'draft'`: the target holds the rows for
+    which it is true. `true` takes back what is said elsewhere."""
 
     _said = model_validator(mode="before")(said_mode)
 
@@ -132,6 +148,16 @@ class TableOverride(Model):
     """As under `defaults`, for this table."""
     schema_changes: SchemaChanges | None = None
     """As under `defaults`, for this table; kinds that it does not name are as there."""
+    columns: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
+    """As under `defaults`, for this table, in place of both lists there."""
+    except_column_list: Annotated[tuple[str, ...], MaybeListed] | None = Field(
+        default=None, alias="except_column_list"
+    )
+    """As under `defaults`, for this table, in place of both lists there."""
+    rename: dict[str, str] | None = None
+    """As under `defaults`, for this table, in place of the names there."""
+    filter: str | None = None
+    """As under `defaults`, for this table, in place of the filter there."""
 
     _said = model_validator(mode="before")(said_mode)
 
@@ -204,6 +230,24 @@ class TableConfig(Model):
     bad_record: BadRecord
     schema_changes: SchemaChanges
     time_zone: str
+    columns: tuple[str, ...] | None
+    except_column_list: tuple[str, ...] | None
+    rename: dict[str, str] | None
+    filter: str | None
+
+    @property
+    def layout(self) -> Layout:
+        """What the target holds of the table.
+
+        Raises:
+            ConfigError: the filter cannot be read; ``tidesink validate`` says so before.
+        """
+        return Layout(
+            self.columns,
+            self.except_column_list or (),
+            self.rename or {},
+            read_filter(self.filter) if self.filter is not None else None,
+        )
 
 
 class Config(Model):
@@ -240,6 +284,7 @@ class Config(Model):
         merged = {n: getattr(self.defaults, n) if value is None else value for n, value in own.items()}
         sections = [entry.schema_changes for entry in overrides]
         merged["schema_changes"] = merged_changes(self.defaults.schema_changes, sections)
+        merged |= _selection([*overrides, self.defaults])
         return TableConfig.model_construct(
             table=table,
             keys=_first(overrides, "keys"),
@@ -317,6 +362,13 @@ def _record_names(table: TableId) -> TableId:
 
 # What the scd type says is in the mode.
 _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
+
+
+def _selection(sections: Sequence[TableDefaults | TableOverride]) -> dict[str, Any]:
+    """Which columns, by the first section that says it: of two lists from two places neither would hold."""
+    names = ("columns", "except_column_list")
+    own = ({name: getattr(section, name) for name in names} for section in sections)
+    return next((found for found in own if any(value is not None for value in found.values())), {})
 
 
 def _first(overrides: list[TableOverride], name: str) -> Any:

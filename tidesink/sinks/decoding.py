@@ -98,10 +98,19 @@ class Decoding(Protocol):
 
 
 def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
-    """The decoding of one table by the config's protocol."""
+    """The decoding of one table by the config's protocol, laid out as its target has it.
+
+    Raises:
+        ConfigError: the table's filter cannot be read.
+    """
     module = import_module(DECODINGS[around.config.source.protocol])
     found: Decoding = module.open_decoding(around, topic, table, session=session)
-    return found
+    layout = around.config.table_config(table).layout
+    if layout.plain:
+        return found
+    from tidesink.sinks.layout import LaidOutDecoding
+
+    return LaidOutDecoding(found, layout, session)
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:

@@ -1,0 +1,128 @@
+"""Columns, names and filters of a table: in the config, and over a shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
+from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.row_filter import read_filter
+from tidesink.typemap.shape import shape_of
+
+ID = Column("Id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
+SHAPE = shape_of(TableSchema(TableId("shop", "t"), (ID, *(Column(n, ColumnType("int")) for n in "abc"))))
+DEFINITION = "create table shop.t (id bigint primary key, a int, b int)"
+
+
+def _names(layout: Layout) -> dict[str, str]:
+    return dict(laid_out(layout, SHAPE, own=("_mark",)).sources)
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        (Layout(), {"Id": "Id", "a": "a", "b": "b", "c": "c"}),
+        (Layout(columns=("c", "ID")), {"Id": "Id", "c": "c"}),
+        (Layout(except_columns=("B",)), {"Id": "Id", "a": "a", "c": "c"}),
+        (Layout(columns=("id", "a", "b"), rename={"A": "b", "b": "A"}), {"Id": "Id", "b": "a", "A": "b"}),
+        (Layout(except_columns=("a",), rename={"c": "A", "Id": "key"}), {"key": "Id", "b": "b", "A": "c"}),
+    ],
+)
+def test_a_layout_says_columns_and_names(layout: Layout, names: dict[str, str]) -> None:
+    assert _names(layout) == names
+
+
+def test_the_key_keeps_being_the_key_under_its_new_name() -> None:
+    shape = laid_out(Layout(rename={"id": "number"}), SHAPE, own=()).shape
+    assert (shape.keys, [column.name for column in shape.key_columns]) == (("number",), ["number"])
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (Layout(columns=("id", "d")), "columns: shop.t has no column d; its columns are Id, a, b, c"),
+        (Layout(except_columns=("d",)), "except_column_list: shop.t has no column d"),
+        (Layout(rename={"d": "x"}), "rename: shop.t has no column d"),
+        (Layout(row_filter=read_filter("d > 1 or a > 1")), "filter: shop.t has no column d"),
+        (Layout(columns=("a",)), r"key of shop.t is \(Id\), and Id is left out"),
+        (Layout(except_columns=("id",)), "and Id is left out"),
+        (Layout(rename={"a": "B"}), "two columns of shop.t would be called b"),
+        (Layout(rename={"a": "_MARK"}), "called _mark, which is a column of tidesink's own"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused_by_name(layout: Layout, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        _names(layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(columns=("id", "b")), Layout(rename={"B": "x"}), Layout(row_filter=read_filter("`b` = 1"))],
+)
+def test_a_column_that_the_source_dropped_is_missed(layout: Layout) -> None:
+    with pytest.raises(SchemaRefusedError, match="dropped or renamed"):
+        laid_out(layout, SHAPE, own=(), gone={"b"})
+    laid_out(Layout(except_columns=("b",)), SHAPE, own=(), gone={"b"})
+
+
+def test_the_nearest_list_and_filter_hold() -> None:
+    config = right(
+        changed(
+            CANAL_JSON,
+            defaults={"except_column_list": ["a"], "filter": "a > 1", "rename": {"b": "x"}},
+            tables=[
+                {"name": "shop.t", "columns": "id,a", "filter": "true"},
+                {"match": "shop.*", "rename": {}},
+            ],
+        )
+    )
+    named, fitting, other = (
+        config.table_config(TableId(*name.split("."))).layout for name in ("shop.t", "shop.u", "pub.t")
+    )
+    assert named == Layout(columns=("id", "a"))
+    assert (fitting.except_columns, fitting.rename) == (("a",), {})
+    assert other == Layout(except_columns=("a",), rename={"b": "x"}, row_filter=read_filter("a > 1"))
+
+
+@pytest.mark.parametrize(
+    ("defaults", "field", "reason"),
+    [
+        ({"columns": ["id"], "except_column_list": ["a"]}, "except_column_list", "beside a list of columns"),
+        ({"columns": ["id", "ID"]}, "columns", "id is listed twice"),
+        ({"columns": []}, "columns", "wrong form"),
+        ({"rename": {"a": "x", "b": "X"}}, "rename", "two columns would be called x"),
+        ({"rename": {"a": "x", "A": "y"}}, "rename", "a is renamed twice"),
+        ({"rename": {"a": " "}}, "rename", "empty name"),
+        ({"rename": {"a": "x"}, "except_column_list": ["A"]}, "rename", "no effect on a"),
+        ({"rename": {"a": "x"}, "columns": ["id"]}, "rename", "no effect on a"),
+        ({"filter": "a > now()"}, "filter", "not the same at another time"),
+    ],
+)
+def test_a_layout_that_contradicts_itself_is_refused(
+    defaults: dict[str, Any], field: str, reason: str
+) -> None:
+    assert reason in wrong(changed(CANAL_JSON, defaults=defaults))[f"defaults.{field}"].reason
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"filter": "d > 1"}, "filter: shop.t has no column d"),
+        ({"columns": "a"}, "id is left out"),
+        ({"rename": {"a": "b"}}, "two columns of shop.t would be called b"),
+        ({"keys": "a", "except_column_list": "a"}, "a is left out"),
+    ],
+)
+def test_a_definition_tells_before_the_run(entry: dict[str, Any], reason: str) -> None:
+    tables = [{"name": "shop.t", "definition": DEFINITION, **entry}]
+    assert reason in wrong(changed(CANAL_JSON, tables=tables))["tables[0]"].reason
+
+
+def test_errors_of_a_layout_are_told_by_type() -> None:
+    with pytest.raises(TidesinkError) as caught:
+        _names(Layout(rename={"d": "x"}))
+    assert caught.value.context == {"table": "shop.t", "column": "d"}

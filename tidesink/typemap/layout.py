@@ -1,0 +1,128 @@
+"""What a table's target holds of its source: which columns, under which names, of which rows.
+
+A layout is the config's word about one table; laid over the source's shape it gives the target's. Names
+are told apart without regard to case, as in shapes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.typemap.row_filter import RowFilter
+from tidesink.typemap.shape import ShapeColumn, TableShape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``columns``: these alone; ``except_columns``: all but these; ``rename``: the target's name by the
+    source's; ``row_filter``: the rows, by the source's columns."""
+
+    columns: tuple[str, ...] | None = None
+    except_columns: tuple[str, ...] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+    row_filter: RowFilter | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True where the target holds what the source does."""
+        return self == _PLAIN
+
+
+_PLAIN = Layout()
+
+
+class LaidOut(NamedTuple):
+    """The target's shape, and for each of its columns of the source's that one's name there."""
+
+    shape: TableShape
+    sources: Mapping[str, str]
+
+
+def laid_out(layout: Layout, source: TableShape, *, own: Iterable[str], gone: Iterable[str] = ()) -> LaidOut:
+    """A source's shape as its target has it.
+
+    ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns of the
+    shape that the source does not have any more.
+
+    Raises:
+        ConfigError: the layout names a column there is not, leaves a key out, or gives two columns one name.
+        SchemaRefusedError: the layout names a column that is gone: rows from now on have no value for it.
+    """
+    _check_named(layout, source, frozenset(gone))
+    chosen = tuple(_chosen(layout, source))
+    _check_keys(chosen, source)
+    names = {old.lower(): new for old, new in layout.rename.items()}
+    columns = tuple(replace(column, name=names.get(column.name.lower(), column.name)) for column in chosen)
+    _check_apart(columns, source, own)
+    shape = replace(source, columns=columns, keys=tuple(column.name for column in columns if column.key))
+    return LaidOut(shape, {new.name: old.name for new, old in zip(columns, chosen, strict=True)})
+
+
+def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
+    """Each column of the source that a layout names, after the setting that names it."""
+    yield from (("columns", name) for name in layout.columns or ())
+    yield from (("except_column_list", name) for name in layout.except_columns)
+    yield from (("rename", name) for name in layout.rename)
+    yield from (("filter", name) for name in (layout.row_filter.columns if layout.row_filter else ()))
+
+
+def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
+    """The source's order: columns that are added later come last, wherever the config names them."""
+    wanted = None if layout.columns is None else {name.lower() for name in layout.columns}
+    left_out = {name.lower() for name in layout.except_columns}
+    for column in source.columns:
+        name = column.name.lower()
+        if (wanted is None or name in wanted) and name not in left_out:
+            yield column
+
+
+def _check_named(layout: Layout, source: TableShape, gone: frozenset[str]) -> None:
+    for setting, name in named_columns(layout):
+        if name.lower() not in source.by_name:
+            known = ", ".join(column.name for column in source.columns)
+            raise ConfigError(
+                f"{setting}: {source.table} has no column {name}; its columns are {known}",
+                table=str(source.table),
+                column=name,
+            )
+        if name.lower() in gone and setting != "except_column_list":
+            raise SchemaRefusedError(
+                f"{setting} names {name}, a column that the source has dropped or renamed: rows from then on "
+                f"have no value for it. Take it out of {setting}, or name the column that took its place, "
+                "and load the table anew where the rows already there are not what you want",
+                table=str(source.table),
+                column=name,
+            )
+
+
+def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
+    there = {column.name for column in chosen}
+    missing = [column.name for column in source.key_columns if column.name not in there]
+    if missing:
+        raise ConfigError(
+            f"the key of {source.table} is ({', '.join(source.keys)}), and {', '.join(missing)} is left out: "
+            "rows could not be told apart. Add it to columns, or take it out of except_column_list",
+            table=str(source.table),
+        )
+
+
+def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterable[str]) -> None:
+    names = Counter(column.name.lower() for column in columns)
+    twice = [name for name, times in names.items() if times > 1]
+    if twice:
+        raise ConfigError(
+            f"rename: two columns of {source.table} would be called {', '.join(twice)}: give one "
+            "another name",
+            table=str(source.table),
+        )
+    taken = sorted(names.keys() & {name.lower() for name in own})
+    if taken:
+        raise ConfigError(
+            f"a column of {source.table} would be called {', '.join(taken)}, which is a column of tidesink's "
+            "own: rename it to something else",
+            table=str(source.table),
+        )

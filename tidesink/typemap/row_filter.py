@@ -1,0 +1,184 @@
+"""A condition on the rows of a table, in Spark's SQL: read and vetted before anything runs it.
+
+The text goes to Spark as it was given, its column names alone put in place of the row's; so what is
+read here decides what is refused, and never what the condition means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidesink.errors import ConfigError
+from tidesink.typemap.shape import quoted
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+# What takes no row away, and so no filter's place.
+ALWAYS: Final = "true"
+
+# Spark's own functions of one row's values alone: the same today and tomorrow, here and on any machine.
+_FUNCTIONS: Final = """
+abs acos ascii asin atan atan2 base64 between bin bit_count bit_get bit_length bround btrim cardinality
+cast cbrt ceil ceiling char char_length character_length chr coalesce concat concat_ws contains conv cos
+crc32 date date_add date_diff date_format date_from_unix_date date_part date_sub date_trunc datediff
+dateadd day dayname dayofmonth dayofweek dayofyear decimal decode degrees double elt encode endswith
+equal_null exp extract factorial find_in_set float floor format_number format_string from_unixtime
+get_json_object greatest hash hex hour if ifnull initcap int isnan isnotnull isnull json_array_length
+json_object_keys last_day lcase least left length levenshtein ln locate log log10 log2 lower lpad ltrim
+luhn_check make_date make_timestamp make_timestamp_ntz md5 minute mod month monthname months_between
+next_day nullif nullifzero nvl nvl2 octet_length overlay pmod position pow power quarter radians regexp
+regexp_count regexp_extract regexp_instr regexp_like regexp_replace regexp_substr repeat replace reverse
+right rint rlike round rpad rtrim second sha sha1 sha2 sign signum sin smallint soundex split split_part
+sqrt startswith string substr substring substring_index tan timestamp timestamp_micros timestamp_millis
+timestamp_ntz timestamp_seconds timestampadd timestampdiff tinyint to_binary to_char to_date to_number
+to_timestamp to_timestamp_ntz translate trim trunc try_add try_cast try_divide try_mod try_multiply
+try_subtract try_to_binary try_to_number try_to_timestamp typeof ucase unbase64 unhex unix_date
+unix_micros unix_millis unix_seconds upper url_decode url_encode weekday weekofyear width_bucket
+xxhash64 year zeroifnull bigint boolean binary varchar numeric array_contains array
+"""
+FUNCTIONS: Final = frozenset(_FUNCTIONS.split())
+# In DATE'…' and TIMESTAMP'…' these are the time of the query.
+_MOMENTS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
+# Words that are no function when a parenthesis follows.
+_WORDS: Final = frozenset(
+    {"and", "or", "not", "in", "is", "between", "like", "ilike", "rlike", "regexp", "case", "when", "then"}
+    | {"else", "div", "from", "for"}
+)
+
+
+class _Mention(NamedTuple):
+    """A column in the text: its name, and where it stands, the end excluded."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A vetted condition. ``mentions`` are the columns in it, in the order of the text."""
+
+    text: str
+    mentions: tuple[_Mention, ...]
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it names, as it spells them first, each once whatever its case."""
+        found: dict[str, str] = {}
+        for mention in self.mentions:
+            found.setdefault(mention.name.lower(), mention.name)
+        return tuple(found.values())
+
+    def bound(self, row: str, columns: Mapping[str, str]) -> str:
+        """The text with each column read from the struct ``row``; ``columns``: names by lower-case name."""
+        parts, done = [], 0
+        for mention in self.mentions:
+            parts.append(self.text[done : mention.start])
+            parts.append(f"{quoted(row)}.{quoted(columns[mention.name.lower()])}")
+            done = mention.end
+        return "".join([*parts, self.text[done:]])
+
+
+def read_filter(text: str) -> RowFilter | None:
+    """The condition a text states; None for ``true``, which every row satisfies.
+
+    Raises:
+        ConfigError: sqlglot is not installed, or the text is not one condition on one row's columns: a
+            subquery, an aggregate, a window, or a function that is none of Spark's own, or whose answer
+            depends on more than its arguments.
+    """
+    if text.strip().lower() == ALWAYS:
+        return None
+    tree = _parsed(text)
+    for check in (_refuse_nodes, _refuse_no_condition):
+        check(tree)
+    _refuse_functions(text)
+    mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
+    if not mentions:
+        raise ConfigError("names no column: every row would fare alike")
+    return RowFilter(text, mentions)
+
+
+def _parsed(text: str) -> exp.Expression:
+    try:
+        import sqlglot
+        from sqlglot.errors import SqlglotError
+    except ImportError as error:
+        raise ConfigError(
+            "needs sqlglot to be read: install it, as with pip install 'tidesink[spark]'"
+        ) from error
+    try:
+        trees: list[Any] = sqlglot.parse(text, dialect="spark")
+    except (SqlglotError, RecursionError) as error:
+        first = str(error).splitlines()[0] if str(error) else "too deep"
+        raise ConfigError(f"is not Spark SQL: {first}") from error
+    if len(trees) != 1 or trees[0] is None:
+        raise ConfigError("is not one condition")
+    tree: exp.Expression = trees[0]
+    return tree
+
+
+def _refuse_nodes(tree: exp.Expression) -> None:
+    from sqlglot import exp
+
+    refused: tuple[tuple[tuple[type, ...], str], ...] = (
+        ((exp.Query, exp.Subquery, exp.Exists), "has a subquery"),
+        ((exp.Window,), "has a window"),
+        ((exp.AggFunc,), "has an aggregate"),
+        ((exp.Lambda, exp.Star), "has a lambda or a star"),
+        ((exp.Placeholder, exp.Parameter, exp.SessionParameter), "has a parameter"),
+        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "is a statement and no condition"),
+    )
+    for node in tree.walk():
+        for kinds, what in refused:
+            if isinstance(node, kinds):
+                raise ConfigError(f"{what}: {node.sql(dialect='spark')}")
+        bare = isinstance(node, exp.Func) and not any(True for _ in node.iter_expressions())
+        moment = isinstance(node, exp.Literal) and node.is_string and node.name.strip().lower() in _MOMENTS
+        if (bare and not isinstance(node, exp.Array)) or (moment and isinstance(node.parent, exp.Cast)):
+            raise ConfigError(f"has {node.sql(dialect='spark')}, which is not the same at another time")
+        if isinstance(node, exp.Column) and (node.table or not isinstance(node.this, exp.Identifier)):
+            raise ConfigError(f"names {node.sql(dialect='spark')}: give columns by their bare names")
+
+
+def _refuse_no_condition(tree: exp.Expression) -> None:
+    from sqlglot import exp
+
+    top = tree.unnest()
+    arithmetic = isinstance(top, exp.Binary) and not isinstance(top, exp.Predicate | exp.Connector)
+    if arithmetic or isinstance(top, exp.Literal | exp.Null | exp.Tuple | exp.Neg):
+        raise ConfigError("is a value and no condition")
+
+
+def _refuse_functions(text: str) -> None:
+    """By the words before a parenthesis: what sqlglot makes of a call may have another name."""
+    import sqlglot
+
+    tokens = sqlglot.tokenize(text, dialect="spark")
+    for at, token in enumerate(tokens[1:]):
+        name = tokens[at].text.lower()
+        is_call = token.token_type.name == "L_PAREN" and tokens[at].token_type.name not in (
+            "NUMBER",
+            "STRING",
+        )
+        if not is_call or not name.replace("_", "").isalnum() or name in FUNCTIONS | _WORDS:
+            continue
+        raise ConfigError(
+            f"calls {name}(), which is none of the functions a filter may use: Spark's own of a row's "
+            "values, whose answer never changes"
+        )
+
+
+def _mentions(tree: exp.Expression, text: str) -> Iterator[_Mention]:
+    from sqlglot import exp
+
+    for column in tree.find_all(exp.Column):
+        name, place = column.name, column.this.meta
+        start, end = place.get("start", 0), place.get("end", -1) + 1
+        if text[start:end] not in (name, quoted(name)):
+            raise ConfigError("cannot be read by this version of sqlglot: install a newer one")
+        yield _Mention(name, start, end)
