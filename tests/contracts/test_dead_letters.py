@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from tests.contracts.targets_bed import TABLE, Bed, progress
 from tidesink.change import TableId
 from tidesink.sinks.progress import Progress
+from tidesink.sinks.rejects import DDL_EVENTS, Chosen, RecordGroup
 from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
+from tidesink.sinks.targets.delta_records import DeltaRecords
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark
@@ -68,3 +71,80 @@ def test_tables_that_keep_theirs_at_once_keep_each_its_own(delta: Bed, tmp_path:
         ("shop.t2", 200), ("shop.t2", 201), ("shop.t2", 202),
     ]  # fmt: skip
     assert shared._session.catalog.listTables() == []
+
+
+def mine(table: TableId = TABLE, **more: Any) -> Chosen:
+    return Chosen("shop", str(table), **more)
+
+
+def at(second: int) -> datetime:
+    return datetime(2026, 11, 21, 12, 0, second, tzinfo=timezone.utc)
+
+
+def timed_letters(bed: Bed, letters: list[tuple[int, int, str, datetime | None]]) -> Any:
+    """Letters by partition, offset, error and time."""
+    assert bed.spark is not None
+    return bed.spark.createDataFrame(
+        [("t", partition, o, b"k", b"\xff", 7, error, "why", time) for partition, o, error, time in letters],
+        "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
+        "reason string, time timestamp",
+    )
+
+
+def test_letters_are_counted_shown_and_forgotten(delta: Bed, tmp_path: Path) -> None:
+    assert delta.spark is not None
+    letters = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
+    assert (letters.groups(Chosen("shop")), letters.rows(mine(), limit=9), letters.remove(mine())) == (
+        (),
+        (),
+        0,
+    )
+    found = [(0, 5, "FramingError", at(5)), (0, 2, "FramingError", at(2)), (1, 2, "ChecksumError", None)]
+    letters.append(timed_letters(delta, found), progress(1, 1))
+    letters.append(timed_letters(delta, found[:1]), progress(1, 1, pipeline="other"))
+    assert letters.groups(mine()) == (
+        RecordGroup("shop.orders", "t", 0, "FramingError", 2, 2, 5, at(2), at(5)),
+        RecordGroup("shop.orders", "t", 1, "ChecksumError", 1, 2, 2, None, None),
+    )
+    (row,) = letters.rows(mine(partition=0, offset=5), limit=9)
+    assert (row["key"], row["value"], row["time"], row["batch"]) == (b"k", b"\xff", at(5), 1)
+    assert [row["offset"] for row in letters.rows(mine(), limit=2)] == [2, 5]
+    # What has no time is older than nothing.
+    assert letters.remove(mine(before=at(5))) == 1
+    assert letters.remove(mine(kind="ChecksumError")) == 1
+    assert [row["offset"] for row in letters.rows(mine(), limit=9)] == [5]
+    assert letters.remove(mine()) == 1
+    assert letters.groups(Chosen("other")) == (
+        RecordGroup("shop.orders", "t", 0, "FramingError", 1, 5, 5, at(5), at(5)),
+    )
+
+
+def test_settled_letters_go_and_the_others_say_why_they_stay(delta: Bed, tmp_path: Path) -> None:
+    assert delta.spark is not None
+    letters = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
+    letters.append(dead_letters(delta, [1, 2, 3]), progress(1, 1))
+    letters.append(dead_letters(delta, [1]), progress(1, 1, pipeline="other"))
+    outcomes = delta.spark.createDataFrame(
+        [("t", 0, 1, None, None), ("t", 0, 2, "ChecksumError", "now this"), ("t", 0, 9, None, None)],
+        "topic string, partition int, offset bigint, error string, reason string",
+    )
+    for expected in (2, 1):  # the second time the first letter is gone already
+        assert letters.settle(outcomes, pipeline="shop", table=TABLE) == expected
+    told = {row["offset"]: (row["error"], row["reason"]) for row in letters.rows(mine(), limit=9)}
+    assert told == {2: ("ChecksumError", "now this"), 3: ("FramingError", "no magic byte")}
+    assert len(letters.rows(Chosen("other"), limit=9)) == 1
+
+
+def test_ddl_events_are_kept_once_beside_them(delta: Bed, tmp_path: Path) -> None:
+    assert delta.spark is not None
+    events = DeltaRecords(delta.spark, str(tmp_path / "lake"), DDL_EVENTS)
+    frame = delta.spark.createDataFrame(
+        [("t", 0, 4, 9, "ALTER", "ALTER TABLE `o'ps` ADD c int", None, b"{}", at(4))],
+        "topic string, partition int, offset bigint, commit_ts bigint, kind string, query string, "
+        "key binary, value binary, time timestamp",
+    )
+    assert [events.append(frame, progress(epoch, 3)) for epoch in (1, 2)] == [1, 0]
+    (row,) = events.rows(mine(), limit=9)
+    assert (row["commit_ts"], row["kind"], row["query"]) == (9, "ALTER", "ALTER TABLE `o'ps` ADD c int")
+    assert (row["key"], row["value"], row["time"], row["batch"]) == (None, b"{}", at(4), 3)
+    assert [group.kind for group in events.groups(mine())] == ["ALTER"]

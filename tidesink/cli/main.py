@@ -8,9 +8,11 @@ import typer
 
 from tidesink.cli import (
     accept_restored,
+    ddl,
     decode,
     demo,
     dev,
+    dlq,
     encode,
     failures,
     init,
@@ -52,6 +54,8 @@ for _name, _codec_command in _CODEC_COMMANDS:
     app.command(_name, cls=CodecCommand)(failures.guarded(_codec_command))
 dev.app.command("demo")(failures.guarded(demo.demo))
 dev.app.command("jars")(failures.guarded(demo.jars))
+app.add_typer(dlq.app, name="dlq")
+app.add_typer(ddl.app, name="ddl")
 app.add_typer(registry.app, name="registry")
 app.add_typer(dev.app, name="dev")
 

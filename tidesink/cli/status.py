@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -156,12 +157,32 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
 def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += [f"warning: {warning}" for warning in entry.warnings]
+    remarks += filtered_lines(entry)
     remarks += [
         f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
         for column, count in entry.zero_dates.items()
         if count
     ]
     return remarks
+
+
+def filtered_lines(entry: TableStatus) -> list[str]:
+    """What was read and is no row: how many of each kind, how far watermarks are, the last DDL."""
+    counts, last = entry.details.get("filtered") or {}, entry.details.get("last_ddl")
+    said = [f"{counts[name]} {word}" for name, word in _FILTERED if counts.get(name)]
+    lines = [f"filtered: {', '.join(said)}"] if said else []
+    watermark = entry.details.get("watermark")
+    if watermark is not None:
+        behind = max(0.0, time.time() - physical_ms(watermark) / 1000)
+        lines.append(
+            f"watermark: {commit_time(watermark)} UTC, {behind:.0f} s ago: all changes up to it are in"
+        )
+    if last:
+        lines.append(f"last DDL: {commit_time(last['commit_ts'])} {last['kind']} {last['query']}")
+    return lines
+
+
+_FILTERED = (("ddl", "DDL events"), ("watermarks", "watermarks"), ("messages", "other messages"))
 
 
 def commit_time(commit_ts: int | None) -> str:

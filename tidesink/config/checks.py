@@ -244,10 +244,10 @@ def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
 def _dead_letters(config: Config) -> Iterator[Problem]:
     policies = [config.defaults.bad_record, *(entry.bad_record for entry in config.tables)]
     wanted, lake = "dead-letter" in policies, isinstance(config.target, DeltaSettings)
-    if config.dead_letters.path and not wanted:
+    if config.dead_letters.path and not wanted and not _carries_ddl(config.source):
         yield Problem(
             "dead-letters.path",
-            "has no effect: no table has bad-record: dead-letter",
+            "has no effect: no table has bad-record: dead-letter, and these topics carry no DDL to keep",
             "set bad-record: dead-letter, or remove it",
         )
     if wanted and not lake and not config.dead_letters.path:
@@ -256,6 +256,11 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
             f"a target of type {config.target.type} has no folder for dead letters",
             "give one, such as ./dead-letters: they are kept in a Delta table there",
         )
+
+
+def _carries_ddl(source: SourceSettings) -> bool:
+    """Whether the topics may hold DDL events, which are kept beside the dead letters."""
+    return source.protocol != "flat-avro" or source.avro_enable_watermark
 
 
 def _kafka(config: Config) -> Iterator[Problem]:

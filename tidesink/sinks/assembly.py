@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
 
-from tidesink.config import Config, DeltaSettings
-from tidesink.errors import ConfigError
+from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.listener import Listener, Listeners
-from tidesink.sinks.rejects import DeadLetters
+from tidesink.sinks.records_place import ddl_events_of, dead_letters_of, spark_of
 from tidesink.sinks.retry import RetryPolicy
-from tidesink.sinks.session import build_session, running_session, stop_session
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import open_state_store
@@ -22,9 +19,6 @@ from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.topics import Topics
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @contextmanager
@@ -42,7 +36,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
     with ExitStack() as closing:
         registry = _registry(config, closing)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
-        spark = _spark(config, closing)
+        spark = closing.enter_context(spark_of(config))
         source = KafkaSource(config.source.spark_properties(), opens_up_to=config.source.opens_up_to)
         yield Surroundings(
             config=config,
@@ -51,11 +45,12 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             topics=Topics(config.pipeline, source, store),
             target=target_module(config.target).open_target(config, spark, store),
             store=store,
-            dead_letters=_dead_letters(config, spark),
+            dead_letters=lambda: dead_letters_of(config, spark),
             registry=registry,
             failpoints=failpoints,
             listeners=Listeners((*listeners, Heartbeat(store, config.pipeline))),
             stop=stop,
+            ddl_events=lambda: ddl_events_of(config, spark),
         )
 
 
@@ -71,32 +66,3 @@ def _store(config: Config, closing: ExitStack) -> SqlStateStore:
     store = open_state_store(config.state)
     closing.callback(store.close)
     return store
-
-
-def _spark(config: Config, closing: ExitStack) -> SparkSession:
-    running = running_session()
-    if running is not None:
-        return running
-    session = build_session(
-        app_name=f"tidesink {config.pipeline}",
-        master=config.spark.master,
-        conf=config.spark.conf_values(),
-        target=config.target.type,
-    )
-    closing.callback(stop_session, session)
-    return session
-
-
-def _dead_letters(config: Config, spark: SparkSession) -> Callable[[], DeadLetters]:
-    def opened() -> DeadLetters:
-        from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
-
-        return DeltaDeadLetters(spark, config.dead_letters.path or _lake(config))
-
-    return opened
-
-
-def _lake(config: Config) -> str:
-    if not isinstance(config.target, DeltaSettings):
-        raise ConfigError("dead-letters.path says where dead letters are kept: set it")
-    return config.target.path

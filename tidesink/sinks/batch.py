@@ -27,7 +27,9 @@ from tidesink.errors import (
 )
 from tidesink.sinks.accounting import Account, account_of
 from tidesink.sinks.batch_progress import next_progress
+from tidesink.sinks.ddl_spark import keep_ddl
 from tidesink.sinks.decoding import Decoding, Missed
+from tidesink.sinks.filtered import Filtered, filtered_of
 from tidesink.sinks.left_out_spark import leaving_out
 from tidesink.sinks.modes import kept_shape, names_of
 from tidesink.sinks.offsets import TopicOffsets
@@ -109,6 +111,7 @@ class BatchOutcome:
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     pending: tuple[Pending, ...] = ()
+    filtered: Filtered = field(default_factory=Filtered)
 
 
 @dataclass(frozen=True)
@@ -196,24 +199,31 @@ class Batch:
         with self._step("read"):
             raw = self._reader.read(self._session, plan.ranges, apart=self._decoding.apart())
         with self._step("decoded"):
-            columns = self._decoding.columns()
-            decoded = columns.decode(raw.frame)
-            decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
-            decoded = refuse_unplaced(decoded) if self._sequenced else decoded
-            decoded = refuse_undated(decoded) if self._history else decoded
-            if self._hold.horizon is not None:
-                decoded = refuse_beyond(decoded, self._hold.horizon)
+            decoded = self._decoded(raw.frame)
         with self._step("reduced"):
-            frame = reduce_frame(
-                decoded,
-                columns.shape,
-                self._settings.sequence_by,
-                changes_keys=columns.changes_keys,
-                keeps_values=columns.keeps_values,
-                versions=self._history is not None,
-            ).persist()
+            frame = self._grouped(decoded).persist()
             with _unpersisted_on_error(frame):
-                return Reduction(plan, frame, summarise(frame, columns.shape), raw.counted())
+                shape = self._decoding.columns().shape
+                return Reduction(plan, frame, summarise(frame, shape), raw.counted())
+
+    def _decoded(self, raw: DataFrame) -> DataFrame:
+        decoded = self._decoding.columns().decode(raw)
+        decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
+        decoded = refuse_unplaced(decoded) if self._sequenced else decoded
+        decoded = refuse_undated(decoded) if self._history else decoded
+        horizon = self._hold.horizon
+        return decoded if horizon is None else refuse_beyond(decoded, horizon)
+
+    def _grouped(self, decoded: DataFrame) -> DataFrame:
+        columns = self._decoding.columns()
+        return reduce_frame(
+            decoded,
+            columns.shape,
+            self._settings.sequence_by,
+            changes_keys=columns.changes_keys,
+            keeps_values=columns.keeps_values,
+            versions=self._history is not None,
+        )
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
@@ -277,15 +287,15 @@ class Batch:
             evolved = table.evolve(kept_shape(judged.given, self._settings))
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
+            last_ddl = keep_ddl(around, reduction, self._reader, progress) if summary.ddl else None
         around.failpoints.reach("committing")
         with self._step("committed"):
             result = self._commit(self._reduced_batch(reduction, judged), progress)
         # What empties a table is one event, however many rows were in it.
-        rows = 1 if reduction.truncates else result.applied
         account = account_of(
             summary,
             kafka_records=reduction.read.records,
-            applied_rows=rows,
+            applied_rows=1 if reduction.truncates else result.applied,
             rejected=rejected,
             stale_rows=result.stale,
         )
@@ -302,6 +312,7 @@ class Batch:
             doubts=summary.doubts,
             warnings=(*evolved.warnings, *judged.warnings),
             seconds=self._seconds,
+            filtered=filtered_of(summary, last_ddl),
         )
 
     def _judged(self, shape: TableShape) -> Judgement:

@@ -33,6 +33,10 @@ FAILPOINTS: Final = (
     "accounted",  # read = applied + superseded + filtered + dead-lettered holds
     "reported",  # status is saved
 )
+# Of a replay of dead letters.
+REPLAY_FAILPOINTS: Final = (
+    "replayed",  # the rows are applied, and the letters are still there
+)
 
 
 class Armed(NamedTuple):
@@ -49,10 +53,9 @@ def parse_failpoint(text: str) -> Armed:
         ConfigError: no such failpoint, or N is not a number above zero.
     """
     name, _, count = text.partition(":")
-    if name not in FAILPOINTS or (count and not (count.isdigit() and int(count) > 0)):
-        raise ConfigError(
-            f"{VARIABLE}={text!r} is no failpoint: use NAME or NAME:N of {', '.join(FAILPOINTS)}"
-        )
+    known = (*FAILPOINTS, *REPLAY_FAILPOINTS)
+    if name not in known or (count and not (count.isdigit() and int(count) > 0)):
+        raise ConfigError(f"{VARIABLE}={text!r} is no failpoint: use NAME or NAME:N of {', '.join(known)}")
     return Armed(name, int(count or 1))
 
 

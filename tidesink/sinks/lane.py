@@ -18,6 +18,7 @@ from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError,
 from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding
+from tidesink.sinks.filtered import passed
 from tidesink.sinks.kept_read_spark import TableRecords
 from tidesink.sinks.listener import BatchStarted, TableChanged
 from tidesink.sinks.modes import kept_shape
@@ -377,7 +378,13 @@ class Lane:
             warnings=self._warnings(),
             batch=progress.batch if progress else self._tally.batch,
             commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
-            details={"topic": self.topic, PLACE: self._tally.place, "lag": self._lag, **self._forgotten()},
+            details={
+                "topic": self.topic,
+                PLACE: self._tally.place,
+                "lag": self._lag,
+                **passed(progress, self.topic, self._tally.filtered),
+                **self._forgotten(),
+            },
         )
 
     def _forgotten(self) -> dict[str, Any]:

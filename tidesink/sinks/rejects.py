@@ -1,11 +1,14 @@
-"""Dead letters: records that could not be decoded, kept whole where a person can look at them.
+"""Records kept whole where a person can look at them: dead letters, and beside them DDL events.
 
-The table is part of the public interface; its columns are these, in this order.
+The two tables are part of the public interface; their columns are these, in this order.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tidesink.change import TableId
 from tidesink.sinks.progress import Progress
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 DEAD_LETTERS_NAME: Final = "_tidesink_dead_letters"
+DDL_EVENTS_NAME: Final = "_tidesink_ddl"
+# A record is kept once, whichever batch meets it how often: by its place in Kafka.
+PLACE: Final = ("topic", "partition", "offset")
 
 # (column, Spark type, comment)
 DEAD_LETTER_COLUMNS: Final = (
@@ -30,15 +36,85 @@ DEAD_LETTER_COLUMNS: Final = (
     ("time", "timestamp", "Kafka timestamp of the record"),
     ("batch", "bigint", "the batch that met it first"),
 )
+DDL_COLUMNS: Final = (
+    ("pipeline", "string", "the pipeline that read the event"),
+    ("table", "string", "the source table whose worker read it, as schema.name"),
+    ("topic", "string", "Kafka topic"),
+    ("partition", "int", "Kafka partition"),
+    ("offset", "bigint", "Kafka offset"),
+    ("commit_ts", "bigint", "when the source committed it (TiDB TSO), where the event says so"),
+    ("kind", "string", "the codec's word for the change: TiCDC's name or number of it"),
+    ("query", "string", "the statement; empty where the event has none"),
+    ("key", "binary", "the record's key as it was read"),
+    ("value", "binary", "the record's value as it was read"),
+    ("time", "timestamp", "Kafka timestamp of the record"),
+    ("batch", "bigint", "the batch that met it first"),
+)
 
 
-class DeadLetters(Protocol):
-    """Where bad records go under ``bad-record: dead-letter``."""
+class RecordTable(NamedTuple):
+    """A table of kept records; ``kind`` is the column that says of which sort one is."""
+
+    name: str
+    comment: str
+    kind: str
+    columns: tuple[tuple[str, str, str], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names."""
+        return tuple(name for name, _, _ in self.columns)
+
+
+DEAD_LETTERS: Final = RecordTable(
+    DEAD_LETTERS_NAME, "records tidesink could not decode", "error", DEAD_LETTER_COLUMNS
+)
+DDL_EVENTS: Final = RecordTable(DDL_EVENTS_NAME, "DDL events that tidesink read", "kind", DDL_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which kept records of a pipeline: all that fit everything that is not None.
+
+    ``before``: those whose Kafka timestamp is older. ``below``: offsets under this one.
+    """
+
+    pipeline: str
+    table: str | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    below: int | None = None
+    before: datetime | None = None
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class RecordGroup:
+    """Kept records of one table, partition and sort: how many, and from where to where."""
+
+    table: str
+    topic: str
+    partition: int
+    kind: str
+    count: int
+    first_offset: int
+    last_offset: int
+    first_time: datetime | None
+    last_time: datetime | None
+
+
+class RecordStore(Protocol):
+    """One of the two tables, wherever it is kept."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people to read."""
 
     def append(self, records: DataFrame, progress: Progress) -> int:
-        """Keep the bad records of one batch, before the batch itself is applied; the number kept now.
+        """Keep records of one batch, before the batch itself is applied; the number kept now.
 
-        ``records`` has the columns topic, partition, offset, key, value, schema_id, error, reason, time.
+        ``records`` has the table's columns but pipeline, table and batch, which ``progress`` says.
         A record kept before (same pipeline, table, topic, partition and offset) is not kept twice, so
         a batch that is read again after a crash, in a later epoch too, adds nothing.
 
@@ -46,4 +122,39 @@ class DeadLetters(Protocol):
         """
 
     def count(self, table: TableId) -> int:
-        """How many records of a table are kept."""
+        """How many records of a table are kept, of all pipelines."""
+
+    def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
+        """The chosen records counted by table, partition and sort, in that order."""
+
+    def rows(self, chosen: Chosen, *, limit: int) -> tuple[dict[str, Any], ...]:
+        """The first ``limit`` of the chosen records by table, topic, partition and offset, whole."""
+
+    def remove(self, chosen: Chosen) -> int:
+        """Forget the chosen records; how many they were."""
+
+
+class DeadLetters(RecordStore, Protocol):
+    """Where bad records go under ``bad-record: dead-letter``."""
+
+    def frame(self, chosen: Chosen) -> DataFrame:
+        """The chosen records as Spark reads Kafka's: topic, partition, offset, timestamp, key and value."""
+
+    def settle(self, outcomes: DataFrame, *, pipeline: str, table: TableId) -> int:
+        """Forget the letters that are dealt with, and keep the new reason of the others.
+
+        ``outcomes`` has topic, partition, offset, error and reason; error is null for a letter dealt with.
+        Returns how many letters it met.
+        """
+
+
+class Records(NamedTuple):
+    """The two stores of a pipeline."""
+
+    dead_letters: DeadLetters
+    ddl_events: RecordStore
+
+
+def in_order(groups: Sequence[RecordGroup]) -> tuple[RecordGroup, ...]:
+    """Groups by table, topic, partition and sort."""
+    return tuple(sorted(groups, key=lambda one: (one.table, one.topic, one.partition, one.kind)))

@@ -105,9 +105,10 @@ class KafkaSource:
                 "minPartitions": str(_tasks(session, wanted)),
             }
         )
-        return self._opened(reader.load().select(*RECORD_COLUMNS))
+        return self.opened(reader.load().select(*RECORD_COLUMNS))
 
-    def _opened(self, frame: DataFrame) -> DataFrame:
+    def opened(self, frame: DataFrame) -> DataFrame:
+        """Records with their values opened, where the config says that they may be compressed."""
         if self._opens_up_to is None:
             return frame
         from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)

@@ -56,7 +56,8 @@ class BatchSummary:
     ``row_events = upserts + deletes - split_halves + superseded``: a key change is one event with two
     rows, so ``upserts`` and ``deletes`` count rows to apply, and ``split_halves`` those among them
     which are the delete half of a key change whose event is counted with its other half.
-    ``messages`` counts Kafka records, to be held against what was read from Kafka.
+    ``messages`` counts Kafka records, to be held against what was read from Kafka. ``ddl`` and
+    ``watermarks`` are among ``filtered``.
 
     ``max_commit_ts`` is of every row event, ``min_commit_ts`` of the rows to apply.
     ``zero_dates``: values made null, by column, among the rows to apply. ``key_range`` holds the
@@ -72,6 +73,8 @@ class BatchSummary:
     split_halves: int = 0
     superseded: int = 0
     filtered: int = 0
+    ddl: int = 0
+    watermarks: int = 0
     bad: int = 0
     unplanned: int = 0
     doubted: int = 0

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import (
     BAD,
+    DDL,
     DELETE,
     FILTERED_KINDS,
     ROW_KINDS,
@@ -37,6 +38,8 @@ _SUMS: Final = (
     "split_halves",
     "superseded",
     "filtered",
+    "ddl",
+    "watermarks",
     "bad",
     "unplanned",
     "doubted",
@@ -83,6 +86,8 @@ def _aggregates(shape: TableShape, *, keeps_values: bool) -> list[Column]:
         F.count_if(is_row & F.col("_half")).alias("split_halves"),
         F.sum("_superseded").alias("superseded"),
         F.sum(F.when(op.isin(*FILTERED_KINDS), events)).alias("filtered"),
+        F.sum(F.when(op == DDL, events)).alias("ddl"),
+        F.sum(F.when(op == WATERMARK, events)).alias("watermarks"),
         F.sum(F.when(op == BAD, events)).alias("bad"),
         F.sum(F.when(unplanned, events)).alias("unplanned"),
         F.max(F.when(is_row, F.col("_max_commit_ts"))).alias("commit_ts"),

@@ -11,7 +11,7 @@ from tidesink.config import Config
 from tidesink.errors import TidesinkError
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.listener import Listeners, StepRetried
-from tidesink.sinks.rejects import DeadLetters
+from tidesink.sinks.rejects import DeadLetters, RecordStore
 from tidesink.sinks.retry import RetryPolicy, may_pass
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from tidesink.schema_registry import SchemaRegistry
 
 
+def no_store() -> None:
+    """Nowhere to keep records."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """The parts of a running worker. All of them may be used from several threads.
 
     ``registry`` is None where the config names none, ``dead_letters`` opens the table for them when the
-    first is to be kept.
+    first is to be kept; ``ddl_events`` that of DDL events, None where the target has no place for them.
     """
 
     config: Config
@@ -45,6 +49,7 @@ class Surroundings:
     failpoints: Failpoints
     listeners: Listeners
     stop: StopFlag
+    ddl_events: Callable[[], RecordStore | None] = no_store
 
     def place_of(self, table: TableId) -> str:
         """Where the target keeps a table, for people to read."""

@@ -8,6 +8,7 @@ from typing import Final
 from tidesink.change import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch import BatchOutcome
+from tidesink.sinks.filtered import Filtered
 from tidesink.sinks.restored import PLACE
 from tidesink.sinks.surroundings import Surroundings
 
@@ -22,6 +23,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.run, self.total = Account(), Account()
+        self.filtered = Filtered()
         self.run_zero_dates: dict[str, int] = {}
         self.zero_dates: dict[str, int] = {}
         self.warnings: tuple[str, ...] = ()
@@ -37,6 +39,7 @@ class Tally:
         for status in around.store.statuses(around.config.pipeline):
             if status.table == table:
                 self.total = Account.from_counters(status.counters)
+                self.filtered = Filtered.from_details(status.details)
                 self.zero_dates = dict(status.zero_dates)
                 self.batch, self.commit_ts = status.batch, status.commit_ts
                 self.place = str(status.details.get(PLACE, ""))
@@ -47,6 +50,7 @@ class Tally:
         account = outcome.account or Account()
         self.run, self.total = self.run + account, self.total + account
         self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
+        self.filtered += outcome.filtered
         for counts in (self.run_zero_dates, self.zero_dates):
             _add(counts, outcome.zero_dates)
         doubts = (_DOUBTED,) if outcome.doubted else ()

@@ -1,0 +1,97 @@
+"""Dead letters and DDL events from Kafka to whoever asks for them on the command line."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tidesink.cli.main import app
+from tidesink.codecs.base import CodecOptions
+from tidesink.config import load_config
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+BAD = b'{"id":0,"database":"shop","table":"kept","isDdl":false'
+ALTER = "ALTER TABLE `kept` MODIFY COLUMN `name` varchar(50)"
+
+
+def asked(config: Path, *words: str, code: int = 0) -> str:
+    """What a command prints."""
+    done = CliRunner().invoke(app, [*words, "--config", str(config)])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.stdout
+
+
+def answered(config: Path, *words: str) -> Any:
+    """What a command prints for programs."""
+    return json.loads(asked(config, *words, "-o", "json"))
+
+
+def test_what_is_kept_is_listed_shown_and_dropped(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    options = CodecOptions(enable_tidb_extension=True)
+    writer = TableWriter(servers, schema_of("kept"), protocol="canal-json", options=options)
+    source = {"brokers": servers["brokers"], "protocol": "canal-json", "topics": [writer.topic]}
+    more = {
+        "source": {**source, "enable-tidb-extension": True},
+        "defaults": {"bad-record": "dead-letter"},
+    }
+    config = shop_config(tmp_path, servers, more)
+    writer.upsert({"id": 1, "name": "one"}, commit_ts=5 << 18)
+    writer.ddl(ALTER, commit_ts=7 << 18)
+    writer.send(b"a key", BAD)
+    writer.upsert({"id": 1, "name": "uno"}, commit_ts=9 << 18)
+    report = run(load_config(config), until="drained")
+    assert report.exit_code == 0, [table.error for table in report.tables]
+    assert lake_rows(tmp_path, "kept")[1]["name"] == "uno"
+    _check_status(config)
+    _check_ddl(config)
+    _check_letters(config, writer.topic)
+
+
+def _check_status(config: Path) -> None:
+    (table,) = answered(config, "status")["tables"]
+    assert table["details"]["filtered"] == {"ddl": 1, "watermarks": 0, "messages": 0}
+    assert table["details"]["last_ddl"] == {"commit_ts": 7 << 18, "kind": "ALTER", "query": ALTER}
+    assert f"last DDL: 1970-01-01 00:00:00.007 ALTER {ALTER}" in asked(config, "status")
+
+
+def _check_ddl(config: Path) -> None:
+    (event,) = answered(config, "ddl", "list")["ddl"]
+    assert (event["table"], event["offset"], event["commit_ts"]) == ("shop.kept", 1, 7 << 18)
+    assert (event["kind"], event["query"]) == ("ALTER", ALTER)
+    assert json.loads(b64decode(event["value_b64"]))["sql"] == ALTER
+    assert ALTER in asked(config, "ddl", "list", "shop.kept")
+    assert ALTER in asked(config, "ddl", "show", "shop.kept", "0@1")
+    asked(config, "ddl", "show", "shop.kept", "0@2", code=1)
+
+
+def _check_letters(config: Path, topic: str) -> None:
+    (group,) = answered(config, "dlq", "list")["dead_letters"]
+    assert (group["table"], group["count"], group["first_offset"]) == ("shop.kept", 1, 2)
+    assert f"{topic}[0]@2" in asked(config, "dlq", "list", "shop.kept")
+    letter = answered(config, "dlq", "show", "shop.kept", "0@2")
+    assert (b64decode(letter["key_b64"]), b64decode(letter["value_b64"])) == (b"a key", BAD)
+    assert letter["decoded"][0]["type"] == "error"
+    shown = asked(config, "dlq", "show", "shop.kept", f"{topic}[0]@2")
+    assert "a key" in shown
+    assert "FramingError: the value is no JSON" in shown
+    asked(config, "dlq", "show", "shop.kept", "0@3", code=1)
+    asked(config, "dlq", "show", "shop.kept", "nowhere", code=2)
+    for refused in (["shop.kept"], [], ["shop.kept", "--all"], ["shop.kept", "0@2", "--error", "x", "--yes"]):
+        asked(config, "dlq", "drop", *refused, code=2)
+    assert answered(config, "dlq", "drop", "shop.kept", "--older-than", "1h", "--yes")["dropped"] == 0
+    assert "1 dead letters dropped" in asked(config, "dlq", "drop", "shop.kept", "0@2", "--yes")
+    assert answered(config, "dlq", "list")["dead_letters"] == []

@@ -1,0 +1,253 @@
+"""``tidesink dlq``: records that could not be decoded: list, look at, replay, forget."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from tidesink.change import Message
+from tidesink.cli import exits, records
+from tidesink.cli.decode import decoded_lines
+from tidesink.cli.event_json import error_json
+from tidesink.cli.failures import guarded
+from tidesink.cli.human import human_lines
+from tidesink.cli.observed import Observed
+from tidesink.cli.options import ConfigOption, chosen_config, config_path
+from tidesink.cli.output import Output, OutputFormat, console, note, show_table, write_json
+from tidesink.cli.sources import setting
+from tidesink.codecs import open_codec
+from tidesink.config import Config
+from tidesink.config.fields import PositiveDuration
+from tidesink.errors import ConfigError, RegistryError, TidesinkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tidesink.sinks.rejects import Chosen, DeadLetters
+    from tidesink.sinks.replay import ReplayReport
+
+app = typer.Typer(
+    help="Dead letters: records that could not be decoded.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
+_DURATION: Final[TypeAdapter[float]] = TypeAdapter(PositiveDuration)
+
+
+def list_letters(
+    table: records.AnyTable = None, config: ConfigOption = None, output: Output = OutputFormat.TEXT
+) -> None:
+    """Count the dead letters by table, error and partition, with the time and the place of the first and
+    last of each."""
+    from tidesink.sinks.rejects import Chosen
+
+    settings = chosen_config(None, config)
+    with _opened(settings) as letters:
+        groups = letters.groups(Chosen(settings.pipeline, table))
+        place = letters.place
+    if output is OutputFormat.JSON:
+        shown = [records.group_json(group, kind="error") for group in groups]
+        write_json({"pipeline": settings.pipeline, "place": place, "dead_letters": shown})
+    elif not groups:
+        typer.echo(f"no dead letters of {table or settings.pipeline} in {place}")
+    else:
+        show_table(None, _COLUMNS, map(records.group_row, groups))
+
+
+def show(
+    table: records.TableArgument,
+    place: records.PlaceArgument,
+    config: ConfigOption = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show one dead letter: why it is one, its bytes, and what the codec says of it today.
+
+    Exit code 1 where there is none at this place.
+    """
+    settings = chosen_config(None, config)
+    chosen = records.chosen_record(settings.pipeline, table, place)
+    with _opened(settings) as letters:
+        found = letters.rows(chosen, limit=1)
+    if not found:
+        raise TidesinkError(f"no dead letter of {table} at {place}: tidesink dlq list shows those there are")
+    row = found[0]
+    decoded = _decoded(row, config_path(None, config))
+    if output is OutputFormat.JSON:
+        write_json({**records.record_json(row), "decoded": decoded})
+        return
+    typer.echo(f"{row['table']}  {records.place_of(row)}  {records.shown_moment(row['time'])}")
+    typer.echo(f"{row['error']}: {row['reason']}")
+    for name in ("key", "value"):
+        for line in records.bytes_lines(name, row[name]):
+            typer.echo(line)
+    typer.echo("today:")
+    for event in decoded:
+        for text in human_lines(event):
+            console().print(f"  {text}")
+
+
+def drop(
+    table: records.AnyTable = None,
+    place: Annotated[
+        str | None, typer.Argument(metavar="[PLACE]", help="One letter: PARTITION@OFFSET.")
+    ] = None,
+    *,
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="The letters of every table.")] = False,
+    error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only those whose Kafka timestamp is older than this: 90m, 12h, 168h.")
+    ] = None,
+    below: Annotated[
+        int | None, typer.Option(help="Only those of offsets below this one, in every partition.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Forget dead letters for good: of a table, one of them, or with --all of every table. Asks first.
+
+    Where nobody can be asked, --yes is needed, else nothing is dropped: exit code 2.
+    """
+    settings = chosen_config(None, config)
+    chosen = _to_drop(settings, table, place, everything=everything)
+    if place is None:
+        before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
+        chosen = replace(chosen, before=before, below=below, kind=error)
+    elif (error, older_than, below) != (None, None, None):
+        raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
+    with _opened(settings) as letters:
+        count = records.counted(letters.groups(chosen))
+        if count and not yes:
+            _ask(count, letters.place)
+        dropped = letters.remove(chosen) if count else 0
+    if output is OutputFormat.JSON:
+        write_json({"pipeline": settings.pipeline, "dropped": dropped})
+    else:
+        typer.echo(f"{dropped} dead letters dropped")
+
+
+def replay(
+    table: records.TableArgument,
+    place: Annotated[
+        str | None, typer.Argument(metavar="[PLACE]", help="One letter: PARTITION@OFFSET.")
+    ] = None,
+    *,
+    config: ConfigOption = None,
+    error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Decode a table's dead letters again, by the config and the schemas of today, and apply them.
+
+    A newer change of the same row that was applied wins. What is dealt with is a dead letter no more; the
+    others stay, with today's reason. No worker may run. Exit code 3 where some letters stay.
+    """
+    from tidesink.sinks.rejects import Chosen
+    from tidesink.sinks.replay import replay as replayed
+
+    settings = chosen_config(None, config)
+    chosen = replace(
+        records.chosen_record(settings.pipeline, table, place) if place else Chosen(settings.pipeline, table),
+        kind=error,
+    )
+    note(f"{settings.pipeline}: starting Spark")
+    report = replayed(settings, chosen)
+    if output is OutputFormat.JSON:
+        write_json(_replay_json(report))
+    else:
+        _show_replay(report)
+    if report.left:
+        raise typer.Exit(exits.UNWELL)
+
+
+def _replay_json(report: ReplayReport) -> dict[str, Any]:
+    counts = report.account.as_counters()
+    still_bad = counts.pop("dead_lettered")
+    left = {"still_bad": still_bad, "waiting": report.waiting, "expired": report.expired}
+    return {"table": str(report.table), **counts, **left, "version": report.version}
+
+
+def _show_replay(report: ReplayReport) -> None:
+    shown = _replay_json(report)
+    names = ("table", "read", "applied", "superseded", "filtered", "still_bad")
+    columns = [name.replace("_", " ") for name in names]
+    show_table(None, columns, [[shown[name] for name in names]])
+    for name, meaning in _LEFT:
+        if shown[name]:
+            typer.echo(f"{shown[name]} letters stay: {meaning}")
+
+
+_LEFT: Final = (
+    ("still_bad", "they cannot be decoded today either; tidesink dlq show says why"),
+    ("waiting", "they lie behind what is applied, so that the worker reads them by itself"),
+    (
+        "expired",
+        "Kafka no longer holds all that was applied behind them, so that nobody can tell whether a newer "
+        "change of their row was. Compare the row with the source, let it be written again there, and drop "
+        "the letter",
+    ),
+)
+
+
+def _to_drop(config: Config, table: str | None, place: str | None, *, everything: bool) -> Chosen:
+    from tidesink.sinks.rejects import Chosen
+
+    if (table is None) != everything:
+        raise ConfigError("whose dead letters? Give either a table, schema.table, or --all")
+    if place is None or table is None:
+        return Chosen(config.pipeline, table)
+    return records.chosen_record(config.pipeline, table, place)
+
+
+def _age(text: str) -> timedelta:
+    try:
+        return timedelta(seconds=_DURATION.validate_python(text))
+    except ValidationError as exc:
+        raise ConfigError(f"--older-than {text}: give a number with a unit: 90m, 12h, 168h") from exc
+
+
+def _ask(count: int, place: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{count} dead letters in {place} would be dropped for good: say --yes to do it")
+    if not typer.confirm(f"Drop {count} dead letters in {place} for good?"):
+        raise typer.Exit
+
+
+def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
+    """What the codec says of a letter's bytes today; the reason where it cannot be asked."""
+    message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
+    found = setting(
+        protocol=None, given={}, schemas=None, schema_registry=None, definitions=None, config=config
+    )
+    codec = open_codec(
+        found.protocol,
+        options=found.options,
+        registry=found.registry,
+        table_of_topic=found.table_of_topic,
+        definitions=found.definitions,
+        keys=found.keys,
+        glue=found.glue,
+    )
+    try:
+        return list(decoded_lines(codec, message, Observed(found)))
+    except RegistryError as error:
+        return [error_json(error, message)]
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[DeadLetters]:
+    from tidesink.sinks.records_place import opened_records
+
+    note(f"{config.pipeline}: opening the dead letters")
+    with opened_records(config) as found:
+        yield found.dead_letters
+
+
+for _name, _command in (("list", list_letters), ("show", show), ("drop", drop), ("replay", replay)):
+    app.command(_name)(guarded(_command))

@@ -1,0 +1,119 @@
+"""What ``dlq`` and ``ddl`` share: which records are meant, and how kept ones are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tidesink.cli.capture import base64_text
+from tidesink.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tidesink.sinks.rejects import Chosen, RecordGroup
+
+TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
+AnyTable = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
+]
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
+]
+Limit = Annotated[int, typer.Option("--max", min=1, help="Show so many records at most.")]
+
+_PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
+_DUMPED: Final = 512
+
+
+def chosen_record(pipeline: str, table: str, place: str) -> Chosen:
+    """The one record at a place.
+
+    Raises:
+        ConfigError: the place is none.
+    """
+    from tidesink.sinks.rejects import Chosen
+
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        raise ConfigError(f"{place!r} is no place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
+    partition = int(found["inner"] or found["partition"] or 0)
+    return Chosen(pipeline, table, topic=found["topic"], partition=partition, offset=int(found["offset"]))
+
+
+def shown_moment(moment: datetime | None) -> str:
+    """A moment for people, UTC."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+
+
+def moment_json(moment: datetime | None) -> str | None:
+    """A moment for programs."""
+    return moment.astimezone(timezone.utc).isoformat() if moment else None
+
+
+def group_json(group: RecordGroup, *, kind: str) -> dict[str, Any]:
+    """Kept records of one table, partition and sort as JSON."""
+    return {
+        "table": group.table,
+        kind: group.kind,
+        "topic": group.topic,
+        "partition": group.partition,
+        "count": group.count,
+        "first_offset": group.first_offset,
+        "last_offset": group.last_offset,
+        "first_time": moment_json(group.first_time),
+        "last_time": moment_json(group.last_time),
+    }
+
+
+def group_row(group: RecordGroup) -> tuple[Any, ...]:
+    """The same as a row of a table: table, sort, count, first, last, and where."""
+    offsets = f"{group.first_offset}" + (f"-{group.last_offset}" if group.count > 1 else "")
+    where = f"{group.topic}[{group.partition}]@{offsets}"
+    times = shown_moment(group.first_time), shown_moment(group.last_time)
+    return group.table, group.kind, group.count, *times, where
+
+
+def record_json(row: dict[str, Any]) -> dict[str, Any]:
+    """A kept record as JSON, its bytes as base64."""
+    shown = {name: value for name, value in row.items() if name not in ("key", "value")}
+    parts = {f"{name}_b64": base64_text(row[name]) for name in ("key", "value")}
+    return {**shown, "time": moment_json(row["time"]), **parts}
+
+
+def place_of(row: dict[str, Any]) -> str:
+    """Where a kept record is in Kafka."""
+    return f"{row['topic']}[{row['partition']}]@{row['offset']}"
+
+
+def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
+    """A record's key or value: as text where it is one, else in hexadecimal digits."""
+    if data is None:
+        yield f"{name}: null"
+        return
+    text = _text(data)
+    yield f"{name}: {len(data)} bytes"
+    if text is not None:
+        yield f"  {text}"
+        return
+    for at in range(0, min(len(data), _DUMPED), 16):
+        part = data[at : at + 16]
+        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        yield f"  {at:06x}  {part.hex(' '):<47}  {plain}"
+    if len(data) > _DUMPED:
+        yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if text and text.isprintable() else None
+
+
+def counted(groups: Sequence[RecordGroup]) -> int:
+    """How many records groups hold."""
+    return sum(group.count for group in groups)

@@ -1,0 +1,79 @@
+"""Where a pipeline keeps dead letters and DDL events, and who opens them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tidesink.config import Config, DeltaSettings
+from tidesink.errors import ConfigError
+from tidesink.sinks.rejects import DDL_EVENTS, DeadLetters, Records, RecordStore
+from tidesink.sinks.session import build_session, running_session, stop_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def lake_of(config: Config) -> str | None:
+    """The folder under which a pipeline's records are kept; None where none is named."""
+    if config.dead_letters.path is not None:
+        return config.dead_letters.path
+    return config.target.path if isinstance(config.target, DeltaSettings) else None
+
+
+def dead_letters_of(config: Config, spark: SparkSession) -> DeadLetters:
+    """The dead letters of a pipeline.
+
+    Raises:
+        ConfigError: the config names no place for them.
+    """
+    from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
+
+    root = lake_of(config)
+    if root is None:
+        raise ConfigError("dead-letters.path says where dead letters are kept: set it")
+    return DeltaDeadLetters(spark, root)
+
+
+def ddl_events_of(config: Config, spark: SparkSession) -> RecordStore | None:
+    """The DDL events of a pipeline; None where the config names no place for them: they are only counted."""
+    from tidesink.sinks.targets.delta_records import DeltaRecords
+
+    root = lake_of(config)
+    return None if root is None else DeltaRecords(spark, root, DDL_EVENTS)
+
+
+@contextmanager
+def opened_records(config: Config) -> Iterator[Records]:
+    """The stores of a pipeline, for whoever looks at them; a Spark session started here is stopped.
+
+    Raises:
+        ConfigError: the config names no place for them.
+        DevStackError: Java or Spark's connectors are not to be had.
+    """
+    if lake_of(config) is None:
+        raise ConfigError("dead-letters.path says where dead letters and DDL events are kept: set it")
+    with spark_of(config) as spark:
+        events = ddl_events_of(config, spark)
+        assert events is not None  # noqa: S101  (there is a place)
+        yield Records(dead_letters_of(config, spark), events)
+
+
+@contextmanager
+def spark_of(config: Config) -> Iterator[SparkSession]:
+    """The session that runs, or one of the config's, stopped at the end."""
+    running = running_session()
+    if running is not None:
+        yield running
+        return
+    session = build_session(
+        app_name=f"tidesink {config.pipeline}",
+        master=config.spark.master,
+        conf=config.spark.conf_values(),
+        target=config.target.type,
+    )
+    try:
+        yield session
+    finally:
+        stop_session(session)
