@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.contracts.sql_beds import mysql_server, postgres_database, reader
+from tests.e2e.iceberg_beside import newest_metadata
+from tests.e2e.sql_beside import target_of
 from tests.e2e.writing import lake_rows
 from tidesink.change import TableId
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
@@ -35,30 +37,33 @@ def delta_place(_request: pytest.FixtureRequest, folder: Path) -> Place:
     return Place({"type": "delta", "path": "./lake"}, lambda table: list(lake_rows(folder, table).values()))
 
 
+def iceberg_place(request: pytest.FixtureRequest, folder: Path) -> Place:
+    """Iceberg in a catalog that is a folder."""
+    spark = request.getfixturevalue("spark")
+    warehouse = {"type": "hadoop", "warehouse": "./warehouse"}
+
+    def rows(table: str) -> list[dict[str, Any]]:
+        metadata = newest_metadata(folder / "warehouse" / "shop" / table)
+        return [row.asDict() for row in spark.read.format("iceberg").load(metadata).collect()]
+
+    return Place({"type": "iceberg", "catalog": "lake", "catalog-properties": warehouse}, rows)
+
+
 def postgres_place(request: pytest.FixtureRequest, _folder: Path) -> Place:
     """A database of the test's own."""
-    endpoint = postgres_database(request)
-    return _database(
-        request, PostgresDialect(), endpoint, f"postgresql://{{0.host}}:{{0.port}}/{endpoint.database}"
-    )
+    return _database(request, PostgresDialect(), postgres_database(request))
 
 
 def mysql_place(request: pytest.FixtureRequest, _folder: Path) -> Place:
     """The tests' MariaDB."""
-    return _database(request, MysqlDialect(), mysql_server(request), "mysql://{0.host}:{0.port}")
+    return _database(request, MysqlDialect(), mysql_server(request))
 
 
-def _database(request: pytest.FixtureRequest, dialect: Dialect, endpoint: Endpoint, url: str) -> Place:
-    settings: dict[str, Any] = {
-        "type": dialect.database,
-        "url": url.format(endpoint),
-        "user": endpoint.user,
-        **({"password": endpoint.password} if endpoint.password else {}),
-    }
+def _database(request: pytest.FixtureRequest, dialect: Dialect, endpoint: Endpoint) -> Place:
     target = SqlTarget(Connections(dialect, endpoint))
     request.addfinalizer(target.connections.close)
     read = reader(target)
-    return Place(settings, lambda table: read(TableId("shop", table)))
+    return Place(target_of((dialect.database, endpoint)), lambda table: read(TableId("shop", table)))
 
 
-PLACES = {"delta": delta_place, "postgres": postgres_place, "mysql": mysql_place}
+PLACES = {"delta": delta_place, "iceberg": iceberg_place, "postgres": postgres_place, "mysql": mysql_place}

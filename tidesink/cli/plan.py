@@ -77,6 +77,8 @@ def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | Non
             show_table(None, names, rows, folded=("source", "note"))
         if entry.left_out:
             typer.echo(f"  left out: {', '.join(entry.left_out)}")
+        if entry.read_as:
+            typer.echo(f"  deleted rows stay, marked; read it as: {entry.read_as}")
         for column, count in zero_dates.get(entry.table, {}).items():
             typer.echo(f"  {count} dates of column {column} became NULL so far")
         for warning in entry.warnings:

@@ -51,6 +51,7 @@ class TablePlan:
     """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look.
 
     ``types_from`` says who told the source's types, ``left_out`` are columns that the target does not have.
+    ``read_as`` is the query of the rows that live, where deleted ones stay, marked.
     """
 
     table: TableId | None
@@ -63,6 +64,7 @@ class TablePlan:
     problem: str | None = None
     types_from: TypesFrom | None = None
     left_out: tuple[str, ...] = ()
+    read_as: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
@@ -261,6 +263,7 @@ def _planned(config: Config, topic: str, source: TableShape, *, types_from: Type
         warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
         problem=None if shape.keys else _NO_KEY.format(table=shape.table),
         types_from=types_from,
+        read_as=_read_as(config, shape),
     )
 
 
@@ -273,6 +276,12 @@ def _path(config: Config, table: TableId) -> str:
     from tidesink.sinks.targets import target_module
 
     return target_module(config.target).place_of(config.target, table)
+
+
+def _read_as(config: Config, shape: TableShape) -> str:
+    from tidesink.cli.living_rows import living_rows
+
+    return living_rows(config, shape)
 
 
 def _policies(settings: TableConfig) -> dict[str, str]:

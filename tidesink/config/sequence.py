@@ -10,7 +10,7 @@ from tidesink.config.models import Config, SequenceBy, TableOverride
 from tidesink.config.problems import Problem
 
 # Targets that keep each row's position beside it; held to their capabilities by a test.
-SEQUENCED_TARGETS: Final = frozenset({"delta", "memory", "postgres", "mysql"})
+SEQUENCED_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
 _KAFKA: Final = (
     "use sequence_by: kafka, which is right where a key stays in one partition (TiCDC dispatchers table and "
     "index-value, and Debezium's default)"

@@ -22,7 +22,7 @@ from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELE
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
 from tidesink.sinks.targets.identifier import quote_identifier, quote_text
-from tidesink.sinks.targets.spark_tables import column_words, literal, soft_delete_column
+from tidesink.sinks.targets.spark_tables import SEQUENCE_COMMENT, column_words, literal, soft_delete_column
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,6 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
 
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
 _RESERVED: Final = frozenset({"_metadata", "_row_dropped_", "_source_row_present_"})
-_SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
 
 
 def check_shape(shape: TableShape) -> None:
@@ -88,7 +87,7 @@ def present_columns(log: DeltaLog) -> dict[str, str]:
 
 def sequence_statement(location: str, present: Mapping[str, str]) -> str:
     """Adds the columns of the source's order; NULL in old rows: older than every change that comes."""
-    columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(_SEQUENCE_COMMENT)}"]
+    columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(SEQUENCE_COMMENT)}"]
     if SOFT_DELETE_COLUMN not in present:
         columns.append(soft_delete_column())
     return f"ALTER TABLE {location} ADD COLUMNS ({', '.join(columns)})"

@@ -8,8 +8,9 @@ reference, which the claim of another takes away.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from tidesink.change import TableId
@@ -99,10 +100,18 @@ class Holder:
             self._put(state, replace(self.held, snapshot=head))
         raise self._crowded()
 
-    def publish(self, entry: Entry, *, on: int | None, forgetting: Iterable[str] = ()) -> bool:
+    def publish(
+        self,
+        entry: Entry,
+        *,
+        on: int | None,
+        forgetting: Iterable[str] = (),
+        saying: Mapping[str, str] = MappingProxyType({}),
+    ) -> bool:
         """Make an entry's snapshot and words visible; False, and nothing done, where others changed the rows.
 
-        ``on`` is the snapshot that readers saw before; ``forgetting`` are properties that go with it.
+        ``on`` is the snapshot that readers saw before; ``forgetting`` are properties that go with it, and
+        ``saying`` properties that come with it.
 
         Raises: as ``current``; CommitUnknownError where the commit may have happened.
         """
@@ -110,7 +119,7 @@ class Holder:
             state = self.current()
             if state.head != on:
                 return False
-            if self._put(state, entry, forgetting=forgetting):
+            if self._put(state, entry, forgetting=forgetting, saying=saying):
                 self._held = entry
                 return True
         raise self._crowded()
@@ -127,7 +136,14 @@ class Holder:
 
         return self._commit(state, change)
 
-    def _put(self, state: TableState, entry: Entry, *, forgetting: Iterable[str] = ()) -> bool:
+    def _put(
+        self,
+        state: TableState,
+        entry: Entry,
+        *,
+        forgetting: Iterable[str] = (),
+        saying: Mapping[str, str] = MappingProxyType({}),
+    ) -> bool:
         ours = [name for name in state.branches() if name.startswith(BRANCH_PREFIX)]
 
         def change(builder: Any) -> None:
@@ -138,7 +154,7 @@ class Holder:
                 if name != entry.branch:
                     builder.removeRef(name)
             builder.removeProperties({ACCEPTED, *forgetting})
-            builder.setProperties({LEDGER: entry.to_json()})
+            builder.setProperties({LEDGER: entry.to_json(), **saying})
 
         return self._commit(state, change, entry=entry)
 

@@ -231,4 +231,5 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _result_document(result: ApplyResult) -> list[int | str]:
-    return [result.inserted, result.updated, result.deleted, result.absent, result.version]
+    said: list[int | str] = [result.inserted, result.updated, result.deleted, result.absent, result.version]
+    return [*said, result.stale] if result.stale else said

@@ -8,7 +8,7 @@ snapshot, and all the rest follows from the summary.
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tidesink.errors import AccountingError
@@ -39,6 +39,37 @@ def living_statement(location: str, mark: str | None) -> str:
     return f"SELECT count(*) AS {_COUNTED} FROM {location}{living}"
 
 
+def sequenced_result(
+    summary: Mapping[str, int], batch: ReducedBatch, *, stale: Callable[[], int], version: str
+) -> ApplyResult:
+    """What a batch in the source's order did: nothing is taken out, and rows that are not newer stay.
+
+    ``stale`` counts those in the snapshot before; it is asked only where rows were left alone, or where the
+    table rewrites files, so that the summary does not tell how many rows of them changed.
+
+    Raises:
+        AccountingError: other rows were left alone than those that were not newer.
+    """
+    added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
+    inserted = grown_by(summary)
+    rows = batch.upserts + batch.deletes
+    left = stale() if dropped or added != rows else 0
+    updated = rows - left - inserted
+    if min(inserted, updated) < 0 or (not dropped and added != rows - left):
+        raise AccountingError(
+            f"the snapshot says {added} rows added and {dropped} thrown away, of {rows} that came, of which "
+            f"{left} were not newer than what is stored",
+            table=str(batch.shape.table),
+        )
+    return ApplyResult(inserted, updated, 0, 0, version, left)
+
+
+def grown_by(summary: Mapping[str, int]) -> int:
+    """How many more rows a snapshot has than the one before."""
+    marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
+    return summary.get("added-records", 0) - summary.get("deleted-records", 0) - marked
+
+
 def result_of(
     summary: Mapping[str, int], batch: ReducedBatch, *, found: int | None, version: str
 ) -> ApplyResult:
@@ -52,7 +83,7 @@ def result_of(
     """
     added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
     marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
-    grown = added - dropped - marked
+    grown = grown_by(summary)
     soft = batch.delete_mode == "soft"
     if found is None:
         found = -grown if batch.deletes else 0

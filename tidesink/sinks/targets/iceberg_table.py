@@ -116,7 +116,8 @@ class JvmTable:
 
     def type_of(self, ddl: str) -> Any:
         """Java's type of a Spark DDL type."""
-        return self._iceberg.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
+        found = self._iceberg.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))
+        return found.asStruct() if ddl.startswith("struct<") else found  # Java makes a schema of a struct
 
 
 def numbers(snapshot: Any) -> Mapping[str, int]:

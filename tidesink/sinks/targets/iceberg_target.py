@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
 from tidesink.errors import (
-    SchemaRefusedError,
     StaleProgressError,
     TargetError,
     TidesinkError,
@@ -24,18 +23,26 @@ from tidesink.sinks.evolve import gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets import iceberg_schema
+from tidesink.sinks.targets import iceberg_schema, iceberg_tombstones
 from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,
     ApplyResult,
     Capabilities,
     Claim,
+    Collected,
     DeleteMode,
     EvolveResult,
     ReducedBatch,
     SchemaGap,
+    check_order,
 )
-from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, truncate_statement
+from tidesink.sinks.targets.delta_merge import (
+    append_statement,
+    merge_statement,
+    stale_statement,
+    truncate_statement,
+)
 from tidesink.sinks.targets.delta_session import partitions_for
 from tidesink.sinks.targets.iceberg_errors import reading_error, staging_error
 from tidesink.sinks.targets.iceberg_holder import ATTEMPTS, Holder
@@ -43,9 +50,12 @@ from tidesink.sinks.targets.iceberg_ledger import IcebergLedger
 from tidesink.sinks.targets.iceberg_merge import (
     counts_beside,
     found_statement,
+    grown_by,
     living_statement,
     result_of,
+    sequenced_result,
 )
+from tidesink.sinks.targets.iceberg_order import add_order
 from tidesink.sinks.targets.iceberg_session import open_session, table_names, try_catalog
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState, numbers
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
@@ -66,6 +76,7 @@ CAPABILITIES: Final = Capabilities(
     widens=True,
     soft_deletes=True,
     durable=True,
+    sequences=True,
     rescales=False,
 )
 _VIEW: Final = "_tidesink_batch"
@@ -136,7 +147,7 @@ class IcebergTable:
         pipeline: str,
         delete_mode: DeleteMode,
     ) -> None:
-        _check_shape(shape)
+        iceberg_schema.check_shape(shape)
         self.location = location
         self._session = session
         self._name = shape.table
@@ -172,7 +183,7 @@ class IcebergTable:
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        _check_shape(shape)
+        iceberg_schema.check_shape(shape)
         with self._translating(reading_error):
             created, self._created = self._created, False
             if not (plan_evolution(self._present, shape).needed or self._evolving):
@@ -187,6 +198,8 @@ class IcebergTable:
         """Stage a batch, then make it and its progress visible by one commit."""
         with self._translating(reading_error):
             done = self._done(progress)
+            if done is None:
+                self._take_order(batch)
             for _ in range(ATTEMPTS):
                 if done is not None:
                     return done
@@ -197,6 +210,25 @@ class IcebergTable:
                     table=str(self._name),
                 )
         return done
+
+    def horizon(self) -> int | None:
+        """The commit_ts up to which deletes may be forgotten."""
+        with self._translating(reading_error):
+            return iceberg_tombstones.horizon_of(self._table.state())
+
+    def collect(self, horizon: int) -> Collected:
+        """Forget deletes up to a commit_ts: the rows and the horizon in one commit of the metadata."""
+        with self._translating(reading_error):
+            for _ in range(ATTEMPTS):
+                state = self._holder.staging()
+                head, now = cast(int, state.head), iceberg_tombstones.raised(state, horizon)
+                snapshot, summary = self._stage(iceberg_tombstones.statement(self._branch, now), head)
+                kept, oldest = self._session.sql(iceberg_tombstones.kept(self._branch)).collect()[0]
+                entry = replace(self._holder.held, snapshot=snapshot)
+                said = {iceberg_tombstones.PROPERTY: str(now)}
+                if self._holder.publish(entry, on=head, saying=said):
+                    return Collected(now, -grown_by(summary), kept, oldest)
+        raise TransientTargetError("others keep committing to the table", table=str(self._name))
 
     def close(self) -> None:
         """Drop the batch's view; the session goes with its last reference."""
@@ -256,7 +288,8 @@ class IcebergTable:
         head = cast(int, state.head)
         # A table without files has nothing to match.
         first_load = state.totals().get("total-data-files") == 0
-        if batch.empty or (first_load and not batch.upserts):
+        writes = batch.upserts or (batch.sequenced and batch.deletes)
+        if batch.empty or (first_load and not writes):
             return head, ApplyResult(0, 0, 0, batch.deletes, str(head))
         if batch.truncates:
             return self._emptied(batch, head)
@@ -267,8 +300,12 @@ class IcebergTable:
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
         statement = append_statement if first_load else merge_statement
         with partitions_for(self._session, batch.upserts + batch.deletes):
-            found = self._found(batch, first_load=first_load)
+            found = None if batch.sequenced else self._found(batch, first_load=first_load)
             snapshot, summary = self._stage(statement(self._branch, _VIEW, batch, self._present), head)
+            if batch.sequenced:
+                return snapshot, sequenced_result(
+                    summary, batch, stale=lambda: self._stale(batch, head), version=str(snapshot)
+                )
         return snapshot, result_of(summary, batch, found=found, version=str(snapshot))
 
     def _found(self, batch: ReducedBatch, *, first_load: bool) -> int | None:
@@ -276,6 +313,17 @@ class IcebergTable:
         if first_load or not counts_beside(batch):
             return 0 if first_load else None
         return self._count(found_statement(self._branch, _VIEW, batch, self._present))
+
+    def _stale(self, batch: ReducedBatch, head: int) -> int:
+        """How many rows of a batch are not newer than what the snapshot before has."""
+        before = f"{self.location} VERSION AS OF {head}"
+        return self._count(stale_statement(before, _VIEW, batch, self._present))
+
+    def _take_order(self, batch: ReducedBatch) -> None:
+        """Give the table the columns of the order its rows come in, once; refuse the way back."""
+        check_order(batch, self._present, table=self._name)
+        if batch.sequenced and SEQUENCE_COLUMN not in self._present:
+            self._present = add_order(self._table, self._holder, self._name)
 
     def _emptied(self, batch: ReducedBatch, head: int) -> tuple[int, ApplyResult]:
         soft = batch.delete_mode == "soft"
@@ -346,23 +394,3 @@ class IcebergTable:
             yield
         except SPARK_ERRORS as exc:
             raise translate(exc, table=str(self._name)) from exc
-
-
-def _check_shape(shape: TableShape) -> None:
-    if not shape.keys:
-        raise SchemaRefusedError(
-            "the table has no key to merge rows by: set keys in the config to columns that name a row",
-            table=str(shape.table),
-        )
-    reserved = [c.name for c in shape.columns if c.name.lower() in iceberg_schema.RESERVED]
-    if reserved:
-        raise SchemaRefusedError(
-            f"Iceberg keeps the name {', '.join(reserved)} for itself and cannot merge into a table with "
-            "such a column: rename it at the source",
-            table=str(shape.table),
-        )
-    if SOFT_DELETE_COLUMN in shape.by_name:
-        raise SchemaRefusedError(
-            f"the source has a column {SOFT_DELETE_COLUMN}, the name of the mark of soft deletes",
-            table=str(shape.table),
-        )

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from tidesink.errors import SchemaRefusedError, TidesinkError
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
 from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
 from tidesink.sinks.targets.mysql_errors import code_of, error_of
@@ -211,6 +212,34 @@ class MysqlDialect:
         """A column is spelt as a whole."""
         changes = ", ".join(f"MODIFY {quote_mysql(name)} {found} NULL" for name, found in columns.items())
         return f"ALTER TABLE {place.location} {changes}"
+
+    def view_uses(self, cursor: Any, place: Place, name: str) -> frozenset[str] | None:
+        """The view's own columns, and the mark of deletes where its text has it."""
+        cursor.execute(
+            "SELECT t.TABLE_TYPE, LOCATE(%s, v.VIEW_DEFINITION) FROM information_schema.TABLES t "
+            "LEFT JOIN information_schema.VIEWS v USING (TABLE_SCHEMA, TABLE_NAME) "
+            "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s",
+            (quote_mysql(SOFT_DELETE_COLUMN), place.schema, name),
+        )
+        found = cursor.fetchone()
+        if found is None:
+            return frozenset()
+        if found[0] != "VIEW":
+            return None
+        columns = {column for column, _ in self._columns(cursor, place.beside(name))}
+        return frozenset(columns | ({SOFT_DELETE_COLUMN} if found[1] else set()))
+
+    def view_statements(self, view: str, query: str) -> list[str]:
+        """With the rights of whoever made it: readers need none on the table."""
+        return [f"CREATE OR REPLACE VIEW {view} AS {query}"]
+
+    def view_in_the_way(
+        self,
+        cursor: Any,  # noqa: ARG002
+        view: str,  # noqa: ARG002
+    ) -> tuple[list[str], list[str]]:
+        """Nothing: MySQL looks at a view's columns when it is read."""
+        return [], []
 
     def delete_some(
         self,

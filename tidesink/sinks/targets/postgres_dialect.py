@@ -12,6 +12,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, Tran
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
 from tidesink.sinks.targets.postgres_order import merged_in_order
+from tidesink.sinks.targets.postgres_view import view_in_the_way, view_uses
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
 from tidesink.sinks.targets.sql_place import LEDGER, Place
@@ -307,6 +308,18 @@ class PostgresDialect:
         """One ALTER."""
         changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
         return f"ALTER TABLE {place.location} {changes}"
+
+    def view_uses(self, cursor: Any, place: Place, name: str) -> frozenset[str] | None:
+        """See ``postgres_view``."""
+        return view_uses(cursor, place, name)
+
+    def view_statements(self, view: str, query: str) -> list[str]:
+        """One at a time: two who make the same view at once would be refused."""
+        return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
+
+    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[str]]:
+        """See ``postgres_view``."""
+        return view_in_the_way(cursor, view)
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
         """By the keys: in a partitioned table rows of several partitions have the same ctid."""

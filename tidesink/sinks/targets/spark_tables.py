@@ -9,7 +9,8 @@ from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.identifier import quote_identifier, quote_text
 
-_SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
+SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
+SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
 
 
 def create_statement(
@@ -39,7 +40,7 @@ def soft_delete_statement(location: str) -> str:
 
 def soft_delete_column() -> str:
     """The column that marks deleted rows, as a statement spells it."""
-    return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(_SOFT_DELETE_COMMENT)}"
+    return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(SOFT_DELETE_COMMENT)}"
 
 
 def column_words(column: ShapeColumn) -> str:

@@ -179,6 +179,15 @@ class Dialect(Protocol):
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
         """The statement, for people, that lets columns take NULL; with their types."""
 
+    def view_uses(self, cursor: Any, place: Place, name: str) -> frozenset[str] | None:
+        """The columns of the table that the view ``name`` beside it reads; None where it is no view."""
+
+    def view_statements(self, view: str, query: str) -> list[str]:
+        """What makes a view, or changes it, to one of a query."""
+
+    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[str]]:
+        """What is to be done before and after a change of the types of columns that a view reads."""
+
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:
         """Delete rows for which a condition holds; how many. ``keys`` are the quoted columns of the key."""
 

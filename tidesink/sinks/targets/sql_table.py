@@ -39,6 +39,7 @@ from tidesink.sinks.targets.sql_order import check_room_for_deletes, missing_col
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_staging import staged
 from tidesink.sinks.targets.sql_tombstones import SqlTombstones
+from tidesink.sinks.targets.sql_view import SqlView
 from tidesink.typemap.render_sql import OF_SPARK
 
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
@@ -55,9 +56,11 @@ class SqlTable:
         *,
         pipeline: str,
         delete_mode: DeleteMode,
+        view: str | None = None,
     ) -> None:
         check_shape(shape)
         self.place = place
+        self._view = SqlView(connections.dialect, place, view) if view else None
         self._connections = connections
         self._dialect = connections.dialect
         self._table = str(shape.table)
@@ -118,7 +121,7 @@ class SqlTable:
             statements = self._dialect.alter(
                 self.place.location, added, plan.widened, frozenset(key.lower() for key in shape.keys)
             )
-            self._altered(statements)
+            self._altered(statements, widens=bool(plan.widened))
         else:
             with self._transaction(writes=False) as cursor:
                 self._held(cursor, self._claimed_epoch(), lock=False)
@@ -186,7 +189,10 @@ class SqlTable:
                     location, {SOFT_DELETE_COLUMN: (mark, None)}, {}, frozenset()
                 ):
                     cursor.execute(statement)
-            return self._dialect.present(cursor, self.place)
+            present = self._dialect.present(cursor, self.place)
+            for statement in self._view.statements(cursor, present) if self._view else ():
+                cursor.execute(statement)
+            return present
 
     def _gone(self, cursor: Any) -> bool:
         """True where the ledger has progress of a table that is not there: it is not made anew."""
@@ -211,20 +217,26 @@ class SqlTable:
             check_room_for_deletes(cursor, self._dialect, self.place, batch.shape)
         missing = missing_columns(self._present, self._dialect)
         if missing:
-            self._altered(self._dialect.alter(self.place.location, missing, {}, frozenset()))
+            statements = self._dialect.alter(self.place.location, missing, {}, frozenset())
+            self._altered(statements, widens=False)
         self._ordered = batch.shape
 
-    def _altered(self, statements: list[str]) -> None:
-        """Change the table's columns where it is still ours."""
+    def _altered(self, statements: list[str], *, widens: bool) -> None:
+        """Change the table's columns, and its view with them, where it is still ours."""
         with self._transaction() as cursor:
             self._held(cursor, self._claimed_epoch())
+            before, after = self._view.in_the_way(cursor) if self._view and widens else ([], [])
             self._changing = True
-            self._change(cursor, statements)
+            self._change(cursor, [*before, *statements])
             self._present = self._dialect.present(cursor, self.place)
+            shown = self._view.statements(cursor, self._present) if self._view else []
+            self._change(cursor, [*shown, *after])
         self._changing = False
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
         """Change the schema, with the ledger's row locked; on another connection where DDL commits."""
+        if not statements:
+            return
         if not self._dialect.ddl_commits:
             for statement in statements:
                 cursor.execute(statement)

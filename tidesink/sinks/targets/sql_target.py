@@ -37,10 +37,14 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """Tables in a database, each under ``template`` with ``{schema}`` and ``{table}`` filled in."""
+    """Tables in a database, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
+
+    ``view`` is the template of the name of a view of the living rows, beside each table; None: none is made.
+    """
 
     connections: Connections
     template: str = DEFAULT_TEMPLATE
+    view: str | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -54,12 +58,18 @@ class SqlTarget:
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
         """The table of ``shape``, created when missing."""
         place = self.place_of(shape.table)
-        return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode)
+        view = view_name(self.view, shape.table)
+        return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode, view=view)
+
+
+def view_name(template: str | None, table: TableId) -> str | None:
+    """The name of a table's view, None where none is asked for."""
+    return None if template is None else template.replace("{table}", table.name)
 
 
 def open_sql(dialect: Dialect, settings: SqlSettings) -> SqlTarget:
     """The tables of a config."""
-    return SqlTarget(Connections(dialect, endpoint_of(settings)), settings.table)
+    return SqlTarget(Connections(dialect, endpoint_of(settings)), settings.table, settings.view)
 
 
 def shown_place(dialect: Dialect, settings: SqlSettings, table: TableId) -> str:

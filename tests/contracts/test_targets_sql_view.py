@@ -1,0 +1,107 @@
+"""The view of a SQL table's living rows: there from the start, and in step with its table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.contracts.sql_beds import mysql_bed, postgres_bed
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.targets.base import DeleteMode
+from tidesink.sinks.targets.sql_target import SqlTarget
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+SHAPE = shape()
+WIDER = shape(ID, NAME, Column("amount", ColumnType("bigint")), Column('no`te"%', ColumnType("int")))
+BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
+
+
+@pytest.fixture(params=list(BEDS))
+def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
+    """Each SQL target in turn, with views."""
+    bed = BEDS[request.param](request, tmp_path)
+    assert isinstance(bed.target, SqlTarget)
+    return replace(bed, target=replace(bed.target, view="{table}_live"))
+
+
+def target_of(bed: Bed) -> SqlTarget:
+    assert isinstance(bed.target, SqlTarget)
+    return bed.target
+
+
+def answers(bed: Bed, *statements: str) -> list[Any]:
+    """The rows of the last statement; ``{}`` is the table and ``[]`` its view."""
+    place = target_of(bed).place_of(TABLE)
+    with target_of(bed).connections.transaction("test") as cursor:
+        for statement in statements:
+            cursor.execute(statement.replace("[]", place.beside("orders_live")).replace("{}", place.location))
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
+    return {"id": number, "name": name, "amount": amount}
+
+
+def held(bed: Bed, *, delete_mode: DeleteMode = "hard") -> Any:
+    table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode=delete_mode)
+    table.claim()
+    return table
+
+
+SHOWN = "SELECT * FROM [] ORDER BY id"
+
+
+def test_a_view_goes_with_its_table_into_the_sources_order_and_over_new_columns(sql: Bed) -> None:
+    table = held(sql)
+    table.apply(sql.batch(SHAPE, [row(1), row(2)]), progress(1, 1))
+    assert answers(sql, SHOWN) == [(1, "a", 1), (2, "a", 1)]
+    table.apply(sql.batch(SHAPE, [row(3)], [{"id": 2}, {"id": 4}], at=[10, 10, 10]), progress(1, 2))
+    assert len(sql.rows()) == 4
+    assert answers(sql, SHOWN) == [(1, "a", 1), (3, "a", 1)]
+    table.evolve(WIDER)
+    more = {**row(5, "b", 2**40), 'no`te"%': 7}
+    table.apply(sql.batch(WIDER, [more], at=[20]), progress(1, 3))
+    assert answers(sql, SHOWN) == [(1, "a", 1, None), (3, "a", 1, None), (5, "b", 2**40, 7)]
+
+
+def test_soft_deletes_are_not_shown(sql: Bed) -> None:
+    table = held(sql, delete_mode="soft")
+    table.apply(sql.batch(SHAPE, [row(1), row(2)], delete_mode="soft"), progress(1, 1))
+    table.apply(sql.batch(SHAPE, [], [{"id": 2}], delete_mode="soft"), progress(1, 2))
+    assert answers(sql, SHOWN) == [(1, "a", 1)]
+
+
+def test_a_view_of_another_table_by_its_name_is_refused(sql: Bed) -> None:
+    other = shape(ID, AMOUNT, table=TableId("shop", "orders_live"))
+    sql.target.open_table(other, pipeline="shop")
+    with pytest.raises(SchemaRefusedError, match="orders_live is a table"):
+        held(sql)
+
+
+def test_a_view_in_step_is_left_alone_and_keeps_its_rights(
+    request: pytest.FixtureRequest, tmp_path: Any
+) -> None:
+    bed = postgres_bed(request, tmp_path)
+    bed = replace(bed, target=replace(target_of(bed), view="{table}_live"))
+    table = held(bed)
+    made = "SELECT oid, xmin::text FROM pg_class WHERE oid = 'shop.orders_live'::regclass"
+    granted = "SELECT has_table_privilege('pg_monitor', '[]', 'SELECT')"
+    answers(bed, 'GRANT SELECT ON [] TO pg_monitor, "pg_read_all_stats"')
+    before = answers(bed, made)
+    held(bed)
+    assert answers(bed, made) == before
+    table = held(bed)
+    table.evolve(WIDER)
+    assert answers(bed, made) != before
+    assert answers(bed, granted) == [(True,)]
+
+
+def test_a_view_that_was_dropped_is_made_again(sql: Bed) -> None:
+    held(sql).apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    answers(sql, "DROP VIEW []")
+    held(sql)
+    assert answers(sql, SHOWN) == [(1, "a", 1)]

@@ -1,0 +1,55 @@
+"""The query that a plan gives of a table whose deleted rows stay in it, marked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.cli.living_rows import living_rows
+from tidesink.typemap.shape import shape_of
+
+SHAPE = shape_of(
+    TableSchema(
+        TableId("shop", "or`der"),
+        (
+            Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True),
+            Column('na"me', ColumnType("varchar", length=9)),
+        ),
+    )
+)
+POSTGRES = {"type": "postgres", "url": "postgresql://db/shop", "user": "tide"}
+MYSQL = {"type": "mysql", "url": "mysql://db", "user": "tide"}
+ICEBERG = {"type": "iceberg", "catalog": "lake", "catalog-properties": {"type": "rest", "uri": "http://c"}}
+
+
+@pytest.mark.parametrize(
+    ("target", "query"),
+    [
+        (
+            {"type": "delta", "path": "/lake"},
+            'SELECT `id`, `na"me` FROM delta.`/lake/shop/or~60der` WHERE `_tidesink_deleted` IS NOT TRUE',
+        ),
+        (
+            ICEBERG,
+            'SELECT `id`, `na"me` FROM `lake`.`shop`.`or~60der` WHERE `_tidesink_deleted` IS NOT TRUE',
+        ),
+        (
+            POSTGRES,
+            'SELECT "id", "na""me" FROM "shop"."or`der" WHERE "_tidesink_deleted" IS NOT TRUE',
+        ),
+        (
+            MYSQL,
+            'SELECT `id`, `na"me` FROM `shop`.`or``der` WHERE `_tidesink_deleted` IS NOT TRUE',
+        ),
+        ({**POSTGRES, "view": "{table}_live"}, 'SELECT * FROM "shop"."or`der_live"'),
+    ],
+    ids=["delta", "iceberg", "postgres", "mysql", "view"],
+)
+def test_each_target_says_how_its_living_rows_are_read(target: dict[str, Any], query: str) -> None:
+    base = changed(CANAL_JSON, target=target, source__enable_tidb_extension=True)
+    for marked in ({"defaults__sequence_by": "source"}, {"defaults__deletes": "soft"}):
+        assert living_rows(right(changed(base, **marked)), SHAPE) == query
+    assert living_rows(right(base), SHAPE) == ""
