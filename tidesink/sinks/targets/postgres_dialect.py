@@ -11,6 +11,7 @@ from typing import Any, Final
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
+from tidesink.sinks.targets.postgres_merge import merged
 from tidesink.sinks.targets.postgres_order import merged_in_order
 from tidesink.sinks.targets.postgres_view import view_in_the_way, view_uses
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
@@ -38,9 +39,6 @@ _LEDGER: Final = (
 )
 # IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
-# From this many rows on a loop over the index is slower than to read the table, and a plan made for a
-# table whose statistics are old may be such a loop over the whole table.
-_MANY_ROWS: Final = 20_000
 
 
 def psycopg() -> Any:
@@ -278,22 +276,12 @@ class PostgresDialect:
         return f"COPY {stage} ({names}) FROM STDIN (FORMAT csv, NULL 'NULL')"
 
     def merge(self, cursor: Any, merge: Merge) -> Counts:
-        """Deletes, then upserts.
-
-        Unique constraints that may be deferred are looked at when all is written, so that rows may swap
-        their values.
-        """
-        self._prepare(cursor, merge)
-        deleted = self._deleted(cursor, merge) if merge.deletes else 0
-        if not merge.upserts:
-            return Counts(deleted=deleted)
-        inserted, updated = self._upserted(cursor, merge)
-        return Counts(inserted, updated, deleted)
+        """See ``postgres_merge``."""
+        return merged(cursor, merge)
 
     def merge_in_order(self, cursor: Any, merge: Merge) -> Counts:
         """See ``postgres_order``."""
-        self._prepare(cursor, merge)
-        return merged_in_order(cursor, merge, partitioned=_partitioned(cursor, merge))
+        return merged_in_order(cursor, merge)
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
         """Those with NOT NULL."""
@@ -339,64 +327,3 @@ class PostgresDialect:
         else:
             cursor.execute(f"UPDATE {location} SET {mark} = true WHERE {mark} IS DISTINCT FROM true")
         return int(cursor.rowcount)
-
-    def _upserted(self, cursor: Any, merge: Merge) -> tuple[int, int]:
-        """How many rows were inserted and updated."""
-        upsert = _upsert(merge)
-        if not _partitioned(cursor, merge):
-            # A row that was there has the lock of this transaction on its old version, a new one has none.
-            cursor.execute(
-                f"WITH merged AS ({upsert} RETURNING xmax = 0 AS is_new) "
-                "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM merged"
-            )
-            inserted, updated = cursor.fetchone()
-            return inserted, updated
-        # Of a partitioned table Postgres does not tell the rows' system columns.
-        cursor.execute(
-            f"SELECT count(*) FROM {merge.stage} s JOIN {merge.target} t ON {merge.on} "
-            f"WHERE {merge.rows(deletes=False)}"
-        )
-        updated = cursor.fetchone()[0]
-        cursor.execute(upsert)
-        return cursor.rowcount - updated, updated
-
-    def _prepare(self, cursor: Any, merge: Merge) -> None:
-        cursor.execute("SET CONSTRAINTS ALL DEFERRED")
-        if merge.upserts + merge.deletes > _MANY_ROWS:
-            cursor.execute("SET LOCAL enable_nestloop TO off")
-
-    def _deleted(self, cursor: Any, merge: Merge) -> int:
-        where = f"{merge.on} AND {merge.rows(deletes=True)}"
-        if merge.soft:
-            cursor.execute(
-                f"UPDATE {merge.target} AS t SET {merge.mark} = true FROM {merge.stage} s WHERE {where}"
-            )
-        else:
-            cursor.execute(f"DELETE FROM {merge.target} AS t USING {merge.stage} s WHERE {where}")
-        return int(cursor.rowcount)
-
-
-def _partitioned(cursor: Any, merge: Merge) -> bool:
-    cursor.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", (merge.target,))
-    return bool(cursor.fetchone()[0] != "r")
-
-
-def _upsert(merge: Merge) -> str:
-    """INSERT … ON CONFLICT needs no join, and so no plan that old statistics could spoil.
-
-    In the order of the key it takes a third less of the server's time than as the rows come.
-    """
-    names = [column.target for column in merge.columns]
-    values = [f"s.{column.staged}" for column in merge.columns]
-    sets = [f"{column.target} = EXCLUDED.{column.target}" for column in merge.values]
-    if merge.mark:
-        names, values = [*names, merge.mark], [*values, "false"]
-        sets.append(f"{merge.mark} = false")
-    keys = ", ".join(column.target for column in merge.keys)
-    first = merge.keys[0].target
-    return (
-        f"INSERT INTO {merge.target} AS t ({', '.join(names)}) "
-        f"SELECT {', '.join(values)} FROM {merge.stage} s "
-        f"WHERE {merge.rows(deletes=False)} ORDER BY {', '.join(f's.{c.staged}' for c in merge.keys)} "
-        f"ON CONFLICT ({keys}) DO UPDATE SET " + (", ".join(sets) or f"{first} = EXCLUDED.{first}")
-    )

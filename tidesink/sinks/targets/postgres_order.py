@@ -5,18 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidesink.sinks.targets.postgres_merge import is_partitioned, prepare
 from tidesink.sinks.targets.sql_dialect import Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql_order import check_left_alone
 
 
-def merged_in_order(cursor: Any, merge: Merge, *, partitioned: bool) -> Counts:
-    """Upserts and deletes in one statement; its own counts are held to a count made before it.
-
-    ``partitioned``: Postgres does not tell which rows of such a table are new, so they are counted too.
-    """
+def merged_in_order(cursor: Any, merge: Merge) -> Counts:
+    """Upserts and deletes in one statement; its own counts are held to a count made before it."""
+    prepare(cursor, merge)
     stale = _not_newer(cursor, merge)
     upsert = _upsert(merge)
-    if partitioned:
+    if is_partitioned(cursor, merge):
         cursor.execute(
             f"SELECT count(*) FROM {merge.stage} s JOIN {merge.target} t ON {merge.on} WHERE {merge.counted}"
         )
