@@ -25,17 +25,15 @@ def differences(codec: Codec, message: Message, row: Decoded, plan: DecodeColumn
     found |= {f"key.{name}": value for name, value in (row.key or {}).items()}
     found |= {f"after.{name}": value for name, value in (row.after or {}).items()}
     found["kept"] = tuple(row.raw.get("_kept") or ())
-    expected = {
-        name: _held(name, value, plan) for name, value in _expected(codec, message, row, plan).items()
-    }
+    expected = {name: held(name, value, plan) for name, value in _expected(codec, message, row, plan).items()}
     return [
         f"{place(message)} {name}: {found.get(name)!r}, expected {value!r} ({row.reason})"
         for name, value in expected.items()
-        if _shown(found.get(name)) != _shown(value)
+        if shown(found.get(name)) != shown(value)
     ]
 
 
-def _held(name: str, value: object, plan: DecodeColumns) -> object:
+def held(name: str, value: object, plan: DecodeColumns) -> object:
     """A value as the target's column holds it: plain JSON's numbers are 64-bit floats until then."""
     column = plan.shape.by_name.get(name.partition(".")[2].lower())
     if column is not None and column.spark == "float" and isinstance(value, float):
@@ -45,7 +43,7 @@ def _held(name: str, value: object, plan: DecodeColumns) -> object:
     return value
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """NaN is itself here; of a decimal the digits behind the point are its column's."""
     return f"{value.normalize():f}" if isinstance(value, Decimal) else repr(value)
 

@@ -18,7 +18,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Decoded:
-    """One row of a decoded frame; ``key``, ``old_key`` and ``after`` by column name."""
+    """One row of a decoded frame; ``key``, ``old_key``, ``after`` and ``before`` by column name."""
 
     topic: str
     partition: int
@@ -33,6 +33,7 @@ class Decoded:
     old_key: Values | None
     after: Values | None
     raw: Values
+    before: Values | None = None
 
 
 def collect(decoded: DataFrame, plan: DecodeColumns) -> list[Decoded]:
@@ -43,6 +44,7 @@ def collect(decoded: DataFrame, plan: DecodeColumns) -> list[Decoded]:
         *_columns("key", shape.key_columns),
         *_columns("old_key", shape.key_columns),
         *_columns("after", shape.columns),
+        *(_columns("before", shape.columns) if "before" in decoded.columns else ()),
     ).collect()
     found = [_row(row.asDict(), plan) for row in rows]
     return sorted(found, key=lambda row: (row.topic, row.partition, row.offset, row.index))
@@ -76,11 +78,12 @@ def _row(row: Values, plan: DecodeColumns) -> Decoded:
         _struct(row, "old_key", shape.key_columns),
         _struct(row, "after", shape.columns),
         row,
+        _struct(row, "before", shape.columns),
     )
 
 
 def _struct(row: Values, struct: str, columns: tuple[ShapeColumn, ...]) -> Values | None:
-    if not row[f"{struct}?"]:
+    if not row.get(f"{struct}?"):
         return None
     return {column.name: _value(row[f"{struct}.{column.name}"], column) for column in columns}
 

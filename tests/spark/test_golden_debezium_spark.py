@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("capture", [pytest.param(one, id=one.name) for one in captures])
 
 
-def _by_topic(capture: Capture) -> Iterator[tuple[TableId, list[Message]]]:
+def by_topic(capture: Capture) -> Iterator[tuple[TableId, list[Message]]]:
     """The topics that hold rows, each with its one table."""
     topics: dict[str, list[Message]] = defaultdict(list)
     for message in capture.messages:
@@ -64,14 +64,16 @@ def _definitions(capture: Capture) -> TableDefinitions | None:
     return capture.ddl_definitions() if plain else capture.definitions()
 
 
-def _codec(capture: Capture) -> Codec:
+def codec_of(capture: Capture) -> Codec:
+    """The Python codec, with what a worker is told of the capture's tables."""
     definitions = _definitions(capture)
     if definitions is None:
         return capture.codec()
     return open_codec("debezium-json", options=CodecOptions(debezium=capture.modes), definitions=definitions)
 
 
-def _plan(capture: Capture, table: TableId, messages: list[Message], spark: SparkSession) -> DecodeColumns:
+def plan_of(capture: Capture, table: TableId, messages: list[Message], spark: SparkSession) -> DecodeColumns:
+    """The plan that a worker makes of a topic's records."""
     if capture.is_avro:
         return _avro_plan(capture, table, messages)
     heads, definitions = heads_in(raw_frame(spark, messages)), _definitions(capture)
@@ -112,8 +114,8 @@ def _avro_plan(capture: Capture, table: TableId, messages: list[Message]) -> Dec
 
 def test_every_record_is_what_the_python_codec_reads(capture: Capture, spark: SparkSession) -> None:
     rows = 0
-    for table, messages in _by_topic(capture):
-        plan, codec = _plan(capture, table, messages, spark), _codec(capture)
+    for table, messages in by_topic(capture):
+        plan, codec = plan_of(capture, table, messages, spark), codec_of(capture)
         decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
         wrong = [
             line

@@ -54,7 +54,7 @@ def _found_at(latest: int) -> TopicOffsets:
 
 def _decoding(*topic: str, known: int) -> _Decoding:
     """A decoding of a topic with so many DDL events at first."""
-    settings = SimpleNamespace(definition=None, keys=None, zero_date="null", time_zone="UTC")
+    settings = SimpleNamespace(definition=None, keys=None, zero_date="null", time_zone="UTC", mode="upsert")
     around = SimpleNamespace(
         config=SimpleNamespace(
             table_config=lambda _table: settings, source=SimpleNamespace(codec_options=CodecOptions)

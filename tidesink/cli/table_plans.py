@@ -9,13 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 from tidesink.change import ChangeEvent, Op, TableId, TableSchema
 from tidesink.cli.kafka import Start, read_topic, topic_names
+from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.debezium_told import UNTYPED, LoneCodec, Told
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.identity import topic_tables
-from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
+from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.layout import OWN_COLUMNS
 from tidesink.typemap.ddl import TableDefinitions
@@ -26,7 +27,7 @@ from tidesink.typemap.table import row_of
 
 _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "
-    "as in tables: [{{name: {table}, keys: [...]}}]"
+    "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to keep its changes"
 )
 _UNSERVED = "tables names {table}, but {found}: is it spelt as in the changefeed, and has it any rows yet?"
 
@@ -135,7 +136,9 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
             shape = merge_shape(shape, newer)
     except (ConfigError, DecodeError) as error:
         return _unplanned(config, topic, table, error.message)
-    return _planned(config, topic, shape, types_from="avro")
+    planned = _planned(config, topic, shape, types_from="avro")
+    more = tuple(flat_avro_warnings(records, keys, settings))
+    return dataclasses.replace(planned, warnings=(*planned.warnings, *more))
 
 
 def _key_names(registry: SchemaRegistry, topic: str) -> tuple[str, ...]:
@@ -250,7 +253,8 @@ def _planned(config: Config, topic: str, source: TableShape, *, types_from: Type
     settings = config.table_config(source.table)
     try:
         shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
-    except ConfigError as error:
+        shape = planned_shape(shape, settings)
+    except (ConfigError, SchemaRefusedError) as error:
         return _unplanned(config, topic, source.table, error.message)
     return TablePlan(
         table=shape.table,
@@ -299,7 +303,7 @@ def _policies(settings: TableConfig) -> dict[str, str]:
 
 def _column(column: ShapeColumn, shape: TableShape, sources: Mapping[str, str]) -> ColumnPlan:
     source = column.type.sql or _source_type(column)
-    was = sources[column.name]
+    was = sources.get(column.name, column.name)  # what a mode adds is not the source's
     notes = (f"{was} at the source" if was != column.name else "", _note(column, shape))
     note = "; ".join(note for note in notes if note)
     return ColumnPlan(column.name, source, column.spark, column.key, note)

@@ -106,6 +106,24 @@ class RecordColumns:
         return F.when(before.isNotNull(), struct)
 
 
+class BeforeColumns(RecordColumns):
+    """The old rows inside the records of one writer schema."""
+
+    @property
+    def column(self) -> Column:
+        """The old row, null where the record has none."""
+        return F.col(self.name).getField(BEFORE)
+
+    @classmethod
+    def of(cls, records: Sequence[RecordColumns]) -> tuple[BeforeColumns, ...]:
+        """Those of the records whose schema has an old row."""
+        return tuple(
+            cls(one.name, one.part, one.ids, one.schema, one.shape, one.fields)
+            for one in records
+            if one.schema.before
+        )
+
+
 def _reading(wire: Column, writer: WriterColumn, target: ShapeColumn, shape: TableShape) -> Reading:
     column_type = writer.column.type
     reader = row_of(column_type).reader

@@ -28,6 +28,11 @@ column              type                        meaning
 ``_kept``           array<string>               only in frames of a plan that ``keeps_values``: the names
                                                 of columns of ``after`` whose value the source did not
                                                 send, so that what is stored stays; null where it sent all
+``_change``         string                      only in frames of a plan that ``logs``: ``insert``,
+                                                ``update``, ``delete``, or ``upsert`` where nothing tells
+``before``          struct of all columns       likewise: the row before an update, or the deleted one;
+                                                null where the wire has it not, or its key alone
+``_before_kept``    array<string>               likewise: as ``_kept``, of ``before``
 ==================  ==========================  ====================================================
 
 ``unplanned`` is a message the plan was not made for (an unknown schema id, an unknown column): look it

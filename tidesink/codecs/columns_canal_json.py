@@ -8,7 +8,7 @@ An Arrow function in a query costs every row something, so a plan without ``judg
 calls an irregular message ``unplanned`` with ``_fields`` ``['']``, which is no column's name; ``judging``
 gives the plan that has it.
 
-Of an update's old row the names and the key are read, not the other values: nothing is made of them.
+Of an update's old row the names and the key are read, the other values by a plan that ``logs`` alone.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.change import TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
+from tidesink.codecs.columns_canal_json_before import logged_before
 from tidesink.codecs.columns_canal_json_row import RowColumns
 from tidesink.codecs.columns_canal_json_text import ROW, form_of
 from tidesink.codecs.columns_canal_json_types import WRITTEN_AT, is_timed, written_at
@@ -34,6 +35,7 @@ from tidesink.codecs.columns_faults import (
     deletes,
     fault,
     first_fault,
+    log_columns,
     null,
     output_columns,
 )
@@ -65,6 +67,7 @@ class CanalJsonColumns:
     so that a row which names another key is bad. ``options`` say where rows are that were too
     large; what cannot be asked for them makes a record ``unplanned``, with ``NOT_JUDGED`` in its ``_fields``.
     Under a ``large-message-handle-compression`` an Arrow function opens what is compressed first.
+    ``logs``: the frame has the old row, and what happened to it, besides (``columns_base``).
     """
 
     shape: TableShape
@@ -72,6 +75,7 @@ class CanalJsonColumns:
     judges: bool = True
     own_key: bool = True
     options: CodecOptions = CodecOptions()  # noqa: RUF009 - it is frozen
+    logs: bool = False
 
     @property
     def changes_keys(self) -> bool:
@@ -123,12 +127,16 @@ class CanalJsonColumns:
             [everything, rows.laid_out(F.col("row"), F.col("names")).alias("wire")],
             [everything, rows.image().alias("image"), *_row_key(rows)],
             [everything, *_keyed(rows)],
-            _faulty(rows, own_key=self.own_key),
-            output_columns(self.shape, fields=F.col("fields")),
+            *(logged_before(rows) if self.logs else ()),
+            _faulty(rows, own_key=self.own_key, logs=self.logs),
+            [
+                *output_columns(self.shape, fields=F.col("fields")),
+                *(log_columns(self.shape) if self.logs else ()),
+            ],
         )
 
 
-def canal_json_columns(
+def canal_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     schema: TableSchema,
     *,
     base: TableShape | None = None,
@@ -137,12 +145,13 @@ def canal_json_columns(
     time_zone: str = "UTC",
     judges: bool = True,
     options: CodecOptions | None = None,
+    logs: bool = False,
 ) -> CanalJsonColumns:
     """A plan for a table from its columns as they are now.
 
     ``base`` is the shape the target has; it is only added to: a column of it that ``schema`` lacks was
     dropped. ``keys`` override the schema's handle key. ``judges``: see the module. ``options``: see
-    ``CanalJsonColumns``.
+    ``CanalJsonColumns``; so is ``logs``, under which a table needs no key.
 
     Raises:
         ConfigError: ``keys`` names a column the table does not have.
@@ -151,7 +160,9 @@ def canal_json_columns(
     shape = shape_of(schema, keys=keys, zero_date=zero_date, time_zone=time_zone)
     current = frozenset(column.name.lower() for column in shape.columns)
     merged = shape if base is None else merge_shape(base, shape)
-    return CanalJsonColumns(merged, current, judges, own_key=keys is None, options=options or CodecOptions())
+    return CanalJsonColumns(
+        merged, current, judges, own_key=keys is None, options=options or CodecOptions(), logs=logs
+    )
 
 
 def _named() -> list[Column]:
@@ -280,21 +291,21 @@ def _keyed(rows: RowColumns) -> list[Column]:
     ]
 
 
-def _faulty(rows: RowColumns, *, own_key: bool) -> list[Column]:
+def _faulty(rows: RowColumns, *, own_key: bool, logs: bool) -> list[Column]:
     """What each message is that is no row to apply."""
     old_key = F.when(~F.col("old_key").eqNullSafe(F.col("row_key")), F.col("old_key"))
     lacking = F.coalesce(F.col("lacking"), F.when(F.size("new_names") > 0, F.col("new_names")))
     return [
         F.col("*"),
         F.when(F.col("refused").isNotNull(), F.col("refused"))
-        .otherwise(_faults(rows, own_key=own_key))
+        .otherwise(_faults(rows, own_key=own_key, logs=logs))
         .alias("fault"),
         old_key.alias("row_old_key"),
         lacking.alias("fields"),
     ]
 
 
-def _faults(rows: RowColumns, *, own_key: bool) -> Column:
+def _faults(rows: RowColumns, *, own_key: bool, logs: bool) -> Column:
     message, form = F.col("message"), F.col("message_form")
     table, key_names = rows.shape.table, [column.name for column in rows.shape.key_columns]
     foreign = (message.getField("database") != table.schema) | (message.getField("table") != table.name)
@@ -317,13 +328,14 @@ def _faults(rows: RowColumns, *, own_key: bool) -> Column:
             ),
             (unknown_old, fault(BAD, SchemaMismatchError, "'old' has a column that 'data' has not")),
             *rows.old_key_faults(),
+            *(rows.before_faults() if logs else ()),
         ]
     )
 
 
 def _other_key(named: Column, key_names: list[str]) -> tuple[Column, Column]:
     """Whether a row names its key, and another one than the table's."""
-    own = F.array(*(F.lit(name) for name in key_names))
+    own = F.array(*(F.lit(name) for name in key_names)).cast(STRINGS)
     differs = (F.size(F.array_except(named, own)) > 0) | (F.size(F.array_except(own, named)) > 0)
     reason = (
         f"the row's pkNames are not the table's key ({', '.join(key_names)}): the source's key was changed. "

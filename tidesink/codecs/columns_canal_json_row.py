@@ -80,14 +80,36 @@ class RowColumns:
     @cached_property
     def readings(self) -> tuple[tuple[int, ShapeColumn, Reading], ...]:
         """How each column is read from the laid out row ``wire``."""
+        return self.readings_of("wire")
+
+    def readings_of(self, laid_out: str) -> tuple[tuple[int, ShapeColumn, Reading], ...]:
+        """How each column is read from a laid out row."""
         return tuple(
-            (number, column, read_in_force(self.text(number, "wire"), column, self.shape))
+            (number, column, read_in_force(self.text(number, laid_out), column, self.shape))
             for number, column in enumerate(self.shape.columns)
         )
 
-    def image(self) -> Column:
+    def image(self, laid_out: str = "wire") -> Column:
         """The row in the shape's types."""
-        return F.struct(*(self._value(column, reading) for _, column, reading in self.readings))
+        return F.struct(*(self._value(column, reading) for _, column, reading in self.readings_of(laid_out)))
+
+    def old_wire(self, old: Column) -> Column:
+        """The row before an update, laid out; a column that a partial old row leaves out is unchanged."""
+        return F.array(
+            *(self._before(old, number, column) for number, column in enumerate(self.shape.columns))
+        )
+
+    def before_faults(self) -> list[tuple[Column, Column]]:
+        """As ``faults``, of the row before an update: ``old_wire`` and ``before_image``."""
+        faults = []
+        for number, column, reading in self.readings_of("old_wire"):
+            lost = (
+                self.text(number, "old_wire").isNotNull()
+                & F.col("before_image").getField(column.name).isNull()
+            )
+            if reading.failable:
+                faults.append((lost if reading.zero is None else lost & ~reading.zero, _value_fault(column)))
+        return faults
 
     def _value(self, column: ShapeColumn, reading: Reading) -> Column:
         value = reading.value.cast(column.spark)
@@ -115,7 +137,9 @@ class RowColumns:
         """True where the old row has another text in a key column."""
         keys = [(n, c) for n, c in enumerate(self.shape.columns) if c.key]
         return reduce(
-            Column.__or__, (~self._before(old, n, c).eqNullSafe(self.text(n, "wire")) for n, c in keys)
+            Column.__or__,
+            (~self._before(old, n, c).eqNullSafe(self.text(n, "wire")) for n, c in keys),
+            F.lit(False),
         )
 
     def faults(self) -> list[tuple[Column, Column]]:

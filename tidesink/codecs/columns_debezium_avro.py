@@ -19,6 +19,12 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_avro_faults import framing_faults, schema_id_column, unreadable
 from tidesink.codecs.columns_base import DDL, MESSAGE, UNPLANNED
+from tidesink.codecs.columns_debezium_before import (
+    before_fault,
+    change_word,
+    logged_before,
+    prepared_before,
+)
 from tidesink.codecs.columns_debezium_faults import (
     envelope_faults,
     is_delete,
@@ -34,7 +40,16 @@ from tidesink.codecs.columns_debezium_schema import (
     read_key_schema,
     read_value_schema,
 )
-from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, null, output_columns
+from tidesink.codecs.columns_faults import (
+    any_null,
+    deletes,
+    fault,
+    first_fault,
+    log_columns,
+    null,
+    output_columns,
+    unnamed_delete,
+)
 from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
@@ -63,7 +78,8 @@ class DebeziumAvroColumns:
 
     ``own_key``: the key is the key record's, so that Debezium sends a changed key as a delete and an
     insert; without it an update's old row tells its old key. ``gone``: the shape's columns, in lower case,
-    that the newest schema of rows does not have.
+    that the newest schema of rows does not have. ``logs``: the
+    frame has the old row, and what happened to it, besides (``columns_base``).
     """
 
     shape: TableShape
@@ -71,6 +87,7 @@ class DebeziumAvroColumns:
     values: Side
     own_key: bool = True
     gone: frozenset[str] = frozenset()
+    logs: bool = False
 
     @property
     def changes_keys(self) -> bool:
@@ -98,13 +115,14 @@ class DebeziumAvroColumns:
             last = last[:-1]
         records = (*self.keys.records, *self.values.records)
         prepared = [column for record in records for column in record.prepared()]
+        prepared += prepared_before(self.values.records) if self.logs else []
         return (
             _read(self),
             *([[F.col("*"), *prepared]] if prepared else []),
             _converted(self),
             _keyed(self),
             _judged(self),
-            last,
+            [*last, *(log_columns(self.shape) if self.logs else ())],
         )
 
 
@@ -120,6 +138,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
     modes: DebeziumModes = _DEFAULT_MODES,
+    logs: bool = False,
 ) -> DebeziumAvroColumns:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -127,7 +146,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     default where only later schemas (greater ids) have it, and is null where an earlier one had it.
     ``base`` is the shape the target has; it is only added to. ``keys`` override the key record's columns,
     ``definition`` the types of the schemas. ``unknown_ids``: ids that were looked up in vain, each with
-    the reason; their records are bad.
+    the reason; their records are bad. ``logs``: see ``DebeziumAvroColumns``; a table needs no key then.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -138,7 +157,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     if ticdc:
         modes = replace(TICDC_MODES, time_zone=modes.time_zone)
     defined: Defined = definition.by_name if definition is not None else {}
-    named = _key_names(table, keys, base, key_side.rows)
+    named = _key_names(table, keys, base, key_side.rows, needed=not logs)
     told = value_side.rows or key_side.rows
     shapes = [
         shape_of(
@@ -169,7 +188,8 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
                 "value",
                 modes=modes,
                 defined=defined,
-                old_keys=not told_by_key,
+                old_keys=not told_by_key and bool(named),
+                logs=logs,
             ),
             value_side.refused,
             unknown_ids,
@@ -177,6 +197,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
         ),
         own_key=own_key,
         gone=gone_columns(shape, value_side.rows),
+        logs=logs,
     )
 
 
@@ -209,17 +230,20 @@ def _key_names(
     keys: tuple[str, ...] | None,
     base: TableShape | None,
     key_schemas: Mapping[int, RecordSchema],
+    *,
+    needed: bool,
 ) -> tuple[str, ...]:
     found = keys or (base.keys if base else None)
     for _, schema in sorted(key_schemas.items()):
         found = found or tuple(wire.field.name for wire in schema.columns)
-    if not found:
+    if not found and needed:
         raise ConfigError(
             f"{table} has no key record in its topic, so nothing says which row a change is about: "
-            "name its key columns under tables: keys, or set message.key.columns at the connector",
+            "name its key columns under tables: keys, set message.key.columns at the connector, or set "
+            "mode: append to keep its changes",
             table=str(table),
         )
-    return found
+    return found or ()
 
 
 def _read(plan: DebeziumAvroColumns) -> list[Column]:
@@ -241,8 +265,10 @@ def _converted(plan: DebeziumAvroColumns) -> list[Column]:
     old_key = (
         values.old_key(plan.shape.key_ddl) if plan.changes_keys else null(f"struct<{plan.shape.key_ddl}>")
     )
+    logged = logged_before(plan.values.records, plan.shape, plan.keys.records) if plan.logs else {}
     return [
         F.col("*"),
+        *(column.alias(name) for name, column in logged.items()),
         Images(plan.keys.records).struct(plan.shape.key_ddl).alias("record_key"),
         values.struct(plan.shape.ddl).alias("image"),
         old_key.alias("before_key"),
@@ -265,6 +291,8 @@ def _keyed(plan: DebeziumAvroColumns) -> list[Column]:
     row_key = F.when(is_delete(), gone).otherwise(image_key)
     keys, values = Images(plan.keys.records), Images(plan.values.records)
     bad_value = first_fault([*keys.faults("record_key"), *values.faults("image")])
+    if plan.logs:
+        bad_value = F.coalesce(bad_value, before_fault(plan.values.records))
     # A frame's numbers are signed; TiDB's own are far below 2^63.
     event_ts = F.when(F.col("source_commit_ts") >= 0, F.col("source_commit_ts"))
     return [F.col("*"), row_key.alias("row_key"), bad_value.alias("bad_value"), event_ts.alias("event_ts")]
@@ -275,6 +303,7 @@ def _judged(plan: DebeziumAvroColumns) -> list[Column]:
     changed = ~is_delete() & ~F.col("before_key").eqNullSafe(F.col("row_key"))
     return [
         F.col("*"),
+        *([change_word().alias("row_change")] if plan.logs else []),
         _faults(plan).alias("fault"),
         deletes(is_delete()).alias("row_kind"),
         F.when(changed, F.col("before_key")).alias("row_old_key"),
@@ -289,6 +318,7 @@ def _faults(plan: DebeziumAvroColumns) -> Column:
     key_read, value_read = Images(plan.keys.records).complete(), Images(plan.values.records).complete()
     faults = envelope_faults(plan.shape.table)
     unnamed = any_null("row_key", names)
+    faults += unnamed_delete(is_delete(), plan.shape) if plan.logs else []
     fine = reduce(Column.__and__, (~condition for condition, _ in faults))
     fine &= value_read & (key.isNull() | key_read) & F.col("bad_value").isNull() & ~unnamed
     # The first branch is every good row's: the rest is asked of records with something about them.

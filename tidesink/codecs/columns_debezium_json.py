@@ -20,6 +20,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, MESSAGE, UNPLANNED, WATERMARK
+from tidesink.codecs.columns_debezium_before import (
+    before_fault,
+    change_word,
+    logged_before,
+    prepared_before,
+)
 from tidesink.codecs.columns_debezium_faults import envelope_faults, is_delete, unnamed_faults
 from tidesink.codecs.columns_debezium_json_judge import Judging, verdict
 from tidesink.codecs.columns_debezium_json_judged import JudgedRows
@@ -32,8 +38,10 @@ from tidesink.codecs.columns_faults import (
     deletes,
     fault,
     first_fault,
+    log_columns,
     null,
     output_columns,
+    unnamed_delete,
 )
 from tidesink.typemap.shape import TableShape
 
@@ -51,7 +59,8 @@ class DebeziumJsonColumns:
     ``keys``, ``values`` and ``watermarks`` read what is in the JVM's form, by the schemas of
     ``key_schemas`` and ``value_schemas``. ``own_key``: the key is the key record's. ``unwrapped``: the topic
     holds flattened rows, where a null value is a delete. ``gone``: the shape's columns, in lower case, that
-    the newest schema of rows does not have.
+    the newest schema of rows does not have. ``logs``: the frame has the old row, and what
+    happened to it, besides (``columns_base``).
     """
 
     shape: TableShape
@@ -64,11 +73,14 @@ class DebeziumJsonColumns:
     judges: bool = True
     own_key: bool = True
     gone: frozenset[str] = frozenset()
+    logs: bool = False
 
     @property
     def changes_keys(self) -> bool:
         """Whether an update may come with its old key, so that it stands for two rows."""
         ticdc = any(record.schema.is_ticdc for record in self.values)
+        if not self.shape.keys:
+            return False
         return ticdc or not (self.own_key and self.keys)
 
     @property
@@ -94,6 +106,7 @@ class DebeziumJsonColumns:
         everything = F.col("*")
         records = (*self.keys, *self.values, *self.watermarks)
         prepared = [column for record in records for column in record.prepared()]
+        prepared += prepared_before(self.values) if self.logs else []
         last = output_columns(self.shape, fields=F.col("lacking"), keeps=F.col("kept"))
         judged = verdict(F.col("value_bytes"), F.col("key_bytes"), ~F.col("regular"), self.judging)
         return (
@@ -108,7 +121,7 @@ class DebeziumJsonColumns:
             [everything, *_converted(self)],
             [everything, *_keyed(self)],
             [everything, *_judged(self)],
-            last if self.keeps_values else last[:-1],
+            [*(last if self.keeps_values else last[:-1]), *(log_columns(self.shape) if self.logs else ())],
         )
 
 
@@ -145,9 +158,11 @@ def _converted(plan: DebeziumJsonColumns) -> list[Column]:
         ),
         "kept": values.kept(),
     }
+    if plan.logs:
+        found |= logged_before(plan.values, shape, plan.keys)
     if plan.judges:
         rows = JudgedRows(shape, F.col("judged"))
-        told = rows.columns(old_keys=plan.changes_keys)
+        told = rows.columns(old_keys=plan.changes_keys) | (rows.old_row() if plan.logs else {})
         # Null where Python was not asked.
         found = {name: F.when(rows.asked, told[name]).otherwise(column) for name, column in found.items()}
     return [
@@ -166,9 +181,12 @@ def _keyed(plan: DebeziumJsonColumns) -> list[Column]:
     if not plan.own_key:
         gone = F.coalesce(F.col("before_key"), F.col("record_key"))
     bad = first_fault([*Images(plan.keys).faults("record_key"), *Images(plan.values).faults("image")])
+    if plan.logs:
+        bad = F.coalesce(bad, before_fault(plan.values))
     if plan.judges:
         rows = JudgedRows(plan.shape, F.col("judged"))
-        bad = F.when(rows.asked, first_fault(rows.faults("image"))).otherwise(bad)
+        wrong = [*rows.faults("image"), *(rows.old_faults("before_image") if plan.logs else ())]
+        bad = F.when(rows.asked, first_fault(wrong)).otherwise(bad)
     return [F.when(is_delete(), gone).otherwise(image_key).alias("row_key"), bad.alias("bad_value")]
 
 
@@ -188,6 +206,7 @@ def _judged(plan: DebeziumJsonColumns) -> list[Column]:
         zeros.alias("row_zero_dates"),
         F.lit(0).alias("row_index"),
         lacking.alias("lacking"),
+        *([change_word().alias("row_change")] if plan.logs else []),
     ]
 
 
@@ -198,6 +217,9 @@ def _faults(plan: DebeziumJsonColumns) -> Column:
     fine = reduce(Column.__and__, (~condition for condition, _ in envelope))
     fine &= Images(plan.values).complete() & regular
     fine &= F.col("bad_value").isNull() & ~any_null("row_key", names)
+    lost = unnamed_delete(is_delete(), plan.shape) if plan.logs else []
+    for condition, _ in lost:
+        fine &= ~condition
     # The first branch is every good row's: the rest is asked of records with something about them.
     chosen = F.when(fine, fault(None))
     for condition, found in (
@@ -206,6 +228,7 @@ def _faults(plan: DebeziumJsonColumns) -> Column:
         (Images(plan.watermarks).complete(), fault(WATERMARK)),
         *((regular & condition, found) for condition, found in envelope),
         (F.col("bad_value").isNotNull(), F.col("bad_value")),
+        *lost,
         *unnamed_faults(names),
     ):
         chosen = chosen.when(condition, found)

@@ -39,9 +39,11 @@ from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_o
 ABSENT: Final = b"\5"
 _VERDICT: Final = (
     "struct<kind: string, error: string, reason: string, fields: array<string>, op: string, "
-    "commit_ts: bigint, key: array<binary>, before: array<binary>, image: array<binary>>"
+    "commit_ts: bigint, key: array<binary>, before: array<binary>, image: array<binary>, "
+    "old: array<binary>>"
 )
 _MOST_SCHEMAS: Final = 1024
+_OPS: Final = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d", Op.UPSERT: "r"}
 
 
 class Verdict(NamedTuple):
@@ -59,15 +61,17 @@ class Verdict(NamedTuple):
     key: list[bytes | None] | None = None
     before: list[bytes | None] | None = None
     image: list[bytes | None] | None = None
+    old: list[bytes | None] | None = None
 
 
 @dataclass(frozen=True)
 class Judging:
-    """What judging records of one table takes."""
+    """What judging records of one table takes; ``logs``: whether their old rows are asked for."""
 
     shape: TableShape
     options: CodecOptions
     definition: TableSchema | None = None
+    logs: bool = False
 
 
 def verdict(value: Column, key: Column, asked: Column, judging: Judging) -> Column:
@@ -103,7 +107,7 @@ def open_judge(judging: Judging) -> Callable[[str, bytes | None, bytes | None], 
     shape = judging.shape
     known = tuple(SourceColumn(column.name, column.type) for column in shape.columns)
     codec = LoneCodec(judging.options, judging.definition, TableSchema(shape.table, known))
-    rows = _Rows(judging.shape, codec)
+    rows = _Rows(judging.shape, codec, logs=judging.logs)
 
     def judge(topic: str, key: bytes | None, value: bytes | None) -> Verdict:
         try:
@@ -130,9 +134,10 @@ class _Column:
 class _Rows:
     """Rows of events in the plan's shape; keeps what it knows of each schema."""
 
-    def __init__(self, shape: TableShape, codec: LoneCodec) -> None:
+    def __init__(self, shape: TableShape, codec: LoneCodec, *, logs: bool) -> None:
         self._shape = shape
         self._codec = codec
+        self._logs = logs
         self._known: dict[tuple[int, bool], tuple[TableSchema, dict[str, _Column] | list[str]]] = {}
 
     def judged(self, event: Event) -> Verdict:
@@ -155,8 +160,18 @@ class _Rows:
     def _row(self, event: ChangeEvent, columns: Mapping[str, _Column]) -> Verdict:
         image = None if event.op is Op.DELETE else self._image(event, columns)
         key, before = (self._key(row, columns) for row in (event.key, event.before))
-        op = "d" if event.op is Op.DELETE else "u"
-        return Verdict(op=op, commit_ts=event.commit_ts, key=key, before=before, image=image)
+        old = self._old(event.before, columns) if self._logs else None
+        return Verdict(
+            op=_OPS[event.op], commit_ts=event.commit_ts, key=key, before=before, image=image, old=old
+        )
+
+    def _old(
+        self, row: Mapping[str, Value] | None, columns: Mapping[str, _Column]
+    ) -> list[bytes | None] | None:
+        """The whole old row; None where the record has its key alone."""
+        if not row or row.keys() != columns.keys() or all(columns[name].target.key for name in row):
+            return None
+        return _answers(row, columns, len(self._shape.columns), ABSENT)
 
     def _image(self, event: ChangeEvent, columns: Mapping[str, _Column]) -> list[bytes | None]:
         image = _answers(event.after or {}, columns, len(self._shape.columns), ABSENT)

@@ -45,15 +45,24 @@ class JudgedRows:
             "kept": self._named(KEEP),
         }
 
+    def old_row(self) -> dict[str, Column]:
+        """The old row as a plan that ``logs`` has it."""
+        image = self._struct(list(enumerate(self.shape.columns)), "old")
+        return {"before_image": image, "before_kept": self._named(KEEP, "old")}
+
     def zero_dates(self) -> Column:
         """The names of columns whose date no calendar has was made null; null where there are none."""
         return self._named(ZERO)
 
-    def faults(self, image: str) -> list[tuple[Column, Column]]:
+    def old_faults(self, image: str) -> list[tuple[Column, Column]]:
+        """As ``faults``, of the old row."""
+        return self.faults(image, "old")
+
+    def faults(self, image: str, member: str = "image") -> list[tuple[Column, Column]]:
         """For each column: whether Python read a value that has none of the column's type."""
         return [
             (
-                is_answer(self._answer("image", number), VALUE) & F.col(image).getField(column.name).isNull(),
+                is_answer(self._answer(member, number), VALUE) & F.col(image).getField(column.name).isNull(),
                 fault(
                     BAD,
                     ValueOutOfRangeError,
@@ -81,9 +90,9 @@ class JudgedRows:
             return found
         return found.when(is_answer(answer, ABSENT), default_value(column, self.shape))
 
-    def _named(self, kind: bytes) -> Column:
+    def _named(self, kind: bytes, member: str = "image") -> Column:
         marked = [
-            (is_answer(self._answer("image", number), kind), column.name)
+            (is_answer(self._answer(member, number), kind), column.name)
             for number, column in enumerate(self.shape.columns)
         ]
         names = F.concat_ws(_BETWEEN, *(F.when(condition, F.lit(name)) for condition, name in marked))

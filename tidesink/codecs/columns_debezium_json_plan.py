@@ -24,7 +24,7 @@ from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defau
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (
     "{} has no key record in its topic, so nothing says which row a change is about: name its key columns "
-    "under tables: keys, or set message.key.columns at the connector"
+    "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes"
 )
 
 
@@ -42,6 +42,7 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     time_zone: str = "UTC",
     options: CodecOptions = _NO_OPTIONS,
     judges: bool = True,
+    logs: bool = False,
 ) -> DebeziumJsonColumns:
     """A plan for a table from the schemas that stand in its records, oldest first.
 
@@ -49,7 +50,8 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     ``{"schema":…,"payload":``, or, where the payload comes first, all behind it, ``,"schema":…}``. ``told``
     are columns that rows without a schema have, ``told_keys`` those of their key. ``base`` is the shape the
     target has; it is only added to. ``keys`` override the key record's columns, ``definition`` the types.
-    ``judges``: see the module ``columns_debezium_json``.
+    ``judges``: see the module ``columns_debezium_json``. ``logs``: see ``DebeziumJsonColumns``; a table needs
+    no key then.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -69,7 +71,7 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     if not found:
         raise ConfigError(f"{table} has no record of a row yet: nothing can be planned", table=str(table))
     named = keys or (base.keys if base else None) or _key_names(key_schemas, told_keys, definition)
-    if not named:
+    if not (named or logs):
         raise ConfigError(_NO_KEY.format(table), table=str(table))
     shapes = [
         shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
@@ -87,11 +89,12 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
         tuple(record for record in records if record.is_control),
         key_schemas,
         value_schemas,
-        Judging(shape, replace(options, debezium_unwrapped=unwrapped), definition),
+        Judging(shape, replace(options, debezium_unwrapped=unwrapped), definition, logs),
         judges=judges or not rows,
         own_key=keys is None,
         # What rows without a schema have is not known until they are read.
         gone=frozenset() if told or definition is not None else gone_columns(shape, rows),
+        logs=logs,
     )
 
 

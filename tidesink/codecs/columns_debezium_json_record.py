@@ -122,7 +122,7 @@ class JsonRecord(RecordColumns):
         return python_read(wire, self._reader(field), is_json=field.wire.field.schema.type in _NESTED)
 
     def _written_by(self, ids: tuple[int, ...]) -> Column:
-        return F.col(f"{self.part}_writer").isin(*ids)
+        return F.col(f"{self._side}_writer").isin(*ids)
 
 
 def _converted(wire: Column, schema: ConnectSchema) -> Column:

@@ -25,6 +25,7 @@ def record_columns(
     modes: DebeziumModes,
     defined: Defined,
     old_keys: bool = False,
+    logs: bool = False,
 ) -> tuple[RecordColumns, ...]:
     """The readers of one side of a topic's records: one for all schemas that read alike."""
     targets = shape.key_columns if part == "key" else shape.columns
@@ -41,6 +42,7 @@ def record_columns(
             shape,
             tuple(field_of(target, group, source_of=source_of, all_schemas=schemas) for target in targets),
             modes,
+            logs,
         )
         for number, group in enumerate(alike(schemas, lambda wire: reads_as(wire, source_of(wire))))
     )

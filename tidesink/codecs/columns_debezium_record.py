@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Final
 
@@ -33,6 +33,8 @@ from tidesink.typemap.shape import ShapeColumn, TableShape
 _MARK: Final = secrets.token_bytes(MARK_SIZE)
 _MAGIC: Final = b"\x00"
 _BETWEEN: Final = "\x01"
+# The member of the envelope that holds each part's row.
+_IMAGES: Final = {"value": "after", "before": "before"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ class FieldOf:
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """The records of writer schemas that read alike."""
+    """The records of writer schemas that read alike.
+
+    ``part``: ``key``, ``value``, or ``before``, the old rows in values. ``logs``: those are read whole.
+    """
 
     name: str
     part: str
@@ -59,17 +64,28 @@ class RecordColumns:
     shape: TableShape
     fields: tuple[FieldOf, ...]
     modes: DebeziumModes
+    logs: bool = False
 
     def decoded(self) -> Column:
         """The record of the raw column ``key`` or ``value``; null where another schema wrote it."""
         data = F.col(self.part)
-        keys = frozenset(one.name.lower() for one in self.shape.key_columns) if self.old_keys else frozenset()
-        options = {"mode": "PERMISSIVE", "avroSchema": self.alike.reader(keys)}
+        options = {"mode": "PERMISSIVE", "avroSchema": self.alike.reader(self._of_old_row)}
         whole = F.concat(data, lit_binary(_MARK))
         choices = [
             (starts(data, ids), from_avro(whole, bare, options)) for bare, ids in self.alike.writers.items()
         ]
         return reduce(lambda chosen, one: chosen.when(*one), choices[1:], F.when(*choices[0]))
+
+    @property
+    def _of_old_row(self) -> frozenset[str]:
+        """The columns that are asked of old rows, in lower case."""
+        if self.logs:
+            return frozenset(self.shape.by_name)
+        return frozenset(one.name.lower() for one in self.shape.key_columns) if self.old_keys else frozenset()
+
+    def before(self) -> RecordColumns:
+        """The same records' old rows."""
+        return replace(self, part="before")
 
     @property
     def schema(self) -> RecordSchema:
@@ -88,8 +104,8 @@ class RecordColumns:
 
     @property
     def row(self) -> Column:
-        """The struct that holds the row as it is now: the key itself, or the new image."""
-        return self.column if self.part == "key" else self.column.getField("after")
+        """The struct that holds the row: the key itself, the new image, or the old one."""
+        return self.column if self.part == "key" else self.column.getField(_IMAGES[self.part])
 
     @property
     def complete(self) -> Column:
@@ -129,7 +145,11 @@ class RecordColumns:
         return F.when(self._written_by(field.filled), default).otherwise(value)
 
     def _written_by(self, ids: tuple[int, ...]) -> Column:
-        return starts(F.col(f"{self.part}_bytes"), ids)
+        return starts(F.col(f"{self._side}_bytes"), ids)
+
+    @property
+    def _side(self) -> str:
+        return "key" if self.part == "key" else "value"
 
     def kept(self, field: FieldOf) -> Column | None:
         """Whether the value says that the source did not send it; None where no value can."""
@@ -160,7 +180,7 @@ class RecordColumns:
         before = self.column.getField("before")
         keys = [field for field in self.fields if field.target.key]
         values = [(self._old(field, before), field.target.name) for field in keys]
-        there = reduce(Column.__and__, (value.isNotNull() for value, _ in values))
+        there = reduce(Column.__and__, (value.isNotNull() for value, _ in values), F.lit(True))
         return F.when(before.isNotNull() & there, F.struct(*(value.alias(name) for value, name in values)))
 
     def _old(self, field: FieldOf, before: Column) -> Column:
@@ -218,7 +238,8 @@ class RecordColumns:
 
     def _prepared(self, field: FieldOf) -> str:
         assert field.wire is not None  # noqa: S101
-        return f"{self.name}_{field.wire.wire}"
+        inside = "_before" if self.part == "before" else ""
+        return f"{self.name}{inside}_{field.wire.wire}"
 
 
 def starts(data: Column, ids: Iterable[int]) -> Column:

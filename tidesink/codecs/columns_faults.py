@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, DDL, DELETE, UPSERT
-from tidesink.errors import TidesinkError
+from tidesink.errors import TidesinkError, UnnamedRowError
 from tidesink.typemap.shape import TableShape
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def first_fault(faults: Iterable[tuple[Column, Column]]) -> Column:
 
 
 def any_null(struct: str, names: Sequence[str]) -> Column:
-    """True where one of a struct's fields, or the struct, is null."""
-    return reduce(Column.__or__, (F.col(struct).getField(name).isNull() for name in names))
+    """True where one of a struct's fields, or the struct, is null; of no fields none is."""
+    return reduce(Column.__or__, (F.col(struct).getField(name).isNull() for name in names), F.lit(False))
 
 
 def null(ddl: str) -> Column:
@@ -100,6 +100,34 @@ def output_columns(
         F.when(upserts, F.col("image")).cast(ddl).alias("after"),
         *(() if keeps is None else (F.when(upserts, keeps).cast(STRINGS).alias("_kept"),)),
     ]
+
+
+def log_columns(shape: TableShape) -> list[Column]:
+    """What a plan that ``logs`` selects besides.
+
+    The judged frame then has row_change, before_image and before_kept besides.
+    """
+    is_row = F.col("fault").isNull()
+    return [
+        F.when(is_row, F.col("row_change")).alias("_change"),
+        F.when(is_row, F.col("before_image")).cast(f"struct<{shape.ddl}>").alias("before"),
+        F.when(is_row, F.col("before_kept")).cast(STRINGS).alias("_before_kept"),
+    ]
+
+
+def unnamed_delete(gone: Column, shape: TableShape) -> list[tuple[Column, Column]]:
+    """A delete from a table without a key that does not have the row: nothing says which one it is of.
+
+    ``gone``: whether the record is a delete.
+    """
+    if shape.keys:
+        return []
+    reason = (
+        "a delete from a table without a key, and without the row that was deleted: have the producer write "
+        "it (TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)"
+    )
+    lost = F.coalesce(gone, F.lit(False)) & F.col("before_image").isNull()
+    return [(lost, fault(BAD, UnnamedRowError, reason))]
 
 
 def deletes(condition: Column) -> Column:

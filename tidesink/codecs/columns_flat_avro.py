@@ -30,10 +30,20 @@ from tidesink.codecs.columns_avro_faults import (
     stamp,
     unreadable,
 )
-from tidesink.codecs.columns_avro_record import Images, record_columns
+from tidesink.codecs.columns_avro_record import BeforeColumns, Images, record_columns
 from tidesink.codecs.columns_avro_schema import WriterSchema, read_schema
 from tidesink.codecs.columns_base import BAD
-from tidesink.codecs.columns_faults import any_null, deletes, fault, first_fault, null, output_columns
+from tidesink.codecs.columns_faults import (
+    any_null,
+    deletes,
+    fault,
+    first_fault,
+    log_columns,
+    null,
+    output_columns,
+    unnamed_delete,
+)
+from tidesink.codecs.columns_flat_avro_before import logged_before
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
@@ -45,12 +55,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FlatAvroColumns:
-    """The plan for one flat-avro table: its shape and the expressions that read each writer schema."""
+    """The plan for one flat-avro table: its shape and the expressions that read each writer schema.
+
+    ``logs``: the frame has the old row, and what happened to it, besides (``columns_base``).
+    """
 
     shape: TableShape
     keys: Parts
     values: Parts
     checksum: ChecksumMode = "off"
+    logs: bool = False
 
     @property
     def changes_keys(self) -> bool:
@@ -93,10 +107,11 @@ class FlatAvroColumns:
         return (
             _read(self),
             _converted(self),
+            *([logged_before(self.values.records, self.shape)] if self.logs else []),
             _keyed(self),
             _judged(self),
             [F.col("*"), control_ts().alias("control_ts")],
-            last,
+            [*last, *(log_columns(self.shape) if self.logs else ())],
         )
 
 
@@ -111,6 +126,7 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     zero_date: ZeroDate = "null",
     time_zone: str = "UTC",
     checksum: ChecksumMode = "off",
+    logs: bool = False,
 ) -> FlatAvroColumns:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -120,7 +136,7 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
     with the reason; their records are bad. ``checksum``: what is done about a row that is not what its
     checksum says: ``warn`` gives it a ``_reason``, ``reject`` makes it bad; TIMESTAMP texts are then taken
-    to be in ``time_zone``.
+    to be in ``time_zone``. ``logs``: see ``FlatAvroColumns``; a table needs no key then.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -128,7 +144,7 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     """
     key_read, key_refused = _read_schemas(key_schemas)
     value_read, value_refused = _read_schemas(value_schemas)
-    named = _key_names(table, keys, base, key_read.values())
+    named = _key_names(table, keys, base, key_read.values(), needed=not logs)
     if keys is None:
         key_read, others = _of_other_keys(key_read, named)
         key_refused |= others
@@ -138,6 +154,7 @@ def flat_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
         Parts(record_columns(key_read, shape, "key", only_keys=True), key_refused, unknown_ids),
         Parts(record_columns(value_read, shape, "value"), value_refused, unknown_ids),
         checksum,
+        logs,
     )
 
 
@@ -156,17 +173,19 @@ def _key_names(
     keys: tuple[str, ...] | None,
     base: TableShape | None,
     key_schemas: Iterable[WriterSchema],
+    *,
+    needed: bool,
 ) -> tuple[str, ...]:
     found = keys or (base.keys if base else None)
     for schema in key_schemas:
         found = found or tuple(writer.column.name for writer in schema.columns)
-    if not found:
+    if not found and needed:
         raise ConfigError(
             f"{table} has no key record in its topic, so nothing says which row a change is about: "
-            "name its key columns under tables: keys",
+            "name its key columns under tables: keys, or set mode: append to keep its changes",
             table=str(table),
         )
-    return found
+    return found or ()
 
 
 def _of_other_keys(
@@ -258,14 +277,15 @@ def _keyed(plan: FlatAvroColumns) -> list[Column]:
     bare = F.col("value_bytes").isNull() | F.col("marked")
     row_key = F.when(bare, F.col("record_key")).otherwise(image_key)
     keys, values = Images(plan.keys.records), Images(plan.values.records)
-    bad_value = first_fault([*keys.faults("record_key"), *values.faults("image")])
+    old = Images(BeforeColumns.of(plan.values.records)).faults("before_image") if plan.logs else []
+    bad_value = first_fault([*keys.faults("record_key"), *values.faults("image"), *old])
     return [F.col("*"), row_key.alias("row_key"), bad_value.alias("bad_value")]
 
 
 def _judged(plan: FlatAvroColumns) -> list[Column]:
     """What each record is: its kind and, where it cannot be used, why."""
     names = [column.name for column in plan.shape.key_columns]
-    deleted = F.col("value_bytes").isNull() | F.col("marked") | F.col("op").eqNullSafe("d")
+    deleted = _deleted()
     old_key = F.when(~deleted & ~F.col("before_key").eqNullSafe(F.col("row_key")), F.col("before_key"))
     return [
         F.col("*"),
@@ -277,6 +297,10 @@ def _judged(plan: FlatAvroColumns) -> list[Column]:
     ]
 
 
+def _deleted() -> Column:
+    return F.col("value_bytes").isNull() | F.col("marked") | F.col("op").eqNullSafe("d")
+
+
 def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:
     key, whole = F.col("key_bytes"), F.col("value_bytes")
     # A marker stands in the place of a value: there is none to be read.
@@ -284,6 +308,7 @@ def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:
     key_read, value_read = Images(plan.keys.records).complete(), Images(plan.values.records).complete()
     op_known = F.col("op").isNull() | F.col("op").isin("c", "u", "d", "")
     unnamed = any_null("row_key", key_names)
+    lost = unnamed_delete(_deleted(), plan.shape) if plan.logs else []
     doubtless = F.col("doubt").isNull() if plan.checksum == "reject" else F.lit(True)
     # The first branch is every good row's: the rest is asked of records with something about them.
     fine = (
@@ -295,6 +320,8 @@ def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:
         & op_known
         & ~unnamed
     )
+    for condition, _ in lost:
+        fine &= ~condition
     chosen = F.when(fine, fault(None))
     for condition, found in (
         *control_faults(key, whole),
@@ -307,6 +334,7 @@ def _faults(plan: FlatAvroColumns, key_names: list[str]) -> Column:
         (F.col("bad_value").isNotNull(), F.col("bad_value")),
         (~op_known, fault(BAD, SchemaMismatchError, "_tidb_op is none of c, u and d")),
         (~doubtless, fault(BAD, ChecksumError, F.col("doubt"))),
+        *lost,
         (F.lit(True), fault(BAD, UnnamedRowError, _unnamed_reason(key_names))),
     ):
         chosen = chosen.when(condition, found)

@@ -61,8 +61,8 @@ class TableDefaults(Model):
 
     mode: Mode = "upsert"
     """What the target's table holds. `upsert`: the rows as they are at the source. `append`: every change,
-    one row each. `history`: every version of each row, with the time it held (SCD type 2). `soft-delete`:
-    another word for `upsert` with `deletes: soft`."""
+    each image of it a row. `history`: every version of each row, with the time it held (SCD type 2).
+    `soft-delete`: another word for `upsert` with `deletes: soft`. See `docs/table-modes.md`."""
     stored_as_scd_type: ScdType | None = Field(default=None, alias="stored_as_scd_type")
     """Databricks' words for the mode: 1 is `upsert`, 2 is `history`."""
     history: HistorySettings = HistorySettings()
@@ -286,6 +286,8 @@ class Config(Model):
         sections = [entry.schema_changes for entry in overrides]
         merged["schema_changes"] = merged_changes(self.defaults.schema_changes, sections)
         merged |= _selection([*overrides, self.defaults])
+        if merged["mode"] == "append":
+            merged |= _OF_NO_KEYS
         return TableConfig.model_construct(
             table=table,
             keys=_first(overrides, "keys"),
@@ -363,6 +365,8 @@ def _record_names(table: TableId) -> TableId:
 
 # What the scd type says is in the mode.
 _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
+# What defaults say of rows of one key is not meant for a table that keeps every change.
+_OF_NO_KEYS = {"sequence_by": "kafka", "deletes": "hard"}
 
 
 def _selection(sections: Sequence[TableDefaults | TableOverride]) -> dict[str, Any]:

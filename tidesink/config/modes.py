@@ -1,4 +1,4 @@
-"""Which targets can hold a table in which mode, and where a mode cannot be had."""
+"""Which targets can hold a table in which mode, and what has no effect in one."""
 
 from __future__ import annotations
 
@@ -8,26 +8,54 @@ from typing import Final
 
 from tidesink.config.history import history_problems
 from tidesink.config.mode_words import TableMode
-from tidesink.config.models import Config
+from tidesink.config.models import Config, TableDefaults, TableOverride
 from tidesink.config.problems import Problem
 
 # The targets of each mode beside ``upsert``, which all of them have; held to their capabilities by a test.
 MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
-    {"append": frozenset(), "history": frozenset({"delta", "memory"})}
+    {
+        "append": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
+        "history": frozenset({"delta", "memory"}),
+    }
+)
+# What says how rows of one key follow each other, and has no effect where each change is a row of its own:
+# the field, its name in the file, and the value that is as if nothing were said.
+_OF_KEYS: Final = (
+    ("sequence_by", "sequence_by", "kafka"),
+    ("deletes", "deletes", "hard"),
+    ("tombstone_retention", "tombstone-retention", None),
+)
+_NO_FILTER: Final = (
+    "is not there in mode append: rows that come to fit it, or fit it no more, would be other changes than "
+    "those of the source"
 )
 
 
 def mode_problems(config: Config) -> Iterator[Problem]:
     """The tables whose mode the target does not have, and what a mode does not go with."""
     yield from history_problems(config)
-    asked: list[tuple[str, TableMode | None]] = [("defaults", config.defaults.mode)]
-    asked += [(f"tables[{number}]", entry.mode) for number, entry in enumerate(config.tables)]
-    for place, mode in asked:
-        if mode is None or mode == "upsert":
-            continue
-        if config.target.type not in MODE_TARGETS[mode]:
+    places: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
+    places += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
+    for place, section in places:
+        mode = section.mode
+        if mode is not None and mode != "upsert" and config.target.type not in MODE_TARGETS[mode]:
             yield Problem(
                 f"{place}.mode",
                 f"a target of type {config.target.type} holds no table in mode {mode}",
                 "use mode: upsert, or another target",
+            )
+        if (mode or config.defaults.mode) == "append":
+            yield from _without_effect(place, section)
+            chosen = section.filter if section.filter is not None else config.defaults.filter
+            if chosen is not None:
+                yield Problem(f"{place}.filter", _NO_FILTER, "make a view over the log that has the filter")
+
+
+def _without_effect(place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    for field, name, nothing in _OF_KEYS:
+        if field in section.model_fields_set and getattr(section, field) not in (nothing, None):
+            yield Problem(
+                f"{place}.{name}",
+                "has no effect in mode append, where every change is a row of its own",
+                f"remove it, or use mode: upsert for the tables that need {name}",
             )

@@ -31,23 +31,17 @@ from tidesink.sinks.ddl_spark import keep_ddl
 from tidesink.sinks.decoding import Decoding, Missed
 from tidesink.sinks.filtered import Filtered, filtered_of
 from tidesink.sinks.left_out_spark import leaving_out
-from tidesink.sinks.modes import kept_shape, names_of
+from tidesink.sinks.modes import kept_shape, names_of, row_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
-from tidesink.sinks.reduce_spark import (
-    reduce_frame,
-    refuse_beyond,
-    refuse_truncates,
-    refuse_undated,
-    refuse_unplaced,
-    rows_to_apply,
-)
+from tidesink.sinks.reduce_spark import refuse_beyond, refuse_truncates, refuse_undated, refuse_unplaced
 from tidesink.sinks.schema_policy import Accepted, Judgement, Pending, judge
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
+from tidesink.sinks.staging_spark import rows_to_write, staged_frame
 from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt
 from tidesink.sinks.summary_spark import summarise
 from tidesink.sinks.surroundings import Surroundings
@@ -203,8 +197,7 @@ class Batch:
         with self._step("reduced"):
             frame = self._grouped(decoded).persist()
             with _unpersisted_on_error(frame):
-                shape = self._decoding.columns().shape
-                return Reduction(plan, frame, summarise(frame, shape), raw.counted())
+                return Reduction(plan, frame, summarise(frame, self._shape()), raw.counted())
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
         decoded = self._decoding.columns().decode(raw)
@@ -215,15 +208,7 @@ class Batch:
         return decoded if horizon is None else refuse_beyond(decoded, horizon)
 
     def _grouped(self, decoded: DataFrame) -> DataFrame:
-        columns = self._decoding.columns()
-        return reduce_frame(
-            decoded,
-            columns.shape,
-            self._settings.sequence_by,
-            changes_keys=columns.changes_keys,
-            keeps_values=columns.keeps_values,
-            versions=self._history is not None,
-        )
+        return staged_frame(decoded, self._decoding.columns(), self._settings)
 
     def _must_plan_again(self, reduction: Reduction) -> bool:
         missed = Missed(reduction.summary, reduction.plan.ranges, reduction.plan.found)
@@ -276,7 +261,7 @@ class Batch:
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         around, table, summary = self._around, self._hold.table, reduction.summary
-        judged = self._judged(self._decoding.columns().shape)
+        judged = self._judged(self._shape())
         if judged.pending:
             return BatchOutcome(self._hold.progress, pending=judged.pending)
         progress = next_progress(self._hold, reduction)
@@ -327,7 +312,7 @@ class Batch:
             shape,
             upserts=summary.upserts,
             deletes=summary.deletes,
-            frame=leaving_out(rows_to_apply(reduction.frame), judged),
+            frame=leaving_out(rows_to_write(reduction.frame, summary.rows, self._settings), judged),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
             keeps=summary.left_out > 0,
@@ -337,6 +322,9 @@ class Batch:
             history=self._history,
             since=summary.min_commit_ts,
         )
+
+    def _shape(self) -> TableShape:
+        return row_shape(self._decoding.columns().shape, self._settings)
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
         """Keep the bad records; how many of this batch are kept now.

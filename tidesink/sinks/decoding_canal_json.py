@@ -214,10 +214,11 @@ class CanalJsonDecoding:
                 "give a definition under tables",
                 table=str(self._table),
             )
-        if not (settings.keys or schema.handle_columns):
+        logs = settings.mode == "append"
+        if not (settings.keys or schema.handle_columns or logs):
             raise ConfigError(
                 "the table has no key: its rows have no pkNames, and no definition names a key. Name its key "
-                "columns under tables: keys",
+                "columns under tables: keys, or set mode: append to keep its changes",
                 table=str(self._table),
             )
         self._planned = schema
@@ -229,6 +230,7 @@ class CanalJsonDecoding:
             time_zone=settings.time_zone,
             judges=self._judges,
             options=self._options,
+            logs=logs,
         )
 
     def _base(self, schema: TableSchema) -> TableShape | None:

@@ -55,6 +55,7 @@ class DebeziumAvroDecoding(RegisteredDecoding[DebeziumAvroColumns]):
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
             modes=self._around.config.source.codec_options().debezium,
+            logs=settings.mode == "append",
         )
 
 

@@ -139,6 +139,7 @@ class DebeziumJsonDecoding:
             time_zone=settings.time_zone,
             options=self._options,
             judges=self._judges,
+            logs=settings.mode == "append",
         )
 
 

@@ -45,6 +45,7 @@ class FlatAvroDecoding(RegisteredDecoding[FlatAvroColumns]):
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
             checksum=self._around.config.source.checksum,
+            logs=settings.mode == "append",
         )
 
 

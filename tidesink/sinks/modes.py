@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidesink.sinks.change_log import log_shape
 from tidesink.sinks.history import HistoryNames, history_shape
 from tidesink.sinks.shape import TableShape
 
@@ -25,4 +26,12 @@ def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
         SchemaRefusedError: a column has the name of one that the mode adds.
     """
     names = names_of(settings)
-    return shape if names is None else history_shape(shape, names)
+    return row_shape(shape, settings) if names is None else history_shape(shape, names)
+
+
+def row_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+    """The shape of a batch's rows, which a history's target makes versions of.
+
+    Raises: as ``kept_shape``.
+    """
+    return log_shape(shape) if settings.mode == "append" else shape

@@ -182,15 +182,6 @@ def _prepared(rows: DataFrame, keys: list[str], *, more: Sequence[str]) -> DataF
     key_columns = [F.col("key").getField(name) for name in keys]
     place = F.xxhash64("_topic", "_partition")
     own = F.when(F.col("_kind").isin(*COUNTED_KINDS), F.lit(-1)).otherwise(F.col("_offset"))
-    detail = F.struct(
-        F.col("_error").alias("error"),
-        F.col("_reason").alias("reason"),
-        F.col("_schema_key_id").alias("key_id"),
-        F.col("_schema_value_id").alias("value_id"),
-        F.col("_fields").alias("fields"),
-        F.col("_key").alias("key"),
-        F.col("_value").alias("value"),
-    )
     other = F.xxhash64("_topic", "_partition", "_kind", "_index", own)
     return rows.select(
         F.when(is_row, F.xxhash64(*key_columns)).otherwise(other).alias("group_hash"),
@@ -206,7 +197,20 @@ def _prepared(rows: DataFrame, keys: list[str], *, more: Sequence[str]) -> DataF
         "_zero_dates",
         "after",
         *more,
-        F.when(~is_row | (F.col("_reason").isNotNull() & ~half), detail).alias("_detail"),
+        F.when(~is_row | (F.col("_reason").isNotNull() & ~half), detail_of()).alias("_detail"),
+    )
+
+
+def detail_of() -> Column:
+    """What a decoded frame says of a record that is no row, or of a row with a warning."""
+    return F.struct(
+        F.col("_error").alias("error"),
+        F.col("_reason").alias("reason"),
+        F.col("_schema_key_id").alias("key_id"),
+        F.col("_schema_value_id").alias("value_id"),
+        F.col("_fields").alias("fields"),
+        F.col("_key").alias("key"),
+        F.col("_value").alias("value"),
     )
 
 

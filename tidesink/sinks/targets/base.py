@@ -106,7 +106,8 @@ class ReducedBatch:
     ``truncates``: the batch is one event that empties the table; it has no rows.
     ``keeps``: the frame has ``_kept`` and ``_anew`` besides, and some row has columns in ``_kept`` whose
     value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
-    ``mode``: what the table holds; what is said above is of ``upsert``.
+    ``mode``: what the table holds; what is said above is of ``upsert``. Under ``append`` the rows are those
+    of ``change_log``: upserts alone, of keys that are never there yet, to be inserted and not looked for.
     ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than what is stored
     leaves it alone; a delete leaves the key, its position and ``SOFT_DELETE_COLUMN``.
     ``history``: with mode ``history``, the names of the columns of time. The batch then has a row for each

@@ -68,7 +68,7 @@ CAPABILITIES: Final = Capabilities(
     soft_deletes=True,
     durable=True,
     sequences=True,
-    modes=frozenset({"upsert", "history"}),
+    modes=frozenset({"upsert", "append", "history"}),
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -280,7 +280,7 @@ class DeltaTable:
             self._empty(batch, progress, text)
             return
         self._show(batch)
-        statement = append_statement if first_load else merge_statement
+        statement = append_statement if first_load or batch.mode == "append" else merge_statement
         sql = statement(self.location, _VIEW, batch, self._present)
         with (
             partitions_for(self._session, batch.upserts + batch.deletes),

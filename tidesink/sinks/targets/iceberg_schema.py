@@ -68,7 +68,8 @@ def check_shape(shape: TableShape) -> None:
     """
     if not shape.keys:
         raise SchemaRefusedError(
-            "the table has no key to merge rows by: set keys in the config to columns that name a row",
+            "the table has no key to merge rows by: set keys in the config to columns that name a row, "
+            "or mode: append to keep its changes",
             table=str(shape.table),
         )
     reserved = [c.name for c in shape.columns if c.name.lower() in RESERVED]

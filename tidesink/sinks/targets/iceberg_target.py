@@ -78,6 +78,7 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     sequences=True,
     rescales=False,
+    modes=frozenset({"upsert", "append"}),
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -298,7 +299,7 @@ class IcebergTable:
                 "the Iceberg target takes a frame, and the batch has rows", table=str(self._name)
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
-        statement = append_statement if first_load else merge_statement
+        statement = append_statement if first_load or batch.mode == "append" else merge_statement
         with partitions_for(self._session, batch.upserts + batch.deletes):
             found = None if batch.sequenced else self._found(batch, first_load=first_load)
             snapshot, summary = self._stage(statement(self._branch, _VIEW, batch, self._present), head)

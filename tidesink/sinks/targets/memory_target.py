@@ -55,7 +55,7 @@ CAPABILITIES: Final = Capabilities(
     soft_deletes=True,
     durable=False,
     sequences=True,
-    modes=frozenset({"upsert", "history"}),
+    modes=frozenset({"upsert", "append", "history"}),
 )
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -107,7 +107,9 @@ class MemoryTarget:
     ) -> MemoryTable:
         """The table of ``shape``, created when missing."""
         if not shape.keys:
-            raise SchemaRefusedError("the table has no key to merge rows by", table=str(shape.table))
+            raise SchemaRefusedError(
+                "the table has no key to merge rows by: name one, or set mode: append", table=str(shape.table)
+            )
         created = shape.table not in self._tables
         if created:
             columns = {column.name: column.spark for column in shape.columns}
@@ -193,6 +195,8 @@ class MemoryTable:
                 rows, result = merged_versions(state.rows, batch, _rows_of(batch), version=version)
             elif batch.truncates:
                 rows, result = _emptied(state.rows, batch, version=version)
+            elif batch.mode == "append":
+                rows, result = _appended(state.rows, batch, version=version)
             elif batch.sequenced:
                 state.columns |= {SOFT_DELETE_COLUMN: "boolean", SEQUENCE_COLUMN: SEQUENCE_DDL}
                 rows, result = _sequenced(state.rows, batch, version=version)
@@ -255,6 +259,14 @@ def _emptied(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows, 
     living = [key for key, row in rows.items() if not row.get(SOFT_DELETE_COLUMN)]
     marked = {key: {**row, SOFT_DELETE_COLUMN: True} for key, row in rows.items()} if soft else {}
     return marked, ApplyResult(0, 0, len(living), 0, str(version))
+
+
+def _appended(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows, ApplyResult]:
+    keys = batch.shape.keys
+    new = {tuple(row.key[name] for name in keys): dict(row.after or {}) for row in _rows_of(batch)}
+    if len(new) != batch.upserts or not new.keys().isdisjoint(rows):
+        raise TargetError("a row of the batch is there already", table=str(batch.shape.table))
+    return {**rows, **new}, ApplyResult(len(new), 0, 0, 0, str(version))
 
 
 def _merged(

@@ -9,7 +9,7 @@ from typing import Any
 
 from tidesink.errors import AccountingError, TransientTargetError
 from tidesink.sinks.targets.base import NOT_STORED, SEQUENCE_COLUMN, ReducedBatch
-from tidesink.sinks.targets.sql_dialect import Merge, MergeColumn
+from tidesink.sinks.targets.sql_dialect import Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.typemap.render_sql import Database
 
@@ -43,6 +43,18 @@ def merge_of(
         kept if batch.keeps else (),
         place.quote(SEQUENCE_COLUMN) if batch.sequenced else None,
     )
+
+
+def append_staged(cursor: Any, merge: Merge) -> Counts:
+    """Insert a staged batch of a change log, whose rows are never there yet."""
+    names = ", ".join(column.target for column in merge.columns)
+    values = ", ".join(f"s.{column.staged}" for column in merge.columns)
+    keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
+    cursor.execute(
+        f"INSERT INTO {merge.target} ({names}) SELECT {values} FROM {merge.stage} s "
+        f"WHERE {merge.rows(deletes=False)} ORDER BY {keys}"
+    )
+    return Counts(inserted=int(cursor.rowcount))
 
 
 def check_staged(cursor: Any, merge: Merge) -> None:

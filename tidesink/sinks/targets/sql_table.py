@@ -34,7 +34,7 @@ from tidesink.sinks.targets.sql_columns import check_shape, default_literals, pl
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
 from tidesink.sinks.targets.sql_ledger import Entry, SqlLedger
-from tidesink.sinks.targets.sql_merge import check_staged, fill_kept, merge_of, not_stored
+from tidesink.sinks.targets.sql_merge import append_staged, check_staged, fill_kept, merge_of, not_stored
 from tidesink.sinks.targets.sql_order import check_room_for_deletes, missing_columns
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_staging import staged
@@ -293,6 +293,8 @@ class SqlTable:
         check_staged(cursor, merge)
         if merge.sequence:
             return self._dialect.merge_in_order(cursor, merge)
+        if batch.mode == "append":
+            return append_staged(cursor, merge)
         if merge.kept:
             left_out = not_stored(cursor, merge)
             if left_out is not None:

@@ -32,6 +32,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         durable=True,
         sequences=True,
         nul_in_text=not dialect.nul_refused,
+        modes=frozenset({"upsert", "append"}),
     )
 
 

@@ -1,0 +1,92 @@
+"""``mode: append`` from Kafka to a table: folded, the log of a captured changefeed is what TiDB held.
+
+The first worker is killed at a step of its second batch; the log has no change twice and lacks none.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.contracts.sql_beds import postgres_database
+from tests.e2e.killing import failpoints_hit, finish, start_worker
+from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
+from tests.e2e.test_sql_targets import config_for, execute, wrong
+from tidesink.config import load_config
+from tidesink.sinks.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
+SIZE: Final = 450
+GONE: Final = ("delete", PREIMAGE)
+
+
+def _logging(path: Path) -> Path:
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings.setdefault("defaults", {})["mode"] = "append"
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    return path
+
+
+def _killed_and_drained(config: Path, step: str) -> dict[str, dict[str, int]]:
+    """The counters of each table, after a worker that was killed and one that went on."""
+    log = config.with_name("worker.log")
+    assert finish(start_worker(config, log, failpoint=f"{step}:2"), log).code != 0
+    assert failpoints_hit(config) == [f"{step}:2"]
+    report = run(load_config(config), until="drained")
+    assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
+    return {table.table.name: dict(table.counters) for table in report.tables}
+
+
+def _folded(log: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    latest = Window.partitionBy(*keys).orderBy(F.desc(OFFSET), F.desc(INDEX))
+    last = log.withColumn("n", F.row_number().over(latest)).where("n = 1").drop("n")
+    return last.where(~F.col(OP).isin(*GONE)).drop(*(n for n in log.columns if n.startswith("_tidesink_")))
+
+
+@pytest.mark.parametrize("step", ["committing", "committed"])
+def test_the_folded_lake_is_what_tidb_held(
+    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers, step: str
+) -> None:
+    configuration = "canal_ext_partial"
+    replay(workload, configuration, servers=servers)
+    config = _logging(replay_config(tmp_path, configuration, servers=servers, max_records=SIZE))
+    _killed_and_drained(config, step)
+    expected = final_state(workload)
+    for table in expected:
+        log = spark.read.format("delta").load(str(tmp_path / "lake" / "bank" / table.table.name))
+        places = log.select(PARTITION, OFFSET, INDEX)
+        assert places.distinct().count() == places.count() > 0
+        folded = str(tmp_path / "folded" / "bank" / table.table.name)
+        _folded(log, table.keys).write.format("delta").option("delta.columnMapping.mode", "name").save(folded)
+    assert wrong_values(tmp_path / "folded", expected) == []
+
+
+def _folding(name: str, keys: str) -> str:
+    last = (
+        f"SELECT DISTINCT ON ({keys}) * FROM bank.{name}_log "  # noqa: S608
+        f"ORDER BY {keys}, {OFFSET} DESC, {INDEX} DESC"
+    )
+    gone = ", ".join(f"'{word}'" for word in GONE)
+    return f"CREATE TABLE bank.{name} AS SELECT * FROM ({last}) AS last WHERE {OP} NOT IN ({gone})"  # noqa: S608
+
+
+def test_the_folded_database_is_what_tidb_held(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+) -> None:
+    server = ("postgres", postgres_database(request))
+    replay(workload, "avro_ext_string", servers=servers, only={"bank_account", "bank_pair"})
+    config = _logging(config_for(tmp_path, "avro_ext_string", servers, server, SIZE))
+    _killed_and_drained(config, "committed")
+    for name, keys in (("account", "id"), ("pair", "a, b")):
+        execute(server, f"ALTER TABLE bank.{name} RENAME TO {name}_log", _folding(name, keys))
+    assert wrong(workload, server, {"account", "pair"}) == []

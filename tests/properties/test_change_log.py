@@ -1,0 +1,99 @@
+"""A table's log, folded by a reader, is the table, wherever the stream was cut into batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.contracts.targets_bed import progress
+from tests.sessions import raw_frame
+from tests.spark.test_append_frame import change, messages, row
+from tidesink.change import Message, TableId
+from tidesink.codecs.columns_canal_json import canal_json_columns
+from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
+from tidesink.sinks.summary_spark import summarise
+from tidesink.sinks.targets.base import ReducedBatch
+from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.typemap.ddl import parse_create_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+TABLE = TableId("s", "t")
+SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9), d DATE, n INT)")
+State = dict[str, dict[str, str | None]]
+
+
+@dataclass
+class Source:
+    """A table at the source, and the record of each change of it; ``whole``: with all of the old row."""
+
+    random: Random
+    whole: bool
+    rows: State
+
+    def changed(self) -> bytes:
+        key = str(self.random.randrange(4))
+        new = row(id=key, v=self.random.choice(["a", "b", None]), n=self.random.choice(["1", "2", None]))
+        there = self.rows.pop(key, None)
+        if there is None:
+            self.rows[key] = new
+            return change(new)
+        if self.random.random() < 0.3:
+            return change(there, "DELETE")
+        free = str(4 + self.random.randrange(4))
+        new["id"] = free if free not in self.rows and self.random.random() < 0.4 else key
+        self.rows[str(new["id"])] = new
+        old = there if self.whole else {name: there[name] for name in there if there[name] != new[name]}
+        return change(new, "UPDATE", old=[old])
+
+
+@pytest.mark.parametrize(("seed", "whole"), [(1, True), (2, False)])
+def test_a_folded_log_is_the_table_at_the_source(spark: SparkSession, seed: int, *, whole: bool) -> None:
+    random = Random(seed)
+    source = Source(random, whole, {})
+    stream = messages(*(source.changed() for _ in range(60)))
+    target = MemoryTarget()
+    table = target.open_table(log_shape(canal_json_columns(SCHEMA).shape), pipeline="shop")
+    epoch = table.claim().epoch
+    cuts = [0, *sorted(random.sample(range(1, 60), 3)), 60]
+    for number, (start, end) in enumerate(pairwise(cuts), 1):
+        batch = batch_of(spark, stream[start:end])
+        done = progress(epoch, number, table=TABLE)
+        assert table.apply(batch, done).inserted == batch.upserts
+        assert table.apply(batch, done).inserted == batch.upserts
+    assert folded(target.rows(TABLE)) == {key: typed(found) for key, found in source.rows.items()}
+
+
+def batch_of(spark: SparkSession, stream: list[Message]) -> ReducedBatch:
+    plan = canal_json_columns(SCHEMA, logs=True)
+    frame = append_frame(plan.decode(raw_frame(spark, stream)), plan.shape).persist()
+    summary = summarise(frame, log_shape(plan.shape))
+    assert (summary.read, summary.applied, summary.deletes) == (len(stream), len(stream), 0)
+    batch = ReducedBatch(log_shape(plan.shape), summary.upserts, 0, frame=frame)
+    return replace(batch, mode="append")
+
+
+def folded(rows: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    state: dict[str, tuple[Any, ...]] = {}
+    for found in sorted(rows, key=lambda one: (one[PARTITION], one[OFFSET], one[INDEX])):
+        key = str(found["id"])
+        if found[OP] in ("delete", PREIMAGE):
+            assert state.pop(key) == values(found), "the old row is what was there"
+        else:
+            state[key] = values(found)
+    return state
+
+
+def values(found: dict[str, Any]) -> tuple[Any, ...]:
+    return found["v"], str(found["d"]), found["n"]
+
+
+def typed(found: dict[str, str | None]) -> tuple[Any, ...]:
+    return found["v"], found["d"], None if found["n"] is None else int(found["n"])

@@ -1,0 +1,129 @@
+"""Decoded events as rows of a change log: what each becomes, and how a batch of them is counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.sessions import raw_frame
+from tests.unit.canal_messages import row_bytes
+from tidesink.change import Message
+from tidesink.codecs.columns_base import ROW_KINDS
+from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
+from tidesink.sinks.accounting import account_of
+from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.change_log import (
+    COMMIT_TS,
+    INDEX,
+    OFFSET,
+    OP,
+    PARTITION,
+    POSTIMAGE,
+    PREIMAGE,
+    UNAVAILABLE,
+    log_shape,
+)
+from tidesink.sinks.summary_spark import summarise
+from tidesink.typemap.ddl import parse_create_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+SCHEMA = parse_create_table("CREATE TABLE s.t (id INT PRIMARY KEY, v VARCHAR(9), d DATE, n INT DEFAULT 7)")
+KEYLESS = parse_create_table("CREATE TABLE s.t (v VARCHAR(9), n INT)")
+WATERMARK = json.dumps(
+    {"id": 0, "database": "", "table": "", "pkNames": None, "isDdl": False, "type": "TIDB_WATERMARK",
+     "es": 5, "ts": 6, "sql": "", "sqlType": None, "mysqlType": None, "old": None, "data": None,
+     "_tidb": {"watermarkTs": 99}}, separators=(",", ":")
+).encode()  # fmt: skip
+
+
+def row(**values: str | None) -> dict[str, str | None]:
+    return {"id": "1", "v": "a", "d": "2020-01-01", "n": "5", **values}
+
+
+def change(data: Mapping[str, str | None], kind: str = "INSERT", **members: Any) -> bytes:
+    types = {"id": "int", "v": "varchar", "d": "date", "n": "int"}
+    told = {"type": kind, "mysqlType": {name: types[name] for name in data}, "_tidb": {"commitTs": 40}}
+    return row_bytes({}, **{"data": [data], **told, **members})
+
+
+def messages(*values: bytes) -> list[Message]:
+    return [Message("t", 3, offset, None, value) for offset, value in enumerate(values)]
+
+
+def logged(spark: SparkSession, plan: CanalJsonColumns, *values: bytes) -> tuple[list[dict[str, Any]], Any]:
+    """The rows of the log in their order, and the summary of the batch."""
+    frame = append_frame(plan.decode(raw_frame(spark, messages(*values))), plan.shape).persist()
+    rows = frame.where(frame["_op"].isin(*ROW_KINDS)).select("key", "after").collect()
+    assert all(one["key"].asDict().items() <= one["after"].asDict().items() for one in rows)
+    found = [one["after"].asDict() for one in rows]
+    return sorted(found, key=lambda one: (one[OFFSET], one[INDEX])), summarise(frame, log_shape(plan.shape))
+
+
+def test_each_image_of_each_event_is_a_row(spark: SparkSession) -> None:
+    plan = canal_json_columns(SCHEMA, logs=True)
+    rows, summary = logged(
+        spark,
+        plan,
+        change(row()),
+        change(row(v="b"), "UPDATE", old=[{"v": "a"}]),
+        change(row(id="2", v=None), "UPDATE", old=[row(v="b", d="0000-00-00")]),
+        change(row(id="2", v=None), "DELETE"),
+        change({"id": "9"}, "DELETE"),
+        WATERMARK,
+        change(row(n="x")),
+        change(row(), "UPDATE", old=[row(n="x")]),
+    )
+    own = (PARTITION, OFFSET, INDEX, OP, COMMIT_TS, UNAVAILABLE)
+    day = row_day()
+    assert [
+        (*(one[name] for name in own), *(one[name] for name in ("id", "v", "d", "n"))) for one in rows
+    ] == [
+        (3, 0, 0, "insert", 40, None, 1, "a", day, 5),
+        (3, 1, 0, PREIMAGE, 40, None, 1, "a", day, 5),
+        (3, 1, 1, POSTIMAGE, 40, None, 1, "b", day, 5),
+        (3, 2, 0, PREIMAGE, 40, None, 1, "b", None, 5),
+        (3, 2, 1, POSTIMAGE, 40, None, 2, None, day, 5),
+        (3, 3, 0, "delete", 40, None, 2, None, day, 5),
+        (3, 4, 0, "delete", 40, '["v","d","n"]', 9, None, None, None),
+    ]
+    assert (summary.read, summary.upserts, summary.split_halves, summary.filtered) == (8, 7, 2, 1)
+    assert [(bad.offset, bad.error) for bad in summary.bad_records] == [(6, "ValueOutOfRangeError")]
+    assert summary.bad == 2
+    account = account_of(summary, kafka_records=8, applied_rows=7, rejected=2)
+    account.check(table="t")
+    assert (account.read, account.applied, account.filtered, account.dead_lettered) == (8, 5, 1, 2)
+    with pytest.raises(Exception, match="1 events are missing"):
+        account_of(summary, kafka_records=8, applied_rows=6, rejected=2).check(table="t")
+
+
+def row_day() -> Any:
+    from datetime import date
+
+    return date(2020, 1, 1)
+
+
+def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
+    plan = canal_json_columns(KEYLESS, logs=True)
+    one = {"v": "a", "n": "5"}
+    same = {"pkNames": None, "_tidb": {"commitTs": 40}}
+    values = (
+        change(one, **same),
+        change(one, **same),
+        change(one | {"n": "6"}, "UPDATE", old=[one], **same),
+        change(one, "DELETE", **same),
+    )
+    rows, summary = logged(spark, plan, *values)
+    assert [(found[OP], found["v"], found["n"]) for found in rows] == [
+        ("insert", "a", 5),
+        ("insert", "a", 5),
+        (PREIMAGE, "a", 5),
+        (POSTIMAGE, "a", 6),
+        ("delete", "a", 5),
+    ]
+    assert (summary.read, summary.applied, summary.mixed_keys) == (4, 4, ())

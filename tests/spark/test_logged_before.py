@@ -1,0 +1,157 @@
+"""Old rows and what happened to them, as plans that ``logs`` give them: what the Python codec reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.golden.debezium_captures import Capture, find_captures
+from tests.golden.vectors import VectorFolder
+from tests.sessions import raw_frame
+from tests.spark.debezium_rows import differences, held, place, shown
+from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.test_golden_avro_spark import Golden as AvroGolden
+from tests.spark.test_golden_canal_spark import Golden as CanalGolden
+from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
+from tests.vectors import vectors_dir
+from tidesink.change import ChangeEvent, Op
+from tidesink.codecs.base import Codec
+from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns
+from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
+from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.errors import DecodeError
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.typemap.parse import target_reader
+from tidesink.typemap.shape import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "capture" in metafunc.fixturenames:
+        captures = find_captures(vectors_dir(metafunc.config))
+        metafunc.parametrize("capture", [pytest.param(one, id=one.name) for one in captures])
+
+
+def told_before(event: ChangeEvent, shape: TableShape) -> Values | None:
+    """The old row as the target's types hold it; None where the wire has its key alone, or nothing."""
+    assert event.schema is not None
+    if event.before is None or event.before.keys() <= {*shape.keys}:
+        return None
+    zone = ZoneInfo(shape.time_zone)
+    return {
+        shape.by_name[name.lower()].name: target_reader(
+            event.schema.by_name[name].type, time_zone=zone, zero_date=shape.zero_date
+        )(value)
+        for name, value in event.before.items()
+        if name.lower() in shape.by_name
+    }
+
+
+def difference(event: ChangeEvent, row: Decoded, shape: TableShape) -> str | None:
+    """What a row of a frame says otherwise than the codec of what was there before."""
+    expected = told_before(event, shape)
+    found = None if row.before is None else {name: row.before[name] for name in expected or row.before}
+    if found != expected or row.raw["_change"] != event.op.value:
+        return f"{row.topic}@{row.offset} {row.raw['_change']} {found}, expected {event.op} {expected}"
+    return None
+
+
+def compared(codec: Codec, pairs: list[tuple[Decoded, object, TableShape]]) -> Counter[tuple[Op, bool]]:
+    """How many rows of each kind came with and without their old row; fails where one is another."""
+    wrong, seen = [], Counter[tuple[Op, bool]]()
+    for row, message, shape in pairs:
+        try:
+            event = codec.decode(message)[row.index]  # type: ignore[arg-type]
+        except DecodeError:
+            continue
+        if row.kind not in ("upsert", "delete"):
+            continue
+        assert isinstance(event, ChangeEvent)
+        wrong.append(difference(event, row, shape))
+        seen[event.op, row.before is not None] += 1
+    told = [line for line in wrong if line]
+    assert not told, f"{len(told)}:\n" + "\n".join(told[:20])
+    return seen
+
+
+@pytest.mark.spark
+def test_old_rows_of_canal_json(
+    golden_folder: VectorFolder, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    golden = CanalGolden(golden_folder, spark, tmp_path_factory.mktemp("claims"))
+    seen: Counter[tuple[Op, bool]] = Counter()
+    for case in golden.cases:
+        plan = replace(case.plan.judging(), logs=True)
+        rows = collect(plan.decode(raw_frame(spark, [one.message for one in case.records.values()])), plan)
+        seen += compared(case.codec, [(row, case.records[row.offset].message, plan.shape) for row in rows])
+    assert seen[Op.INSERT, False] > 5
+    assert seen[Op.UPDATE, True] > 5
+    assert seen[Op.DELETE, True] > 5
+    assert not seen[Op.UPDATE, False]
+
+
+@pytest.mark.spark
+def test_old_rows_of_flat_avro(golden_folder: VectorFolder, spark: SparkSession) -> None:
+    golden = AvroGolden(golden_folder, spark)
+    codec = FlatAvroCodec(registry=MemorySchemaRegistry(golden.folder.schemas))
+    plans = {id(plan): plan for _, _, plan in golden.rows}
+    pairs = []
+    for plan in plans.values():
+        records = {record.line: record for record, _, one in golden.rows if one is plan}
+        logging = replace(plan, logs=True)
+        rows = collect(logging.decode(raw_frame(spark, [one.message for one in records.values()])), logging)
+        pairs += [(row, records[row.offset].message, plan.shape) for row in rows]
+    seen = compared(codec, pairs)
+    assert seen[Op.DELETE, False] > 5
+    if golden_folder.name == "ticdc-new":
+        assert seen[Op.UPDATE, True] > 3
+        assert seen[Op.DELETE, True] > 3
+
+
+def logging_plan(plan: DebeziumAvroColumns | DebeziumJsonColumns) -> DecodeColumns:
+    """The plan with old rows."""
+    if isinstance(plan, DebeziumJsonColumns):
+        return replace(plan, logs=True, judging=replace(plan.judging, logs=True))
+    records = tuple(replace(record, logs=True) for record in plan.values.records)
+    return replace(plan, logs=True, values=plan.values._replace(records=records))
+
+
+@pytest.mark.spark
+def test_old_rows_of_debezium(capture: Capture, spark: SparkSession) -> None:
+    rows, olds, wrong = 0, 0, []
+    for table, messages in by_topic(capture):
+        found = plan_of(capture, table, messages, spark)
+        assert isinstance(found, DebeziumAvroColumns | DebeziumJsonColumns)
+        plan, codec = logging_plan(found), codec_of(capture)
+        decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
+        for message, row in zip(sorted(messages, key=place), decoded, strict=True):
+            wrong += differences(codec, message, row, plan)
+            if row.kind not in ("upsert", "delete"):
+                continue
+            (event,) = codec.decode(message)
+            assert isinstance(event, ChangeEvent)
+            wrong += old_differences(event, row, plan)
+            rows, olds = rows + 1, olds + (row.before is not None)
+    assert not wrong, "\n".join(wrong[:30])
+    assert rows > 10
+    assert olds > 0
+
+
+def old_differences(event: ChangeEvent, row: Decoded, plan: DecodeColumns) -> list[str]:
+    """What a decoded record says otherwise than the codec of what was there before."""
+    expected, found = told_before(event, plan.shape), row.before
+    place = f"{row.topic}[{row.partition}]@{row.offset}"
+    if (expected is None) != (found is None) or row.raw["_change"] != event.op.value:
+        return [f"{place}: {row.raw['_change']} {found}, expected {event.op} {expected}"]
+    return [
+        f"{place} before {name}: {(found or {})[name]!r}, expected {value!r}"
+        for name, value in (expected or {}).items()
+        if shown((found or {})[name]) != shown(held(f".{name}", value, plan))
+    ]

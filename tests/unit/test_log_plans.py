@@ -1,0 +1,44 @@
+"""What ``plan`` says of a table in mode ``append``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.targets_bed import shape
+from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tests.unit.flat_avro_cases import change, codec_with
+from tidesink.change import TableId
+from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
+from tidesink.codecs.flat_avro_record import parse_record
+from tidesink.config import TableConfig
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.change_log import log_shape
+
+
+def settings(mode: str) -> TableConfig:
+    return right(changed(FLAT_AVRO, defaults__mode=mode)).table_config(TableId("shop", "orders"))
+
+
+def test_the_columns_of_a_log_are_planned() -> None:
+    assert planned_shape(shape(), settings("append")) == log_shape(shape())
+    assert planned_shape(shape(), settings("upsert")) == shape()
+
+
+@pytest.mark.parametrize(
+    ("options", "keys", "told"),
+    [
+        ({}, ("id",), ["avro-include-before-value=true", "enable-tidb-extension=true"]),
+        ({"enable_tidb_extension": True}, ("id",), ["avro-include-before-value=true"]),
+        ({"enable_tidb_extension": True}, (), ["avro-include-before-value=true", "has no key"]),
+        ({"enable_tidb_extension": True, "producer": "new", "avro_include_before_value": True}, (), []),
+    ],
+)
+def test_what_flat_avro_keeps_from_a_log_is_said(
+    options: dict[str, object], keys: tuple[str, ...], told: list[str]
+) -> None:
+    registry = MemorySchemaRegistry()
+    codec_with(registry, **options).encode(change(), topic="shop_orders")
+    records = [parse_record(registry.schema_by_version("shop_orders-value", 1).schema_text)]
+    found = list(flat_avro_warnings(records, keys, settings("append")))
+    assert [part in line for part, line in zip(told, found, strict=True)] == [True] * len(told)
+    assert not list(flat_avro_warnings(records, keys, settings("upsert")))

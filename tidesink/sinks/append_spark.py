@@ -1,0 +1,129 @@
+"""Every event of a decoded frame as rows of the change log (``change_log``); nothing is reduced.
+
+The frame has the columns of ``reduce_spark``'s, so that a batch is counted, cut and told in one way. Of an
+update with its old row, the row ``update_preimage`` counts as the delete half of a key change does: it is no
+event of its own. A truncate is a row too, and empties nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.codecs.columns_base import ROW_KINDS, TRUNCATE, UPSERT
+from tidesink.codecs.columns_faults import STRINGS, null
+from tidesink.sinks.change_log import (
+    COMMIT_TS,
+    IMAGES_AN_EVENT,
+    INDEX,
+    OFFSET,
+    OP,
+    PARTITION,
+    PREIMAGE,
+    UNAVAILABLE,
+    WORDS,
+    log_shape,
+)
+from tidesink.sinks.reduce_spark import detail_of
+from tidesink.typemap.shape import ShapeColumn, TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BEFORE: Final = "before"
+_AFTER: Final = "after"
+
+
+def append_frame(decoded: DataFrame, shape: TableShape, *, keeps_values: bool = False) -> DataFrame:
+    """The rows of a decoded frame, of a plan that ``logs``; lazy.
+
+    ``shape`` is the plan's, and so is ``keeps_values``: whether the frame has ``_kept``.
+    """
+    known = F.col("before").isNotNull() | F.col("old_key").isNotNull()
+    both = (F.col("_change") == "update") & known
+    images = F.when(both, F.array(F.lit(_BEFORE), F.lit(_AFTER))).otherwise(F.array(F.lit(_AFTER)))
+    rows = decoded.withColumn("image", F.explode(images))
+    is_row = F.col("_kind").isin(*ROW_KINDS, TRUNCATE)
+    old = F.col("image") == _BEFORE
+    names = [column.name for column in log_shape(shape).key_columns]
+    place = (F.col("_partition"), F.col("_offset"), _row_number(old))
+    key = F.struct(*(value.alias(name) for name, value in zip(names, place, strict=True)))
+    counted = F.when(old, 0).otherwise(1)
+    return rows.select(
+        F.when(is_row, F.lit(UPSERT)).otherwise(F.col("_kind")).alias("_op"),
+        F.when(is_row, key).alias("key"),
+        F.when(is_row, _log_row(shape, old, keeps_values=keeps_values)).alias("after"),
+        "_topic",
+        "_partition",
+        "_offset",
+        "_commit_ts",
+        old.alias("_half"),
+        counted.cast("bigint").alias("_events"),
+        F.lit(0).cast("bigint").alias("_superseded"),
+        F.when(F.col("_index") == 0, counted).otherwise(0).cast("bigint").alias("_messages"),
+        F.col("_offset").alias("_max_offset"),
+        F.col("_commit_ts").alias("_max_commit_ts"),
+        F.lit(False).alias("_mixed"),
+        F.when(~old, F.col("_zero_dates")).alias("_zero_dates"),
+        F.when(~is_row | (F.col("_reason").isNotNull() & ~old), detail_of()).alias("_detail"),
+    )
+
+
+def _row_number(old: Column) -> Column:
+    """A record's rows in the order they took effect; an update with its old row takes both places."""
+    first = F.col("_index") * IMAGES_AN_EVENT
+    updates = F.col("_change") == "update"
+    return F.when(~old & updates, first + 1).otherwise(first).cast("int")
+
+
+def _log_row(shape: TableShape, old: Column, *, keeps_values: bool) -> Column:
+    kept = F.col("_kept") if keeps_values else null(STRINGS)
+    own = {
+        OP: F.when(old, F.lit(PREIMAGE)).otherwise(_word()),
+        COMMIT_TS: F.col("_commit_ts"),
+        PARTITION: F.col("_partition"),
+        OFFSET: F.col("_offset"),
+        INDEX: _row_number(old),
+        UNAVAILABLE: F.to_json(_unavailable(shape, old, kept)),
+    }
+    values = [
+        own[column.name] if column.name in own else _value(column, shape, old)
+        for column in log_shape(shape).columns
+    ]
+    names = [column.name for column in log_shape(shape).columns]
+    return F.struct(*(value.alias(name) for name, value in zip(names, values, strict=True)))
+
+
+def _word() -> Column:
+    """What the row is; a truncate has no ``_change``."""
+    said = F.coalesce("_change", "_kind")
+    return F.coalesce(*(F.when(said == theirs, F.lit(ours)) for theirs, ours in WORDS.items()))
+
+
+def _value(column: ShapeColumn, shape: TableShape, old: Column) -> Column:
+    """A column of the image; of a row known by its key alone, the key's columns."""
+    image = F.when(_shows_old(old), F.col("before").getField(column.name)).otherwise(
+        F.col("after").getField(column.name)
+    )
+    if column.name not in {one.name for one in shape.key_columns}:
+        return image
+    key = F.when(old, F.col("old_key").getField(column.name)).otherwise(F.col("key").getField(column.name))
+    return F.when(_key_alone(old), key).otherwise(image)
+
+
+def _shows_old(old: Column) -> Column:
+    return old | (F.col("_change") == "delete")
+
+
+def _key_alone(old: Column) -> Column:
+    """Whether nothing but the key is known of the row; a truncate has not even that."""
+    return F.coalesce(_shows_old(old) & F.col("before").isNull(), F.lit(False))
+
+
+def _unavailable(shape: TableShape, old: Column, kept: Column) -> Column:
+    """The names of the columns whose value the source did not send; null where it sent all."""
+    others = [F.lit(column.name) for column in shape.columns if not column.key]
+    left = F.when(_shows_old(old), F.col("_before_kept")).otherwise(kept)
+    return F.when(_key_alone(old), F.array(*others)).otherwise(left) if others else left
