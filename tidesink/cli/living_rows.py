@@ -24,7 +24,7 @@ def living_rows(config: Config, shape: TableShape) -> str:
 
     In the SQL of the database, or in Spark's.
     """
-    settings = config.table_config(shape.table)
+    settings = config.table_config(shape.source)
     place = _PLACES.get(config.target.type)
     if place is None or (settings.sequence_by == "kafka" and settings.deletes == "hard"):
         return ""

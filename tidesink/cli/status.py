@@ -156,6 +156,7 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
 
 def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
+    remarks += _goal(entry)
     remarks += [f"warning: {warning}" for warning in entry.warnings]
     remarks += filtered_lines(entry)
     remarks += [
@@ -183,6 +184,14 @@ def filtered_lines(entry: TableStatus) -> list[str]:
 
 
 _FILTERED = (("ddl", "DDL events"), ("watermarks", "watermarks"), ("messages", "other messages"))
+
+
+def _goal(entry: TableStatus) -> list[str]:
+    """Where a routed table goes."""
+    table, shard = entry.details.get("target_table"), entry.details.get("shard")
+    if table is None:
+        return []
+    return [f"goes to {table}" + (f", as shard {shard}" if shard is not None else "")]
 
 
 def commit_time(commit_ts: int | None) -> str:

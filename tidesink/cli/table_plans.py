@@ -19,6 +19,7 @@ from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.layout import OWN_COLUMNS
+from tidesink.sinks.routing import routed_shape
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
 from tidesink.typemap.render import CALENDAR_READERS
@@ -51,8 +52,9 @@ class ColumnPlan(NamedTuple):
 class TablePlan:
     """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look.
 
-    ``types_from`` says who told the source's types, ``left_out`` are columns that the target does not have.
-    ``read_as`` is the query of the rows that live, where deleted ones stay, marked.
+    ``types_from`` says who told the source's types, ``left_out`` are columns that the target does not have,
+    ``shard`` is what stands in the shard column of its rows. ``read_as`` is the query of the rows that live,
+    where deleted ones stay, marked.
     """
 
     table: TableId | None
@@ -66,6 +68,7 @@ class TablePlan:
     types_from: TypesFrom | None = None
     left_out: tuple[str, ...] = ()
     read_as: str = ""
+    shard: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
@@ -253,11 +256,11 @@ def _planned(config: Config, topic: str, source: TableShape, *, types_from: Type
     settings = config.table_config(source.table)
     try:
         shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
-        shape = planned_shape(shape, settings)
+        shape = planned_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
         return _unplanned(config, topic, source.table, error.message)
     return TablePlan(
-        table=shape.table,
+        table=shape.source,
         topic=topic,
         path=_path(config, shape.table),
         columns=tuple(_column(column, shape, sources) for column in shape.columns),
@@ -265,15 +268,20 @@ def _planned(config: Config, topic: str, source: TableShape, *, types_from: Type
         policies=_policies(settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
         warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
-        problem=None if shape.keys else _NO_KEY.format(table=shape.table),
+        problem=None if shape.keys else _NO_KEY.format(table=shape.source),
         types_from=types_from,
         read_as=_read_as(config, shape),
+        shard=shape.shard.value if shape.shard else None,
     )
 
 
 def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> TablePlan:
     policies = _policies(config.table_config(table))
-    return TablePlan(table, topic, _path(config, table), policies=policies, problem=problem)
+    try:
+        path = _path(config, config.destination(table).table)
+    except ConfigError as error:  # of its route
+        return TablePlan(table, topic, policies=policies, problem=error.message)
+    return TablePlan(table, topic, path, policies=policies, problem=problem)
 
 
 def _path(config: Config, table: TableId) -> str:
@@ -318,6 +326,8 @@ def _source_type(column: ShapeColumn) -> str:
 
 
 def _note(column: ShapeColumn, shape: TableShape) -> str:
+    if shape.shard is not None and column.name == shape.shard.column:
+        return f"always {shape.shard.value}, by the route"
     row = row_of(column.type)
     if column.reason:
         return column.reason

@@ -14,6 +14,7 @@ from tidesink.config.models import Config
 from tidesink.config.modes import mode_problems
 from tidesink.config.passed_on import message_target_problems
 from tidesink.config.problems import Problem
+from tidesink.config.route_checks import route_problems
 from tidesink.config.sequence import sequence_problems
 from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
 from tidesink.config.target import DeltaSettings
@@ -308,6 +309,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     sequence_problems,
     mode_problems,
     layout_problems,
+    route_problems,
     _kafka,
     _files,
     _dead_letters,

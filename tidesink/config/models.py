@@ -26,6 +26,7 @@ from tidesink.config.fields import (
     StatePlace,
 )
 from tidesink.config.mode_words import Mode, ScdType, TableMode, said_mode
+from tidesink.config.routes import Destination, Route, destination
 from tidesink.config.schema_changes import SchemaChanges, merged_changes
 from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
@@ -262,6 +263,8 @@ class Config(Model):
     """What holds for every table."""
     tables: tuple[TableOverride, ...] = ()
     """What holds for single tables. Every topic that fits the rule is a table, listed here or not."""
+    routes: tuple[Route, ...] = ()
+    """Tables that have another name at the target, and several that share one there."""
     target: TargetSettings
     """Where the tables go."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
@@ -295,6 +298,10 @@ class Config(Model):
             time_zone=self.source.time_zone,
             **merged,
         )
+
+    def destination(self, table: TableId) -> Destination:
+        """The target's table of a source table; raises ConfigError where its route makes no name."""
+        return destination(self.routes, table)
 
     def definitions(self) -> TableDefinitions:
         """The tables that the config defines, anew for whoever follows their DDL."""

@@ -16,6 +16,7 @@ from tidesink.config.definition import Definition
 from tidesink.errors import ConfigError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.routing import routed
 from tidesink.sinks.summary import BatchSummary
 from tidesink.typemap.ddl import TableDefinitions
 
@@ -98,19 +99,19 @@ class Decoding(Protocol):
 
 
 def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
-    """The decoding of one table by the config's protocol, laid out as its target has it.
+    """The decoding of one table by the config's protocol, laid out and named as its target has it.
 
     Raises:
-        ConfigError: the table's filter cannot be read.
+        ConfigError: the table's filter cannot be read, or its route makes no name.
     """
     module = import_module(DECODINGS[around.config.source.protocol])
     found: Decoding = module.open_decoding(around, topic, table, session=session)
     layout = around.config.table_config(table).layout
-    if layout.plain:
-        return found
-    from tidesink.sinks.layout import LaidOutDecoding
+    if not layout.plain:
+        from tidesink.sinks.layout import LaidOutDecoding
 
-    return LaidOutDecoding(found, layout, session)
+        found = LaidOutDecoding(found, layout, session)
+    return routed(found, table, around.config.destination(table))
 
 
 def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:

@@ -49,12 +49,12 @@ def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
     """
     known = {name.lower(): (name, ddl) for name, ddl in present.items()}
     added = tuple(column for column in shape.columns if column.name.lower() not in known)
-    _refuse_new_keys(added, shape.table)
+    _refuse_new_keys(added, shape.source)
     widened = {}
     for column in shape.columns:
         if column.name.lower() in known:
             name, ddl = known[column.name.lower()]
-            wider = _wider(ddl, column, shape.table)
+            wider = _wider(ddl, column, shape.source)
             if wider != ddl:
                 widened[name] = wider
     return Evolution(added, widened)

@@ -19,6 +19,7 @@ from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.filtered import passed
+from tidesink.sinks.goals import shown_goal
 from tidesink.sinks.kept_read_spark import TableRecords
 from tidesink.sinks.listener import BatchStarted, TableChanged
 from tidesink.sinks.modes import kept_shape
@@ -383,6 +384,7 @@ class Lane:
                 PLACE: self._tally.place,
                 "lag": self._lag,
                 **passed(progress, self.topic, self._tally.filtered),
+                **shown_goal(self._around.config, self.table),
                 **self._forgotten(),
             },
         )

@@ -8,6 +8,7 @@ from tidesink.change import TableId
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.sinks.debezium_tables import debezium_tables
+from tidesink.sinks.goals import Goals
 from tidesink.sinks.lane import UNKNOWN_SCHEMA, Lane
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import topic_gone
@@ -27,6 +28,7 @@ class Lanes:
         self._tables_of = tables_of
         self._lanes: dict[tuple[str, TableId], Lane] = {}
         self._owners: dict[TableId, str] = {}
+        self._goals = Goals(around.config.destination)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
 
     def __iter__(self) -> Iterator[Lane]:
@@ -109,6 +111,9 @@ class Lanes:
                     table=str(table),
                 )
             )
+        refused = self._goals.refusal(table)
+        if refused is not None:
+            lane.fail(refused)
 
     def _refuse(self, topic: str, error: TidesinkError) -> None:
         """Show a topic whose tables cannot be known; it is looked at again, and stops no other."""

@@ -6,6 +6,7 @@ not import the sinks.
 
 from tidesink.typemap.shape import (
     ShapeColumn,
+    Shard,
     TableShape,
     columns_ddl,
     key_change,
@@ -17,6 +18,7 @@ from tidesink.typemap.shape import (
 
 __all__ = [
     "ShapeColumn",
+    "Shard",
     "TableShape",
     "columns_ddl",
     "key_change",

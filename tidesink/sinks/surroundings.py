@@ -53,7 +53,9 @@ class Surroundings:
 
     def place_of(self, table: TableId) -> str:
         """Where the target keeps a table, for people to read."""
-        return target_module(self.config.target).place_of(self.config.target, table)
+        return target_module(self.config.target).place_of(
+            self.config.target, self.config.destination(table).table
+        )
 
     def retry(
         self,

@@ -50,10 +50,22 @@ class ShapeColumn:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """What tells the rows of one source table from those of others in one table of the target.
+
+    ``column`` belongs to the target's key and holds ``value`` in each row of this source table.
+    """
+
+    column: str
+    value: str
+
+
+@dataclass(frozen=True)
 class TableShape:
     """The columns of one table at the target, in order, and its keys in column order.
 
-    ``time_zone`` is the zone in which TIMESTAMP texts of this table are read.
+    ``time_zone`` is the zone in which TIMESTAMP texts of this table are read. ``origin`` is the source table
+    where the target's has another name, ``shard`` is given where several source tables share it.
     """
 
     table: TableId
@@ -61,6 +73,13 @@ class TableShape:
     keys: tuple[str, ...]
     zero_date: ZeroDate = "null"
     time_zone: str = "UTC"
+    origin: TableId | None = None
+    shard: Shard | None = None
+
+    @property
+    def source(self) -> TableId:
+        """The table at the source."""
+        return self.origin or self.table
 
     @cached_property
     def by_name(self) -> Mapping[str, ShapeColumn]:

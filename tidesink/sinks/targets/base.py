@@ -49,7 +49,8 @@ class Capabilities:
     ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
     older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
     more digits behind the point. ``nul_in_text``: a text can hold U+0000. ``modes``: what its tables
-    can hold.
+    can hold. ``shares``: several source tables can keep their rows in one table, each with a ledger of
+    its own (``TableShape.shard``).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Capabilities:
     rescales: bool = True
     nul_in_text: bool = True
     modes: frozenset[TableMode] = frozenset({"upsert"})
+    shares: bool = False
 
 
 class RowSequence(NamedTuple):

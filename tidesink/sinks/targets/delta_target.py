@@ -147,10 +147,10 @@ class DeltaTable:
         self.path = path
         self.location = f"delta.{quote_identifier(path)}"
         self._session = session
-        self._table = shape.table
+        self._table = shape.source
         self._history = history
         self._log = DeltaLog(session, path)
-        self._ledger = Ledger(self._log, shape.table, pipeline, path, history, shape.keys)
+        self._ledger = Ledger(self._log, shape.source, pipeline, path, history, shape.keys)
         self._compaction = Compaction(session, self._log, self.location)
         self._held: Entry | None = None
         self._seen = -1

@@ -120,7 +120,7 @@ class HttpTarget:
         """
         check_shape(shape, delete_mode)
         place = place_of(self.settings, shape.table)
-        ledger = StoreLedger(self.store, ("http", place), shape.table, pipeline=pipeline, keys=shape.keys)
+        ledger = StoreLedger(self.store, ("http", place), shape.source, pipeline=pipeline, keys=shape.keys)
         return HttpTable(self.settings, shape, pipeline=pipeline, ledger=ledger)
 
 

@@ -151,10 +151,10 @@ class IcebergTable:
         iceberg_schema.check_shape(shape)
         self.location = location
         self._session = session
-        self._name = shape.table
+        self._name = shape.source
         self._table = JvmTable(session, location)
-        self._ledger = IcebergLedger(shape.table, pipeline, location, shape.keys)
-        self._holder = Holder(self._table, self._ledger, shape.table)
+        self._ledger = IcebergLedger(shape.source, pipeline, location, shape.keys)
+        self._holder = Holder(self._table, self._ledger, shape.source)
         self._upkeep = Upkeep(session, self._table)
         self._evolving = False
         with self._translating(reading_error):

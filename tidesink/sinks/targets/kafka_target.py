@@ -111,7 +111,7 @@ class KafkaTarget:
         topics = TargetTopics(self.settings)
         topic = topics.open(name)
         ledger = StoreLedger(
-            self.store, ("kafka", name, topic.topic_id), shape.table, pipeline=pipeline, keys=shape.keys
+            self.store, ("kafka", name, topic.topic_id), shape.source, pipeline=pipeline, keys=shape.keys
         )
         return KafkaTable(self.settings, topics, topic, shape=shape, pipeline=pipeline, ledger=ledger)
 

@@ -19,9 +19,9 @@ from tidesink.errors import (
     ValueNotStoredError,
     ValueOutOfRangeError,
 )
-from tidesink.sinks.evolve import default_value, gap_of, plan_evolution
+from tidesink.sinks.evolve import Evolution, default_value, gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
-from tidesink.sinks.shape import TableShape
+from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets.base import (
     NOT_STORED,
     SEQUENCE_COLUMN,
@@ -40,6 +40,7 @@ from tidesink.sinks.targets.base import (
     check_order,
 )
 from tidesink.sinks.targets.memory_history import merged_versions
+from tidesink.sinks.targets.shards import also_of, is_shared, names_of, new_columns, not_shared, taken
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,21 +57,31 @@ CAPABILITIES: Final = Capabilities(
     durable=False,
     sequences=True,
     modes=frozenset({"upsert", "append", "history"}),
+    shares=True,
 )
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass
-class _State:
-    """One table: columns with their types, rows by key, and the ledger."""
+class _Ledger:
+    """Who writes a table, or a shard of it, and what is applied; ``known`` are the columns its rows have."""
 
     pipeline: str
-    columns: dict[str, str]
+    source: TableId
     keys: tuple[str, ...]
-    rows: _Rows = field(default_factory=dict)
     epoch: int = 0
     progress: Progress | None = None
     applied: ApplyResult | None = None
+    known: frozenset[str] | None = None
+
+
+@dataclass
+class _State:
+    """One table: columns with their types, rows by key, and the ledger of each shard (None: of the table)."""
+
+    columns: dict[str, str]
+    rows: _Rows = field(default_factory=dict)
+    ledgers: dict[str | None, _Ledger] = field(default_factory=dict)
     version: int = 0
     horizon: int | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -113,7 +124,7 @@ class MemoryTarget:
         created = shape.table not in self._tables
         if created:
             columns = {column.name: column.spark for column in shape.columns}
-            self._tables[shape.table] = _State(pipeline, columns, shape.keys)
+            self._tables[shape.table] = _State(columns)
         state = self._tables[shape.table]
         if delete_mode == "soft":
             state.columns.setdefault(SOFT_DELETE_COLUMN, "boolean")
@@ -130,8 +141,10 @@ class MemoryTable:
 
     def __init__(self, state: _State, shape: TableShape, *, pipeline: str, created: bool) -> None:
         self._state = state
-        self._table = shape.table
+        self._table = shape.source
         self._keys = shape.keys
+        self._place = f"memory:{shape.table}"
+        self._shard = shape.shard
         self._pipeline = pipeline
         self._created = created
         self._epoch: int | None = None
@@ -139,34 +152,34 @@ class MemoryTable:
     def claim(self) -> Claim:
         """Take the next epoch; older holders are refused from here on."""
         with self._state.lock:
-            self._check_owner()
-            self._check_keys()
-            self._state.epoch += 1
-            self._epoch = self._state.epoch
-            if self._state.progress:
-                self._state.progress = replace(self._state.progress, epoch=self._epoch)
-                self._state.applied = None  # that batch was another epoch's
-            return Claim(self._epoch, self._state.progress)
+            ledger = self._ledger()
+            self._check_keys(ledger)
+            ledger.epoch += 1
+            self._epoch = ledger.epoch
+            if ledger.progress:
+                ledger.progress = replace(ledger.progress, epoch=self._epoch)
+                ledger.applied = None  # that batch was another epoch's
+            return Claim(self._epoch, ledger.progress)
 
     def committed(self) -> Progress | None:
         """What is applied."""
-        self._check_owner()
-        return self._state.progress
+        return self._ledger().progress
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """What the columns lack."""
-        return gap_of(self._state.columns, plan_evolution(self._state.columns, shape))
+        return gap_of(self._state.columns, self._plan(shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types by name."""
         with self._state.lock:
-            self._check_held()
-            plan = plan_evolution(self._state.columns, shape)
+            ledger = self._held()
+            plan = self._plan(shape)
             created, self._created = self._created, False
             self._state.columns.update(plan.widened)
+            self._state.columns.update({column.name: column.spark for column in plan.added})
+            new = plan.added if self._shard is None else new_columns(shape, ledger.known)
             filled, warnings = [], []
-            for column in plan.added:
-                self._state.columns[column.name] = column.spark
+            for column in new:
                 try:
                     value = default_value(column, shape)
                 except ValueOutOfRangeError as exc:
@@ -174,20 +187,18 @@ class MemoryTable:
                     continue
                 if value is not None:
                     filled.append(column.name)
-                    self._state.rows = {
-                        key: {**row, column.name: value} for key, row in self._state.rows.items()
-                    }
+                    self._fill(column.name, value)
+            ledger.known = frozenset(names_of(shape)) | (ledger.known or frozenset())
             added = tuple(column.name for column in plan.added)
             return EvolveResult(created, added, tuple(plan.widened), tuple(filled), tuple(warnings))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and its progress."""
         with self._state.lock:
-            self._check_held(progress.epoch)
-            state = self._state
-            if state.progress == progress and state.applied is not None:
-                return state.applied
-            if state.progress is not None and progress.txn_version <= state.progress.txn_version:
+            ledger, state = self._held(progress.epoch), self._state
+            if ledger.progress == progress and ledger.applied is not None:
+                return ledger.applied
+            if ledger.progress is not None and progress.txn_version <= ledger.progress.txn_version:
                 raise StaleProgressError("a later batch is applied already", table=str(self._table))
             version = state.version + 1
             check_order(batch, state.columns, table=self._table)
@@ -202,7 +213,8 @@ class MemoryTable:
                 rows, result = _sequenced(state.rows, batch, version=version)
             else:
                 rows, result = _merged(state.rows, batch, state.columns, version=version)
-            state.rows, state.progress, state.applied = rows, progress, result
+            state.rows, ledger.progress, ledger.applied = rows, progress, result
+            ledger.known = frozenset(names_of(batch.shape)) | (ledger.known or frozenset())
             state.version += 1
             return result
 
@@ -213,7 +225,7 @@ class MemoryTable:
     def collect(self, horizon: int) -> Collected:
         """Forget deletes up to a commit_ts."""
         with self._state.lock:
-            self._check_held()
+            self._held()
             state = self._state
             state.horizon = max(horizon, state.horizon or 0)
             marked = {
@@ -227,38 +239,76 @@ class MemoryTable:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _check_owner(self) -> None:
-        if self._state.pipeline != self._pipeline:
-            raise StaleProgressError(
-                f"the table belongs to pipeline {self._state.pipeline!r}", table=str(self._table)
-            )
+    def _plan(self, shape: TableShape) -> Evolution:
+        try:
+            return plan_evolution(self._state.columns, shape)
+        except SchemaRefusedError as exc:
+            others = {str(name) for name in self._state.ledgers if name != self._name}
+            raise also_of(exc, self._place, others) if others else exc from None
 
-    def _check_keys(self) -> None:
-        written = self._state.keys
-        if self._state.progress and {k.lower() for k in written} != {k.lower() for k in self._keys}:
+    def _fill(self, column: str, value: Any) -> None:
+        """Give a column's value to the rows from before, of our shard where there are shards."""
+        self._state.rows = {
+            key: {**row, column: value} if _of(row, self._shard) else row
+            for key, row in self._state.rows.items()
+        }
+
+    @property
+    def _name(self) -> str | None:
+        return self._shard.value if self._shard else None
+
+    def _ledger(self) -> _Ledger:
+        """Our ledger, made when missing; refuses the table that others have, or have in another way."""
+        ledgers = self._state.ledgers
+        if self._shard is not None and None in ledgers:
+            raise not_shared(self._place, self._shard, table=self._table)
+        others = {str(name) for name in ledgers if name is not None}
+        if self._shard is None and others:
+            raise is_shared(self._place, others, table=self._table)
+        ledger = ledgers.setdefault(self._name, _Ledger(self._pipeline, self._table, self._keys))
+        if ledger.pipeline != self._pipeline and self._shard is None:
+            raise StaleProgressError(
+                f"the table belongs to pipeline {ledger.pipeline!r}", table=str(self._table)
+            )
+        if self._shard is not None and (ledger.pipeline, ledger.source) != (self._pipeline, self._table):
+            source = str(ledger.source)
+            raise taken(self._place, self._shard, pipeline=ledger.pipeline, source=source, table=self._table)
+        return ledger
+
+    def _check_keys(self, ledger: _Ledger) -> None:
+        written = ledger.keys
+        if ledger.progress and {k.lower() for k in written} != {k.lower() for k in self._keys}:
             raise SchemaRefusedError(
                 f"the rows were written under the key ({', '.join(written)}), and the key is now "
                 f"({', '.join(self._keys)})",
                 table=str(self._table),
             )
 
-    def _check_held(self, epoch: int | None = None) -> None:
+    def _held(self, epoch: int | None = None) -> _Ledger:
+        ledger = self._ledger()
         if self._epoch is None:
             raise StaleProgressError("claim the table before writing to it", table=str(self._table))
-        if self._epoch != self._state.epoch:
+        if self._epoch != ledger.epoch:
             raise StaleProgressError("another worker holds this table", table=str(self._table))
         if epoch is not None and epoch != self._epoch:
             raise StaleProgressError(
                 f"this worker holds epoch {self._epoch}, and the batch is of epoch {epoch}",
                 table=str(self._table),
             )
+        return ledger
+
+
+def _of(row: Mapping[str, Any], shard: Shard | None) -> bool:
+    return shard is None or row[shard.column] == shard.value
 
 
 def _emptied(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows, ApplyResult]:
     soft = batch.delete_mode == "soft"
-    living = [key for key, row in rows.items() if not row.get(SOFT_DELETE_COLUMN)]
-    marked = {key: {**row, SOFT_DELETE_COLUMN: True} for key, row in rows.items()} if soft else {}
-    return marked, ApplyResult(0, 0, len(living), 0, str(version))
+    own = {key: row for key, row in rows.items() if _of(row, batch.shape.shard)}
+    living = [key for key, row in own.items() if not row.get(SOFT_DELETE_COLUMN)]
+    marked = {key: {**row, SOFT_DELETE_COLUMN: True} for key, row in own.items()} if soft else {}
+    left = {key: row for key, row in rows.items() if key not in own} | marked
+    return left, ApplyResult(0, 0, len(living), 0, str(version))
 
 
 def _appended(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows, ApplyResult]:

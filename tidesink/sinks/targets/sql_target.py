@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
@@ -58,7 +58,7 @@ class SqlTarget:
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
         """The table of ``shape``, created when missing."""
-        place = self.place_of(shape.table)
+        place = replace(self.place_of(shape.table), source=shape.source)
         view = view_name(self.view, shape.table)
         return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode, view=view)
 

@@ -1,0 +1,56 @@
+"""The plan of a routed table: the source's rows with the column that says which shard they are of."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.config.routes import Destination
+from tidesink.sinks.routing import routed_shape
+from tidesink.typemap.shape import TableShape, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class RoutedColumns:
+    """A plan whose rows are ``goal``'s; one pass with the plan that it is around."""
+
+    def __init__(self, columns: DecodeColumns, goal: Destination) -> None:
+        self._columns, self._goal = columns, goal
+
+    @cached_property
+    def shape(self) -> TableShape:
+        """The shape at the target."""
+        return routed_shape(self._columns.shape, self._goal)
+
+    @property
+    def changes_keys(self) -> bool:
+        """As the plan says."""
+        return self._columns.changes_keys
+
+    @property
+    def keeps_values(self) -> bool:
+        """As the plan says."""
+        return self._columns.keeps_values
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """As the plan says."""
+        return self._columns.gone
+
+    def decode(self, raw: DataFrame) -> DataFrame:
+        """The decoded frame; what is no row stays without key and values."""
+        decoded = self._columns.decode(raw)
+        if self._goal.shard is None:
+            return decoded
+        return decoded.withColumns({name: self._placed(name) for name in ("key", "old_key", "after")})
+
+    def _placed(self, name: str) -> Column:
+        """A struct with the shard in it; null stays null."""
+        assert self._goal.shard is not None  # noqa: S101  (asked before)
+        return F.col(name).withField(quoted(self._goal.shard.column), F.lit(self._goal.shard.value))
