@@ -48,9 +48,10 @@ def _config(
         "brokers": servers["brokers"],
         "protocol": protocol,
         "topics": [topic] if protocol == "canal-json" else f"{servers['prefix']}{{schema}}_{{table}}",
-        "enable-tidb-extension": True,
     }
-    if protocol == "flat-avro":
+    if not protocol.startswith("debezium"):
+        source["enable-tidb-extension"] = True
+    if protocol.endswith("avro"):
         source["schema-registry"] = servers["registry_url"]
     settings = {"source": source, "defaults": {"sequence_by": "source", **(defaults or {})}}
     if target:
@@ -92,6 +93,23 @@ def test_the_newest_change_stays_whenever_and_wherever_it_comes(
     _sent(writer, Op.INSERT, 2, "again", ts=50, partition=1)
     _drained(config)
     assert place.living("scattered") == {1: "newer", 2: "again"}
+
+
+@pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro"])
+def test_ticdcs_debezium_messages_are_put_in_order_too(
+    servers: Servers, spark: SparkSession, tmp_path: Path, protocol: str
+) -> None:
+    name = protocol.replace("-", "_")
+    writer = TableWriter(servers, schema_of(name), protocol=protocol, partitions=2)
+    config = _config(servers, tmp_path, protocol=protocol, topic=writer.topic)
+    _sent(writer, Op.INSERT, 1, "newer", ts=20, partition=0)
+    _sent(writer, Op.DELETE, 2, "gone", ts=30, partition=1)
+    assert _drained(config).exit_code == 0
+    _sent(writer, Op.INSERT, 1, "older", ts=10, partition=1)
+    _sent(writer, Op.INSERT, 2, "risen", ts=25, partition=0)
+    (table,) = _drained(config).tables
+    assert [table.counters[word] for word in _COUNTED] == [2, 0, 2]
+    assert _living(tmp_path, name) == {1: "newer"}
 
 
 def test_a_delete_without_a_position_pauses_its_table(

@@ -139,3 +139,17 @@ def test_an_event_without_a_position_is_a_bad_record(spark: SparkSession) -> Non
     rows = {row["_offset"]: row for row in reduce_frame(decoded, SHAPE, "source").collect()}
     assert (rows[0]["_op"], rows[1]["_op"], len(rows)) == (UPSERT, BAD, 2)
     assert "no commit_ts" in rows[1]["_detail"]["reason"]
+
+
+@pytest.mark.spark
+def test_a_row_that_leaves_values_out_is_a_bad_record(spark: SparkSession) -> None:
+    """Nothing says whether the row that has them came before it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    whole, partial = (_change(ts, 1, None, delete=False, place=(0, ts)) for ts in (5, 6))
+    names = F.when(F.col("_offset") == 6, F.array(F.lit("name"))).otherwise(F.array().cast("array<string>"))
+    frame = _frame(spark, [whole, partial]).withColumn("_kept", names)
+    decoded = refuse_unplaced(frame, keeps_values=True)
+    rows = {row["_offset"]: row for row in reduce_frame(decoded, SHAPE, "source").collect()}
+    assert (rows[5]["_op"], rows[6]["_op"], len(rows)) == (UPSERT, BAD, 2)
+    assert "leaves out values" in rows[6]["_detail"]["reason"]

@@ -44,7 +44,10 @@ ICEBERG = {"type": "iceberg", "catalog": "lake", "catalog-properties": {"type": 
             MYSQL,
             'SELECT `id`, `na"me` FROM `shop`.`or``der` WHERE `_tidesink_deleted` IS NOT TRUE',
         ),
-        ({**POSTGRES, "view": "{table}_live"}, 'SELECT * FROM "shop"."or`der_live"'),
+        (
+            {**POSTGRES, "table": "lake.{schema}_{table}", "view": "{table}_live"},
+            'SELECT * FROM "lake"."shop_or`der_live"',
+        ),
     ],
     ids=["delta", "iceberg", "postgres", "mysql", "view"],
 )
@@ -53,3 +56,10 @@ def test_each_target_says_how_its_living_rows_are_read(target: dict[str, Any], q
     for marked in ({"defaults__sequence_by": "source"}, {"defaults__deletes": "soft"}):
         assert living_rows(right(changed(base, **marked)), SHAPE) == query
     assert living_rows(right(base), SHAPE) == ""
+
+
+def test_a_history_has_no_marks() -> None:
+    target = {"type": "delta", "path": "/lake"}
+    base = changed(CANAL_JSON, target=target, source__enable_tidb_extension=True, defaults__mode="history")
+    assert living_rows(right(base), SHAPE) == ""
+    assert living_rows(right(changed(base, defaults__sequence_by="source")), SHAPE) == ""

@@ -29,9 +29,15 @@ def test_it_is_taken_where_events_have_a_commit_ts(base: dict[str, Any]) -> None
             "enable-tidb-extension=true",
         ),
         (
-            changed(FLAT_AVRO, source__protocol="debezium-avro", defaults__sequence_by="source"),
+            changed(
+                CANAL_JSON,
+                source__protocol="debezium-json",
+                source__topics="{schema}_{table}",
+                source__debezium={"unwrapped": True},
+                defaults__sequence_by="source",
+            ),
             "defaults",
-            "not compared in this version",
+            "no position of the source's",
         ),
     ],
 )
@@ -39,6 +45,11 @@ def test_it_is_refused_where_they_have_none(data: dict[str, Any], field: str, re
     problem = wrong(data)[f"{field}.sequence_by"]
     assert reason in problem.reason
     assert "sequence_by: kafka" in problem.remedy
+
+
+def test_it_is_taken_for_debeziums_messages_since_ticdc_writes_them_too() -> None:
+    config = right(changed(FLAT_AVRO, source__protocol="debezium-avro", defaults__sequence_by="source"))
+    assert config.defaults.sequence_by == "source"
 
 
 def test_how_long_deletes_are_remembered_is_a_tables_own() -> None:

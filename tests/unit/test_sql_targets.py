@@ -71,9 +71,9 @@ def test_settings_say_where_and_hide_the_password() -> None:
         ({"table": "{schema}_{table}"}, "two names with a dot"),
         ({"table": "{schema}.{table}.{x}"}, "another placeholder"),
         ({"tls": {"mode": "sometimes"}}, "verify-ca"),
-        ({"view": "live"}, "one name with {table} in it"),
-        ({"view": "{schema}.{table}"}, "one name with {table} in it"),
-        ({"view": "{table}"}, "view and table give the same name"),
+        ({"view": "live"}, "one name with {table} and more in it"),
+        ({"view": "{schema}.{table}"}, "one name with {table} and more in it"),
+        ({"view": "{table}"}, "one name with {table} and more in it"),
     ],
 )
 def test_settings_are_refused_with_the_reason(change: dict[str, Any], said: str) -> None:

@@ -26,7 +26,8 @@ def living_rows(config: Config, shape: TableShape) -> str:
     """
     settings = config.table_config(shape.source)
     place = _PLACES.get(config.target.type)
-    if place is None or (settings.sequence_by == "kafka" and settings.deletes == "hard"):
+    marks = settings.sequence_by == "source" or settings.deletes == "soft"
+    if place is None or settings.mode != "upsert" or not marks:
         return ""
     quote, location, shown = place(config.target, shape.table)
     if shown:
@@ -47,7 +48,7 @@ def _iceberg(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
 def _database(quote: _Quote) -> Callable[[Any, TableId], tuple[_Quote, str, str]]:
     def place_of(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
         place = place_in(settings.table, table, quote)
-        view = view_name(settings.view, table)
+        view = view_name(settings.view, place)
         return quote, place.location, place.beside(view) if view else ""
 
     return place_of

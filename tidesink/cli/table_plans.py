@@ -30,6 +30,10 @@ _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "
     "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to keep its changes"
 )
+_NO_ORDER = (
+    "sequence_by: source compares TiDB's commit_ts, and a row of this topic has none: of Debezium's messages "
+    "those of TiCDC have one. Set sequence_by: kafka, which is right for a connector's topics"
+)
 _UNSERVED = "tables names {table}, but {found}: is it spelt as in the changefeed, and has it any rows yet?"
 
 
@@ -210,6 +214,8 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
     if found is None or found.schema is None:
         return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
     defined, settings = stated.get(found.table), config.table_config(found.table)
+    if settings.sequence_by == "source" and found.commit_ts is None:
+        return _unplanned(config, topic, found.table, _NO_ORDER)
     known = defined.by_name if defined else {}
     columns = tuple(known.get(one.column.name, one.column) for one in told) or found.schema.columns
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr
 
 from tidesink.config.fields import LocalPath, Model
 
@@ -49,9 +49,9 @@ def _names_a_table(template: str) -> str:
 
 def _names_a_view(template: str) -> str:
     rest = template.replace("{table}", "")
-    if "{table}" not in template or "{" in rest or "}" in rest or "." in rest:
+    if "{table}" not in template or not rest or "{" in rest or "}" in rest or "." in rest:
         raise ValueError(
-            "give one name with {table} in it, as in {table}_live: the view stands beside its table"
+            "give one name with {table} and more in it, as in {table}_live, for a view beside it"
         )
     return template
 
@@ -86,15 +86,9 @@ class SqlSettings(Model):
     table: SqlTemplate = "{schema}.{table}"
     view: Annotated[str, AfterValidator(_names_a_view)] | None = None
     """The name of a view beside each table, as `{table}_live`, which shows its living rows without tidesink's
-    own columns; must contain `{table}`. It is made and kept in step with the table."""
+    own columns; must contain `{table}`, the table's own name. It is made, and kept in step with the table."""
     tls: SqlTls = Field(default_factory=SqlTls)
     """TLS to the database."""
-
-    @model_validator(mode="after")
-    def _apart(self) -> SqlSettings:
-        if self.view == self.table.partition(".")[2]:
-            raise ValueError("view and table give the same name: set view to another, as {table}_live")
-        return self
 
 
 class PostgresSettings(SqlSettings):

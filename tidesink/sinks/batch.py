@@ -200,9 +200,11 @@ class Batch:
                 return Reduction(plan, frame, summarise(frame, self._shape()), raw.counted())
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
-        decoded = self._decoding.columns().decode(raw)
+        columns = self._decoding.columns()
+        decoded = columns.decode(raw)
         decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
-        decoded = refuse_unplaced(decoded) if self._sequenced else decoded
+        if self._sequenced:
+            decoded = refuse_unplaced(decoded, keeps_values=columns.keeps_values)
         decoded = refuse_undated(decoded) if self._history else decoded
         horizon = self._hold.horizon
         return decoded if horizon is None else refuse_beyond(decoded, horizon)

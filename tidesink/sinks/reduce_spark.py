@@ -65,8 +65,13 @@ _UNDATED: Final = (
 )
 _UNPLACED: Final = (
     "sequence_by: source needs a position of the source's in every row event, and this one has no commit_ts. "
-    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then), or "
-    "set sequence_by: kafka and load the table anew"
+    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then; of "
+    "Debezium's messages TiCDC's have one), or set sequence_by: kafka and load the table anew"
+)
+_INCOMPLETE: Final = (
+    "the row leaves out values that did not change, and under sequence_by: source nothing says that the row "
+    "which has them came before it. Have the source send whole rows (REPLICA IDENTITY FULL), set another "
+    "unavailable-value-placeholder where the value only reads like one, or set sequence_by: kafka"
 )
 _BEYOND: Final = (
     "the change is older than the horizon (commit_ts {horizon}): deletes up to there are forgotten, so that "
@@ -121,8 +126,14 @@ def refuse_truncates(decoded: DataFrame) -> DataFrame:
     return _refused(decoded, F.col("_kind") == TRUNCATE, _SCATTERED_TRUNCATE)
 
 
-def refuse_unplaced(decoded: DataFrame) -> DataFrame:
-    """A decoded frame to be put in the source's order: a row event without a place in it is a bad record."""
+def refuse_unplaced(decoded: DataFrame, *, keeps_values: bool = False) -> DataFrame:
+    """A decoded frame to be put in the source's order: a row event without a place in it is a bad record.
+
+    So is one that leaves values out, where the frame has ``_kept`` (``keeps_values``).
+    """
+    if keeps_values:
+        incomplete = F.col("_kind").isin(*ROW_KINDS) & (F.coalesce(F.size("_kept"), F.lit(0)) > 0)
+        decoded = _refused(decoded, incomplete, _INCOMPLETE)
     unplaced = F.col("_kind").isin(*ROW_KINDS) & F.col("_commit_ts").isNull()
     return _refused(decoded, unplaced, _UNPLACED)
 

@@ -59,13 +59,13 @@ class SqlTarget:
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
         """The table of ``shape``, created when missing."""
         place = replace(self.place_of(shape.table), source=shape.source)
-        view = view_name(self.view, shape.table)
+        view = view_name(self.view, place)
         return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode, view=view)
 
 
-def view_name(template: str | None, table: TableId) -> str | None:
-    """The name of a table's view, None where none is asked for."""
-    return None if template is None else template.replace("{table}", table.name)
+def view_name(template: str | None, place: Place) -> str | None:
+    """The name of a table's view, by the table's own name at the target; None where none is asked for."""
+    return None if template is None else template.replace("{table}", place.name)
 
 
 def open_sql(dialect: Dialect, settings: SqlSettings) -> SqlTarget:
