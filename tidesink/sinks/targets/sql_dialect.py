@@ -67,12 +67,16 @@ class Merge:
 
 
 class Counts(NamedTuple):
-    """What a merge did; ``stale`` rows were not newer than what is stored."""
+    """What a merge did; ``stale`` rows were not newer than what is stored.
+
+    ``absent`` is told of a history alone, where the others mean what ``ApplyResult`` says of one.
+    """
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     stale: int = 0
+    absent: int = 0
 
 
 class Dialect(Protocol):

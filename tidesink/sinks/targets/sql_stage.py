@@ -29,6 +29,7 @@ KEPT: Final = "t_kept"
 ANEW: Final = "t_anew"
 FROM: Final = "t_place"
 SEQUENCE: Final = "t_seq"
+AT: Final = "t_at"
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
 
@@ -59,6 +60,8 @@ def staged_columns(batch: ReducedBatch) -> tuple[StagedColumn, ...]:
     marks = [StagedColumn(IS_DELETE, "plain")]
     if batch.sequenced:
         marks.append(StagedColumn(SEQUENCE, "plain"))
+    if batch.mode == "history":
+        marks.append(StagedColumn(AT, "plain"))
     if batch.keeps:
         marks += [StagedColumn(KEPT, "text"), StagedColumn(ANEW, "plain"), StagedColumn(FROM, "text")]
     values = [StagedColumn(f"c{at}", _kind(column), column) for at, column in enumerate(shape.columns)]
@@ -83,6 +86,7 @@ def staged_frame(batch: ReducedBatch, columns: Sequence[StagedColumn], *, hex_pr
         KEPT: lambda: _kept_positions(batch.shape),
         ANEW: lambda: F.coalesce(F.col("_anew"), F.lit(False)).cast("int"),
         FROM: lambda: F.to_json(F.struct(*PLACE_COLUMNS, "_kept")),
+        AT: lambda: F.col("_commit_ts"),
         SEQUENCE: lambda: F.concat(F.lit(hex_prefix), packed_hex(F.col("_seq"))),
     }
     values = [

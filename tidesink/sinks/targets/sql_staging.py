@@ -11,6 +11,7 @@ from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_sequence import SEQUENCE_TYPES
 from tidesink.sinks.targets.sql_stage import (
     ANEW,
+    AT,
     ATTEMPT,
     FROM,
     IS_DELETE,
@@ -56,6 +57,7 @@ def _make(
     words = OF_SPARK[connections.dialect.database]
     marks = {IS_DELETE: words["int"], KEPT: words["string"], ANEW: words["int"], FROM: words["string"]}
     marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
+    marks[AT] = words["bigint"]
     found = iter(types)
     spelt = {ATTEMPT: words["bigint"]}
     spelt |= {one.name: next(found) if one.column else marks[one.name] for one in columns}

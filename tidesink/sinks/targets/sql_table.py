@@ -29,10 +29,12 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
     SchemaGap,
     check_order,
+    check_versions,
 )
 from tidesink.sinks.targets.sql_columns import check_shape, default_literals, plan_columns, wanted_type
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
+from tidesink.sinks.targets.sql_history import merged_versions
 from tidesink.sinks.targets.sql_ledger import Entry, SqlLedger
 from tidesink.sinks.targets.sql_merge import append_staged, check_staged, fill_kept, merge_of, not_stored
 from tidesink.sinks.targets.sql_order import check_room_for_deletes, missing_columns
@@ -140,6 +142,8 @@ class SqlTable:
             done = self._done(self._held(cursor, epoch, lock=False), progress)
         if done is not None:
             return done
+        if batch.mode == "history":
+            check_versions(batch)
         self._take_order(batch)
         if batch.empty or batch.truncates:
             return self._commit(batch, progress, None)
@@ -273,7 +277,8 @@ class SqlTable:
                 return done
             entry = self._ledger.identified(cursor, entry)
             counts = self._merged(cursor, batch, attempts)
-            absent = 0 if batch.truncates or batch.sequenced else batch.deletes - counts.deleted
+            told = batch.truncates or batch.sequenced or batch.mode == "history"
+            absent = counts.absent if told else batch.deletes - counts.deleted
             version = entry.commits + 1
             result = ApplyResult(*counts[:3], absent, str(version), counts.stale)
             self._ledger.write(cursor, replace(entry, progress=progress, result=result, commits=version))
@@ -291,6 +296,8 @@ class SqlTable:
             batch, self.place, self._present, attempts=attempts, mark=mark, epoch=self._epoch or 0
         )
         check_staged(cursor, merge)
+        if batch.mode == "history":
+            return merged_versions(cursor, self._dialect.database, merge, batch)
         if merge.sequence:
             return self._dialect.merge_in_order(cursor, merge)
         if batch.mode == "append":

@@ -31,6 +31,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         soft_deletes=True,
         durable=True,
         sequences=True,
+        modes=frozenset({"upsert", "history"}),
         nul_in_text=not dialect.nul_refused,
         modes=frozenset({"upsert", "append"}),
     )

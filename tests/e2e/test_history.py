@@ -1,0 +1,147 @@
+"""``mode: history`` from Kafka: a captured changefeed ends as the versions that its events tell of.
+
+What is expected is computed from the producer's bytes by the Python codec, one event at a time, and from
+what TiDB answered for each table at the end.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.e2e.killing import failpoints_hit, finish, start_worker
+from tests.e2e.replay import Servers, captured, final_state, replay, replay_config, wrong_values
+from tidesink.change import ChangeEvent, Message, Op, Row
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import CodecOptions
+from tidesink.config import load_config
+from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.report import RunReport
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
+KEYS = {"account": ("id",), "movement": ("acc", "seq"), "wide": ("id",), "pair": ("a", "b")}
+OWN = (FROM_COLUMN, TO_COLUMN, "valid_from", "valid_to", "current")
+Spans = set[tuple[Any, ...]]
+
+
+def _told(workload: Path, table: str) -> Spans:
+    """Key, begin and end of each version and mark of a table."""
+    codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=True))
+    moments: dict[tuple[Any, ...], dict[int, bool]] = {}
+    for record in captured(workload, "canal_ext"):
+        if record["topic"] != f"bank_{table}":
+            continue
+        value = base64.b64decode(record["value_b64"])
+        message = Message(record["topic"], record["partition"], record["offset"], None, value)
+        for event in codec.decode(message):
+            if isinstance(event, ChangeEvent):
+                _take(moments, event, KEYS[table])
+    return {span for key, at in moments.items() for span in _spans(key, at)}
+
+
+def _take(moments: dict[tuple[Any, ...], dict[int, bool]], event: ChangeEvent, keys: Iterable[str]) -> None:
+    assert event.commit_ts is not None
+    row = event.after if event.op is not Op.DELETE else event.before
+    images = [(row, event.op is not Op.DELETE)]
+    if event.op is not Op.DELETE and event.before is not None:
+        old: Row = {**(event.after or {}), **event.before}
+        if any(old[name] != (event.after or {})[name] for name in keys):
+            images.append((old, False))
+    for row, writes in images:
+        key = tuple((row or {})[name] for name in keys)
+        at = moments.setdefault(key, {})
+        at[event.commit_ts] = at.get(event.commit_ts, False) or writes
+
+
+def _spans(key: tuple[Any, ...], at: dict[int, bool]) -> Iterable[tuple[Any, ...]]:
+    before = False
+    for ts, end in zip(sorted(at), [*sorted(at)[1:], None], strict=True):
+        if at[ts]:
+            yield (*key, ts, end)
+        elif not before:
+            yield (*key, ts, ts)
+        before = at[ts]
+
+
+def _stored(spark: SparkSession, lake: Path, table: str) -> Spans:
+    frame = spark.read.format("delta").load(str(lake / "bank" / table))
+    rows = frame.select(*KEYS[table], FROM_COLUMN, TO_COLUMN).collect()
+    assert len(set(rows)) == len(rows)
+    return {tuple(row) for row in rows}
+
+
+def _current(spark: SparkSession, lake: Path, into: Path, tables: Iterable[str]) -> Path:
+    """A lake of the current versions alone, without the columns of a history."""
+    for table in tables:
+        frame = spark.read.format("delta").load(str(lake / "bank" / table)).where("current").drop(*OWN)
+        frame.write.format("delta").mode("overwrite").save(str(into / "bank" / table))
+    return into
+
+
+def _config(folder: Path, servers: Servers, size: int | None = None) -> Path:
+    path = replay_config(folder, "canal_ext", servers=servers, max_records=size)
+    settings = {**json.loads(path.read_text(encoding="utf-8")), "defaults": {"stored_as_scd_type": 2}}
+    path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    return path
+
+
+def _drained(config: Path) -> RunReport:
+    report = run(load_config(config), until="drained")
+    assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
+    return report
+
+
+def _sent_again(workload: Path, servers: Servers, topic: str) -> int:
+    """Every record of a topic once more, as its producer may do."""
+    producer = Producer({"bootstrap.servers": servers["brokers"], "enable.idempotence": True})
+    records = [record for record in captured(workload, "canal_ext") if record["topic"] == topic]
+    for record in records:
+        value = base64.b64decode(record["value_b64"])
+        producer.produce(f"{servers['prefix']}{topic}", value=value, partition=record["partition"])
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    return len(records)
+
+
+def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
+    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+) -> None:
+    replay(workload, "canal_ext", servers=servers)
+    config = _config(tmp_path, servers, 450)
+    report = _drained(config)
+    lake = tmp_path / "lake"
+    for table in KEYS:
+        assert _stored(spark, lake, table) == _told(workload, table)
+    current = _current(spark, lake, tmp_path / "current", KEYS)
+    assert wrong_values(current, final_state(workload)) == []
+    (before,) = [one.counters for one in report.tables if one.table.name == "account"]
+    again = _sent_again(workload, servers, "bank_account")
+    (after,) = [one.counters for one in _drained(config).tables if one.table.name == "account"]
+    assert _stored(spark, lake, "account") == _told(workload, "account")
+    assert (after["read"], after["applied"]) == (again, 0)
+    assert after["superseded"] == before["applied"] + before["superseded"]
+
+
+def test_a_worker_killed_after_its_commit_leaves_one_history(
+    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+) -> None:
+    replay(workload, "canal_ext", servers=servers, only={"bank_account"})
+    config = _config(tmp_path, servers, 600)
+    log = tmp_path / "worker.log"
+    for step in ("committed", "evolved"):
+        ending = finish(start_worker(config, log, step), log)
+        assert ending.code == -signal.SIGKILL, ending.output
+    assert failpoints_hit(config) == ["committed:1", "evolved:1"]
+    assert finish(start_worker(config, log), log).code == 0
+    assert _stored(spark, tmp_path / "lake", "account") == _told(workload, "account")
