@@ -13,12 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
-from tidesink.errors import (
-    StaleProgressError,
-    TargetError,
-    TidesinkError,
-    TransientTargetError,
-)
+from tidesink.errors import StaleProgressError, TargetError, TidesinkError, TransientTargetError
 from tidesink.sinks.evolve import gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
@@ -45,6 +40,7 @@ from tidesink.sinks.targets.delta_merge import (
 )
 from tidesink.sinks.targets.delta_session import partitions_for
 from tidesink.sinks.targets.iceberg_errors import reading_error, staging_error
+from tidesink.sinks.targets.iceberg_history import Versions
 from tidesink.sinks.targets.iceberg_holder import ATTEMPTS, Holder
 from tidesink.sinks.targets.iceberg_ledger import IcebergLedger
 from tidesink.sinks.targets.iceberg_merge import (
@@ -78,7 +74,7 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     sequences=True,
     rescales=False,
-    modes=frozenset({"upsert", "append"}),
+    modes=frozenset({"upsert", "append", "history"}),
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -289,6 +285,11 @@ class IcebergTable:
         head = cast(int, state.head)
         # A table without files has nothing to match.
         first_load = state.totals().get("total-data-files") == 0
+        if batch.mode == "history" and not batch.empty:
+            versions = Versions(
+                self._session, self._branch, self._present, lambda sql: self._stage(sql, head)
+            )
+            return versions.staged(batch, head, empty=first_load)
         writes = batch.upserts or (batch.sequenced and batch.deletes)
         if batch.empty or (first_load and not writes):
             return head, ApplyResult(0, 0, 0, batch.deletes, str(head))
