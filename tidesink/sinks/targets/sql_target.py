@@ -31,9 +31,8 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         soft_deletes=True,
         durable=True,
         sequences=True,
-        modes=frozenset({"upsert", "history"}),
         nul_in_text=not dialect.nul_refused,
-        modes=frozenset({"upsert", "append"}),
+        modes=frozenset({"upsert", "append", "history"}),
     )
 
 
