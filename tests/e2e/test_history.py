@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from tests.contracts.sql_beds import postgres_database, reader
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, captured, final_state, replay, replay_config, wrong_values
-from tidesink.change import ChangeEvent, Message, Op, Row
+from tests.e2e.test_sql_targets import config_for, connected
+from tidesink.change import ChangeEvent, Message, Op, Row, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.report import RunReport
+from tidesink.sinks.targets.sql_target import SqlTarget
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:
@@ -90,7 +93,10 @@ def _current(spark: SparkSession, lake: Path, into: Path, tables: Iterable[str])
 
 
 def _config(folder: Path, servers: Servers, size: int | None = None) -> Path:
-    path = replay_config(folder, "canal_ext", servers=servers, max_records=size)
+    return _with_history(replay_config(folder, "canal_ext", servers=servers, max_records=size))
+
+
+def _with_history(path: Path) -> Path:
     settings = {**json.loads(path.read_text(encoding="utf-8")), "defaults": {"stored_as_scd_type": 2}}
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
     return path
@@ -145,3 +151,22 @@ def test_a_worker_killed_after_its_commit_leaves_one_history(
     assert failpoints_hit(config) == ["committed:1", "evolved:1"]
     assert finish(start_worker(config, log), log).code == 0
     assert _stored(spark, tmp_path / "lake", "account") == _told(workload, "account")
+
+
+def test_a_database_has_the_same_versions(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+) -> None:
+    replay(workload, "canal_ext", servers=servers, only={"bank_account", "bank_pair"})
+    server = ("postgres", postgres_database(request))
+    _drained(_with_history(config_for(tmp_path, "canal_ext", servers, server, 450)))
+    expected = {found.table.name: found for found in final_state(workload)}
+    with connected(server) as connections:
+        for table in ("account", "pair"):
+            rows = reader(SqlTarget(connections))(TableId("bank", table))
+            spans = [(*(row[key] for key in KEYS[table]), row[FROM_COLUMN], row[TO_COLUMN]) for row in rows]
+            assert len(spans) == len(set(spans))
+            assert set(spans) == _told(workload, table)
+            current = {tuple(str(row[key]) for key in KEYS[table]) for row in rows if row["current"]}
+            columns = list(expected[table].columns)
+            at = [columns.index(key) for key in KEYS[table]]
+            assert current == {tuple(str(row[n]) for n in at) for row in expected[table].rows}
