@@ -1,4 +1,4 @@
-"""What ``plan`` says of a table in mode ``append``: the log's columns, and what its topic cannot tell."""
+"""What ``plan`` says of a table by its mode: its columns, and what its topic cannot tell a change log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from tidesink.codecs.flat_avro_record import WriterRecord
 from tidesink.config import TableConfig
-from tidesink.sinks.change_log import log_shape
+from tidesink.sinks.modes import kept_shape
 from tidesink.typemap.shape import TableShape
 
 _NO_OLD_ROWS: Final = (
@@ -30,7 +30,7 @@ def planned_shape(shape: TableShape, settings: TableConfig) -> TableShape:
     Raises:
         SchemaRefusedError: the source has a column of a name that the mode needs.
     """
-    return log_shape(shape) if settings.mode == "append" else shape
+    return kept_shape(shape, settings)
 
 
 def flat_avro_warnings(

@@ -104,7 +104,8 @@ class _Versions:
         self._merge = merge
         self._batch = batch
         quote = merge.place.quote
-        self._own = quote(_OWN)
+        # MySQL has no schema for temporary tables, and a connection of ours has no default one.
+        self._own = quote(_OWN) if database == "postgres" else merge.place.beside(_OWN)
         self._start, self._end = quote(FROM_COLUMN), quote(TO_COLUMN)
         names = batch.history or HistoryNames()
         self._times = (quote(names.valid_from), quote(names.valid_to), quote(names.current))
