@@ -13,15 +13,21 @@ from tidesink.codecs.flat_avro_record import parse_record
 from tidesink.config import TableConfig
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.change_log import log_shape
+from tidesink.sinks.history import HistoryNames, history_shape
 
 
 def settings(mode: str) -> TableConfig:
-    return right(changed(FLAT_AVRO, defaults__mode=mode)).table_config(TableId("shop", "orders"))
+    config = changed(FLAT_AVRO, defaults__mode=mode, source__enable_tidb_extension=True)
+    return right(config).table_config(TableId("shop", "orders"))
 
 
 def test_the_columns_of_a_log_are_planned() -> None:
     assert planned_shape(shape(), settings("append")) == log_shape(shape())
     assert planned_shape(shape(), settings("upsert")) == shape()
+
+
+def test_the_columns_of_a_history_are_planned() -> None:
+    assert planned_shape(shape(), settings("history")) == history_shape(shape(), HistoryNames())
 
 
 @pytest.mark.parametrize(
