@@ -13,7 +13,7 @@ events, however they were cut into batches, in whatever order and however often 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -179,13 +179,7 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
         )
     last = max(at for at, column in enumerate(shape.columns) if column.key) + 1
     columns = (*shape.columns[:last], *_own_columns(names), *shape.columns[last:])
-    return TableShape(
-        shape.table,
-        columns,
-        tuple(column.name for column in columns if column.key),
-        zero_date=shape.zero_date,
-        time_zone=shape.time_zone,
-    )
+    return replace(shape, columns=columns, keys=tuple(column.name for column in columns if column.key))
 
 
 def _own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
