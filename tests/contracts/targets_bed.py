@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,13 +79,17 @@ class Bed:
         kept: tuple[str, ...] = (),
         anew: bool = False,
         at: Sequence[int] = (),
+        on_delete: Mapping[str, Any] | None = None,
+        lenient: bool = False,
     ) -> ReducedBatch:
         """A batch of whole rows to upsert and keys to delete; upserts leave out the ``kept`` columns.
 
+        ``on_delete``: what deletes write besides their mark.
         ``at``: the commit ts of each upsert and then of each delete, for a batch in the source's order.
         """
         rows = [ReducedRow("upsert", {k: row[k] for k in shape.keys}, row, kept, anew) for row in upserts]
-        rows += [ReducedRow("delete", key, None) for key in deletes]
+        gone = None if on_delete is None else {**{c.name: None for c in shape.columns}, **on_delete}
+        rows += [ReducedRow("delete", key, gone) for key in deletes]
         rows = (
             [
                 row._replace(sequence=RowSequence((ts,), row.op == "upsert", 0, number, 0))
@@ -104,6 +108,8 @@ class Bed:
             delete_mode=delete_mode,
             keeps=bool(kept),
             sequenced=bool(at),
+            on_delete=tuple(on_delete or ()),
+            lenient=lenient,
         )
 
     def living(self, table: TableId = TABLE) -> list[dict[str, Any]]:

@@ -107,3 +107,42 @@ def test_a_truncate_of_an_empty_table_is_progress(bed: Bed) -> None:
     committed = table.committed()
     assert committed is not None
     assert committed.batch == 1
+
+
+def test_a_lenient_batch_writes_null_where_nothing_is_stored(bed: Bed, table: TargetTable) -> None:
+    rows = [row(1, None, 10), row(3, None, 30)]
+    result = table.apply(bed.batch(SHAPE, rows, kept=("name",), lenient=True), progress(1, 2))
+    assert (result.inserted, result.updated) == (1, 1)
+    assert bed.rows() == [row(1, "long", 10), row(2, None, 2), row(3, None, 30)]
+    table.apply(bed.batch(SHAPE, [row(1, None, 11)], kept=("name",), anew=True, lenient=True), progress(1, 3))
+    assert bed.rows() == [row(1, None, 11), row(2, None, 2), row(3, None, 30)]
+
+
+def test_a_lenient_batch_keeps_nothing_of_a_row_marked_deleted(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
+    epoch = table.claim().epoch
+    soft: dict[str, Any] = {"delete_mode": "soft"}
+    table.apply(bed.batch(SHAPE, [row(1, "old", 1), row(2, "two", 2)], **soft), progress(epoch, 1))
+    table.apply(bed.batch(SHAPE, [], [{"id": 1}], **soft), progress(epoch, 2))
+    both = [row(1, None, 3), row(2, None, 3)]
+    table.apply(bed.batch(SHAPE, both, kept=("name",), lenient=True, **soft), progress(epoch, 3))
+    assert {r["id"]: (r["name"], r["amount"]) for r in bed.rows()} == {1: (None, 3), 2: ("two", 3)}
+
+
+def test_a_lenient_batch_goes_into_an_empty_table(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(bed.batch(SHAPE, [row(1, None, 1)], kept=("name",), lenient=True), progress(epoch, 1))
+    assert bed.rows() == [row(1, None, 1)]
+
+
+def test_a_soft_delete_writes_the_columns_it_is_told(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode="soft")
+    epoch = table.claim().epoch
+    soft: dict[str, Any] = {"delete_mode": "soft"}
+    table.apply(bed.batch(SHAPE, [row(1, "a", 1), row(2, "b", 2)], **soft), progress(epoch, 1))
+    batch = bed.batch(SHAPE, [row(2, "c", 3)], [{"id": 1}, {"id": 9}], on_delete={"amount": 7}, **soft)
+    result = table.apply(batch, progress(epoch, 2))
+    assert (result.updated, result.deleted, result.absent) == (1, 1, 1)
+    found = {r["id"]: (r["name"], r["amount"], bool(r[SOFT_DELETE_COLUMN])) for r in bed.rows()}
+    assert found == {1: ("a", 7, True), 2: ("c", 3, False)}

@@ -59,7 +59,7 @@ def _layout(text: str | None = None, **told: Any) -> Layout:
 
 def _plan(spark: SparkSession, layout: Layout, inner: Decoded | None = None) -> LaidOutColumns:
     inner = inner or Decoded()
-    return LaidOutColumns(inner, laid_out(layout, inner.shape, own=()), layout.row_filter, spark)
+    return LaidOutColumns(inner, laid_out(layout, inner.shape, own=()), layout, spark)
 
 
 def _frame(spark: SparkSession, events: Sequence[Event], start: int = 0) -> DataFrame:
@@ -82,6 +82,7 @@ def _frame(spark: SparkSession, events: Sequence[Event], start: int = 0) -> Data
     nothing = {
         "_commit_ts": "bigint", "_error": "string", "_reason": "string", "_schema_key_id": "int",
         "_schema_value_id": "int", "_fields": "array<string>", "_key": "binary", "_value": "binary",
+        "_wire_op": "string",
     }  # fmt: skip
     empty = [f"cast(null as {kind}) as {name}" for name, kind in nothing.items()]
     return spark.createDataFrame(rows, ddl).selectExpr("*", *empty)
@@ -161,6 +162,16 @@ def test_lists_of_names_are_the_targets(spark: SparkSession) -> None:
     first, second = plan.decode(frame).orderBy("_offset").collect()
     assert (first["_zero_dates"], first["_kept"], second["_kept"]) == (["B"], ["B", "n"], None)
     assert first["after"].asDict() == {"id": 1, "n": 1, "B": None}
+
+
+def test_old_rows_of_a_change_log_are_laid_out_too(spark: SparkSession) -> None:
+    row = {"id": 1, "n": 1, "key b": 2, "secret": 1}
+    frame = _frame(spark, [Event(1, row)])
+    logged = frame.selectExpr("*", "after as before", "array('key b', 'secret') as _before_kept")
+    layout = _layout(except_columns=("secret",), rename={"key b": "B"}, metadata={"batch": "no"})
+    (found,) = _plan(spark, layout).decode(logged).collect()
+    assert found["before"].asDict() == {"id": 1, "n": 1, "B": 2, "no": None}
+    assert found["_before_kept"] == ["B"]
 
 
 def test_a_row_that_the_filter_fails_on_is_bad_and_the_others_are_not(spark: SparkSession) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
 from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.config.layout import KEEPING_TARGETS
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
+from tidesink.sinks.targets import TARGETS
 from tidesink.typemap.layout import Layout, laid_out
 from tidesink.typemap.row_filter import read_filter
 from tidesink.typemap.shape import shape_of
@@ -126,3 +129,85 @@ def test_errors_of_a_layout_are_told_by_type() -> None:
     with pytest.raises(TidesinkError) as caught:
         _names(Layout(rename={"d": "x"}))
     assert caught.value.context == {"table": "shop.t", "column": "d"}
+
+
+def test_metadata_is_named_or_has_its_own_names() -> None:
+    config = right(
+        changed(
+            CANAL_JSON,
+            source__enable_tidb_extension=True,
+            defaults={"metadata": ["op", "commit_ts"]},
+            tables=[
+                {"name": "shop.t", "metadata": {"topic": "Came From"}},
+                {"name": "shop.u", "metadata": {}},
+            ],
+        )
+    )
+    tables = [TableId("shop", name) for name in ("t", "u", "v")]
+    named, none, other = (config.table_config(table).layout for table in tables)
+    assert (named.metadata, none.metadata) == ({"topic": "Came From"}, {})
+    assert other.metadata == {"op": "_tidesink_op", "commit_ts": "_tidesink_commit_ts"}
+    shape, sources = laid_out(other, SHAPE, own=())
+    assert [(c.name, c.spark, c.key) for c in shape.columns[-2:]] == [
+        ("_tidesink_op", "string", False),
+        ("_tidesink_commit_ts", "bigint", False),
+    ]
+    assert "_tidesink_op" not in sources
+
+
+@pytest.mark.parametrize(
+    ("places", "field", "reason"),
+    [
+        ({"defaults": {"metadata": ["commit_ts"]}}, "metadata", "enable-tidb-extension=true"),
+        ({"defaults": {"metadata": {"op": "a", "topic": "A"}}}, "metadata", "two columns would be called a"),
+        ({"defaults": {"metadata": {"op": ""}}}, "metadata", "empty name"),
+        ({"defaults": {"metadata": ["lsn"]}}, "metadata.lsn.[key]", "'lsn' is not allowed"),
+        (
+            {"defaults": {"metadata": "position"}, "source__protocol": "debezium-json"},
+            "metadata",
+            "positions of Debezium's sources",
+        ),
+        (
+            {"defaults": {"ignore_null_updates": True, "sequence_by": "source"}},
+            "ignore_null_updates",
+            "under sequence_by: source",
+        ),
+        (
+            {"defaults": {"ignore_null_updates": True}, "source__protocol": "debezium-json"},
+            "ignore_null_updates",
+            "leave a value out",
+        ),
+        ({"defaults": {"mode": "append", "filter": "a > 1"}}, "filter", "keeps every change"),
+        ({"defaults": {"mode": "append", "metadata": "op,batch"}}, "metadata", "column for op already"),
+        (
+            {"defaults": {"mode": "append", "ignore_null_updates": True}},
+            "ignore_null_updates",
+            "keeps each row as it was",
+        ),
+        (
+            {
+                "defaults": {"ignore_null_updates": True},
+                "target": {"type": "http", "url": "http://127.0.0.1:1/x"},
+            },
+            "ignore_null_updates",
+            "keeps no values",
+        ),
+    ],
+)
+def test_metadata_and_nulls_that_cannot_be_had_are_refused(
+    places: dict[str, Any], field: str, reason: str
+) -> None:
+    problems = wrong(changed(CANAL_JSON, **places))
+    assert reason in problems[f"defaults.{field}"].reason, problems
+
+
+def test_a_metadata_column_cannot_have_a_columns_name() -> None:
+    with pytest.raises(ConfigError, match=r"two columns of shop\.t would be called a"):
+        laid_out(Layout(metadata={"op": "A"}), SHAPE, own=())
+    with pytest.raises(ConfigError, match="a column of tidesink's own"):
+        laid_out(Layout(metadata={"op": "_mark"}), SHAPE, own=("_mark",))
+
+
+def test_the_config_and_the_targets_agree() -> None:
+    says = {name: import_module(module).CAPABILITIES.keeps_rows for name, module in TARGETS.items()}
+    assert {name for name, keeps in says.items() if keeps} == KEEPING_TARGETS

@@ -143,7 +143,7 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
             shape = merge_shape(shape, newer)
     except (ConfigError, DecodeError) as error:
         return _unplanned(config, topic, table, error.message)
-    planned = _planned(config, topic, shape, types_from="avro")
+    planned = plan_of(config, topic, shape, types_from="avro")
     more = tuple(flat_avro_warnings(records, keys, settings))
     return dataclasses.replace(planned, warnings=(*planned.warnings, *more))
 
@@ -225,7 +225,7 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
         return _unplanned(config, topic, found.table, error.message)
     untyped = [one.column.name for one in told if one.guessed and one.column.name not in known]
     types_from: TypesFrom = "definition" if defined else "avro" if registry else "records"
-    planned = _planned(config, topic, shape, types_from=types_from)
+    planned = plan_of(config, topic, shape, types_from=types_from)
     warnings = tuple(f"column {name}: {UNTYPED}" for name in untyped)
     return dataclasses.replace(planned, warnings=(*warnings, *planned.warnings))
 
@@ -242,7 +242,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     except TidesinkError as error:
         return _unplanned(config, found.topic, table, error.message)
     types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
-    plan = _planned(config, found.topic, shape, types_from=types_from)
+    plan = plan_of(config, found.topic, shape, types_from=types_from)
     if defined is None:
         told = "types come from the short words in mysqlType: a definition of the table gives full ones"
         return dataclasses.replace(plan, warnings=(told, *plan.warnings))
@@ -258,10 +258,12 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
     )
 
 
-def _planned(config: Config, topic: str, source: TableShape, *, types_from: TypesFrom) -> TablePlan:
+def plan_of(config: Config, topic: str, source: TableShape, *, types_from: TypesFrom) -> TablePlan:
+    """The plan of a table whose shape at the source is known."""
     settings = config.table_config(source.table)
     try:
         shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
+        told = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
         shape = planned_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
         return _unplanned(config, topic, source.table, error.message)
@@ -269,7 +271,7 @@ def _planned(config: Config, topic: str, source: TableShape, *, types_from: Type
         table=shape.source,
         topic=topic,
         path=_path(config, shape.table),
-        columns=tuple(_column(column, shape, sources) for column in shape.columns),
+        columns=tuple(_column(column, shape, sources, told.get(column.name, "")) for column in shape.columns),
         keys=shape.keys,
         policies=_policies(settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
@@ -312,13 +314,14 @@ def _policies(settings: TableConfig) -> dict[str, str]:
         "schema-changes": settings.schema_changes.shown(),
         "time-zone": settings.time_zone,
         **({"filter": settings.filter} if settings.filter is not None else {}),
+        **({"ignore_null_updates": "true"} if settings.ignore_null_updates else {}),
     }
 
 
-def _column(column: ShapeColumn, shape: TableShape, sources: Mapping[str, str]) -> ColumnPlan:
+def _column(column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], told: str) -> ColumnPlan:
     source = column.type.sql or _source_type(column)
     was = sources.get(column.name, column.name)  # what a mode adds is not the source's
-    notes = (f"{was} at the source" if was != column.name else "", _note(column, shape))
+    notes = (told, f"{was} at the source" if was != column.name else "", _note(column, shape))
     note = "; ".join(note for note in notes if note)
     return ColumnPlan(column.name, source, column.spark, column.key, note)
 

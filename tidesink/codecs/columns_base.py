@@ -25,6 +25,7 @@ column              type                        meaning
 ``key``             struct of the key columns   rows only
 ``old_key``         struct of the key columns   an update which changes the key, else null
 ``after``           struct of all columns       upserts only
+``_wire_op``        string                      upserts: ``insert`` or ``update``, null where nothing tells
 ``_kept``           array<string>               only in frames of a plan that ``keeps_values``: the names
                                                 of columns of ``after`` whose value the source did not
                                                 send, so that what is stored stays; null where it sent all

@@ -130,7 +130,7 @@ class CanalJsonColumns:
             *(logged_before(rows) if self.logs else ()),
             _faulty(rows, own_key=self.own_key, logs=self.logs),
             [
-                *output_columns(self.shape, fields=F.col("fields")),
+                *output_columns(self.shape, fields=F.col("fields"), said=F.col("message").getField("type")),
                 *(log_columns(self.shape) if self.logs else ()),
             ],
         )

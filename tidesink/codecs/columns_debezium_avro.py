@@ -110,7 +110,9 @@ class DebeziumAvroColumns:
     def _steps(self) -> tuple[list[Column], ...]:
         # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
         ids = (schema_id_column(F.col("key_bytes")), schema_id_column(F.col("value_bytes")))
-        last = output_columns(self.shape, key_id=ids[0], value_id=ids[1], keeps=F.col("kept"))
+        last = output_columns(
+            self.shape, key_id=ids[0], value_id=ids[1], keeps=F.col("kept"), said=F.col("op")
+        )
         if not self.keeps_values:
             last = last[:-1]
         records = (*self.keys.records, *self.values.records)

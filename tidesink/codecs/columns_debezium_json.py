@@ -107,7 +107,7 @@ class DebeziumJsonColumns:
         records = (*self.keys, *self.values, *self.watermarks)
         prepared = [column for record in records for column in record.prepared()]
         prepared += prepared_before(self.values) if self.logs else []
-        last = output_columns(self.shape, fields=F.col("lacking"), keeps=F.col("kept"))
+        last = output_columns(self.shape, fields=F.col("lacking"), keeps=F.col("kept"), said=F.col("op"))
         judged = verdict(F.col("value_bytes"), F.col("key_bytes"), ~F.col("regular"), self.judging)
         return (
             _named(),

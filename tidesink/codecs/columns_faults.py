@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _FAULT: Final = "struct<kind: string, error: string, reason: string>"
 STRINGS: Final = "array<string>"
+# Debezium's and flat-avro's letters, canal-json's words. ``r``, a row as a snapshot found it, tells neither.
+WIRE_OPS: Final = {"c": "insert", "u": "update", "INSERT": "insert", "UPDATE": "update"}
 
 
 def fault(kind: str | None, error: type[TidesinkError] | None = None, reason: str | Column = "") -> Column:
@@ -71,8 +73,12 @@ def output_columns(
     fields: Column | None = None,
     warning: Column | None = None,
     keeps: Column | None = None,
+    said: Column | None = None,
 ) -> list[Column]:
-    """What ``output`` selects; ``warning`` is about a row that is applied, ``keeps`` its ``_kept``."""
+    """What ``output`` selects; ``warning`` is about a row that is applied, ``keeps`` its ``_kept``.
+
+    ``said``: what the wire says happened to a row, in its own word (``WIRE_OPS``).
+    """
     wrong, is_row = F.col("fault"), F.col("fault").isNull()
     kind = F.coalesce(wrong.getField("kind"), F.col("row_kind"))
     kept = wrong.getField("kind").isin(BAD, DDL)
@@ -98,6 +104,7 @@ def output_columns(
         F.when(is_row, F.col("row_key")).cast(key_ddl).alias("key"),
         F.when(is_row, F.col("row_old_key")).cast(key_ddl).alias("old_key"),
         F.when(upserts, F.col("image")).cast(ddl).alias("after"),
+        F.when(upserts, null("string") if said is None else _wire_op(said)).alias("_wire_op"),
         *(() if keeps is None else (F.when(upserts, keeps).cast(STRINGS).alias("_kept"),)),
     ]
 
@@ -128,6 +135,10 @@ def unnamed_delete(gone: Column, shape: TableShape) -> list[tuple[Column, Column
     )
     lost = F.coalesce(gone, F.lit(False)) & F.col("before_image").isNull()
     return [(lost, fault(BAD, UnnamedRowError, reason))]
+
+
+def _wire_op(said: Column) -> Column:
+    return F.coalesce(*(F.when(said == word, F.lit(op)) for word, op in WIRE_OPS.items()))
 
 
 def deletes(condition: Column) -> Column:

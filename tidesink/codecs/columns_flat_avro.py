@@ -103,7 +103,9 @@ class FlatAvroColumns:
     def _steps(self) -> tuple[list[Column], ...]:
         # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
         ids = (schema_id_column(F.col("key_bytes")), schema_id_column(F.col("value_bytes")))
-        last = output_columns(self.shape, key_id=ids[0], value_id=ids[1], warning=F.col("doubt"))
+        last = output_columns(
+            self.shape, key_id=ids[0], value_id=ids[1], warning=F.col("doubt"), said=F.col("op")
+        )
         return (
             _read(self),
             _converted(self),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from tidesink.config.models import Config, TableDefaults, TableOverride
 from tidesink.config.problems import Problem
@@ -13,6 +14,11 @@ from tidesink.typemap.layout import laid_out
 from tidesink.typemap.row_filter import read_filter
 from tidesink.typemap.shape import shape_of
 
+# Targets with rows whose values can stay; held to their capabilities by a test.
+KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
+# What each row of a change log says of itself (``sinks.change_log``).
+_IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
+
 
 def layout_problems(config: Config) -> Iterator[Problem]:
     """What is wrong with the layouts of tables, as far as the config alone tells."""
@@ -21,6 +27,8 @@ def layout_problems(config: Config) -> Iterator[Problem]:
     found = []
     for place, section in sections:
         found += [*_lists(place, section), *_names(place, section), *_filter(place, section)]
+        found += [*_metadata(config, place, section), *_nulls(config, place, section)]
+        found += _with_mode(config, place, section)
     yield from found
     if not found:
         yield from _defined(config)
@@ -58,6 +66,66 @@ def _filter(place: str, section: TableDefaults | TableOverride) -> Iterator[Prob
     except ConfigError as error:
         yield Problem(
             f"{place}.filter", error.message, "give one condition in Spark's SQL on a row's columns"
+        )
+
+
+def _metadata(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    names = section.metadata or {}
+    for twice in _twice(names.values()):
+        yield Problem(f"{place}.metadata", f"two columns would be called {twice}", "give one another name")
+    if any(not name.strip() for name in names.values()):
+        yield Problem(f"{place}.metadata", "has an empty name", "give {kind: column}")
+    source = config.source
+    told = source.protocol.startswith("debezium") or source.enable_tidb_extension
+    for kind in sorted({"commit_ts", "position"} & names.keys()):
+        if not told:
+            yield Problem(
+                f"{place}.metadata",
+                f"{kind} is told by events only where the changefeed has enable-tidb-extension=true",
+                f"set source.enable-tidb-extension: true if it has, or remove {kind}",
+            )
+    if "position" in names and source.protocol.startswith("debezium"):
+        yield Problem(
+            f"{place}.metadata",
+            "positions of Debezium's sources are not kept in this version",
+            "remove position; topic, partition and offset name the record",
+        )
+
+
+def _nulls(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    if not section.ignore_null_updates:
+        return
+    field = f"{place}.ignore_null_updates"
+    if config.target.type not in KEEPING_TARGETS:
+        yield Problem(field, f"a {config.target.type} target keeps no values that could stay", "remove it")
+    if (section.sequence_by or config.defaults.sequence_by) == "source":
+        yield Problem(
+            field,
+            "under sequence_by: source a change may come late, and nothing tells which value it left",
+            "use sequence_by: kafka, or remove it",
+        )
+    if config.source.protocol.startswith("debezium"):
+        yield Problem(
+            field,
+            "Debezium's records can leave a value out, which is not the same as NULL, and the two are not "
+            "told apart in this version",
+            "remove it",
+        )
+
+
+def _with_mode(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    """What a change log or a history does not take."""
+    mode = section.mode or config.defaults.mode
+    if mode == "append" and section.filter is not None:
+        yield Problem(f"{place}.filter", "mode: append keeps every change, whatever its row is", "remove it")
+    had = sorted(_IN_LOGS & (section.metadata or {}).keys()) if mode == "append" else []
+    for kind in had:
+        yield Problem(f"{place}.metadata", f"mode: append has a column for {kind} already", f"remove {kind}")
+    if mode != "upsert" and section.ignore_null_updates:
+        yield Problem(
+            f"{place}.ignore_null_updates",
+            f"mode: {mode} keeps each row as it was",
+            "remove it",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -25,14 +25,17 @@ from tidesink.config.fields import (
     PositiveDuration,
     StatePlace,
 )
+from tidesink.config.metadata_names import Metadata
 from tidesink.config.mode_words import Mode, ScdType, TableMode, said_mode
 from tidesink.config.routes import Destination, Route, destination
 from tidesink.config.schema_changes import SchemaChanges, merged_changes
+from tidesink.config.selection import selection
 from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import Layout
+from tidesink.typemap.metadata import MetadataKind
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_filter import read_filter
 
@@ -98,6 +101,12 @@ class TableDefaults(Model):
     filter: str | None = None
     """A condition in Spark's SQL on the source's row, as `status <> 'draft'`: the target holds the rows for
     which it is true. `true` takes back what is said elsewhere."""
+    metadata: Metadata | None = None
+    """Columns that say where a row's last change came from, `{kind: column}`, or a list of kinds, whose
+    columns are called `_tidesink_` and the kind: op, commit_ts, position, database, table, topic, partition,
+    offset, batch."""
+    ignore_null_updates: bool = Field(default=False, alias="ignore_null_updates")
+    """A NULL that comes for a row which is there leaves the stored value; not so in the key's columns."""
 
     _said = model_validator(mode="before")(said_mode)
 
@@ -159,6 +168,10 @@ class TableOverride(Model):
     """As under `defaults`, for this table, in place of the names there."""
     filter: str | None = None
     """As under `defaults`, for this table, in place of the filter there."""
+    metadata: Metadata | None = None
+    """As under `defaults`, for this table, in place of the columns there."""
+    ignore_null_updates: bool | None = Field(default=None, alias="ignore_null_updates")
+    """As under `defaults`, for this table."""
 
     _said = model_validator(mode="before")(said_mode)
 
@@ -236,6 +249,8 @@ class TableConfig(Model):
     except_column_list: tuple[str, ...] | None
     rename: dict[str, str] | None
     filter: str | None
+    metadata: dict[MetadataKind, str] | None
+    ignore_null_updates: bool
 
     @property
     def layout(self) -> Layout:
@@ -249,6 +264,8 @@ class TableConfig(Model):
             self.except_column_list or (),
             self.rename or {},
             read_filter(self.filter) if self.filter is not None else None,
+            self.metadata or {},
+            self.ignore_null_updates,
         )
 
 
@@ -288,7 +305,7 @@ class Config(Model):
         merged = {n: getattr(self.defaults, n) if value is None else value for n, value in own.items()}
         sections = [entry.schema_changes for entry in overrides]
         merged["schema_changes"] = merged_changes(self.defaults.schema_changes, sections)
-        merged |= _selection([*overrides, self.defaults])
+        merged |= selection([*overrides, self.defaults])
         if merged["mode"] == "append":
             merged |= _OF_NO_KEYS
         return TableConfig.model_construct(
@@ -374,13 +391,6 @@ def _record_names(table: TableId) -> TableId:
 _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
 # What defaults say of rows of one key is not meant for a table that keeps every change.
 _OF_NO_KEYS = {"sequence_by": "kafka", "deletes": "hard"}
-
-
-def _selection(sections: Sequence[TableDefaults | TableOverride]) -> dict[str, Any]:
-    """Which columns, by the first section that says it: of two lists from two places neither would hold."""
-    names = ("columns", "except_column_list")
-    own = ({name: getattr(section, name) for name in names} for section in sections)
-    return next((found for found in own if any(value is not None for value in found.values())), {})
 
 
 def _first(overrides: list[TableOverride], name: str) -> Any:

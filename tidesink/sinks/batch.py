@@ -31,6 +31,7 @@ from tidesink.sinks.ddl_spark import keep_ddl
 from tidesink.sinks.decoding import Decoding, Missed
 from tidesink.sinks.filtered import Filtered, filtered_of
 from tidesink.sinks.left_out_spark import leaving_out
+from tidesink.sinks.metadata_spark import on_delete, stamped
 from tidesink.sinks.modes import kept_shape, names_of, row_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
@@ -277,7 +278,7 @@ class Batch:
             last_ddl = keep_ddl(around, reduction, self._reader, progress) if summary.ddl else None
         around.failpoints.reach("committing")
         with self._step("committed"):
-            result = self._commit(self._reduced_batch(reduction, judged), progress)
+            result = self._commit(self._reduced_batch(reduction, judged, progress), progress)
         # What empties a table is one event, however many rows were in it.
         account = account_of(
             summary,
@@ -307,14 +308,19 @@ class Batch:
         policies, gap = self._settings.schema_changes, self._hold.table.gap(kept_shape(shape, self._settings))
         return judge(gap, shape, policies=policies, accepted=self._hold.accepted)
 
-    def _reduced_batch(self, reduction: Reduction, judged: Judgement) -> ReducedBatch:
+    def _reduced_batch(self, reduction: Reduction, judged: Judgement, progress: Progress) -> ReducedBatch:
         shape, summary = judged.given, reduction.summary
         first = shape.key_columns[0].name
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
             deletes=summary.deletes,
-            frame=leaving_out(rows_to_write(reduction.frame, summary.rows, self._settings), judged),
+            frame=stamped(
+                leaving_out(rows_to_write(reduction.frame, summary.rows, self._settings), judged),
+                shape,
+                self._settings,
+                progress.batch,
+            ),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
             keeps=summary.left_out > 0,
@@ -323,6 +329,8 @@ class Batch:
             mode=self._settings.mode,
             history=self._history,
             since=summary.min_commit_ts,
+            on_delete=on_delete(self._settings, shape),
+            lenient=self._settings.ignore_null_updates,
         )
 
     def _shape(self) -> TableShape:

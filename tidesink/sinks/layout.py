@@ -56,7 +56,7 @@ class LaidOutDecoding:
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
             found = laid_out(self._layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone)
-            self._plans = inner, LaidOutColumns(inner, found, self._layout.row_filter, self._session)
+            self._plans = inner, LaidOutColumns(inner, found, self._layout, self._session)
         return self._plans[1]
 
     def apart(self) -> Apart | None:

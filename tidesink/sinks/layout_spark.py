@@ -11,7 +11,7 @@ in a query once, before and outside of that, so the condition stands in a lambda
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,8 @@ from pyspark.sql.types import BooleanType
 from tidesink.codecs.columns_base import BAD, DELETE, UPSERT, DecodeColumns
 from tidesink.codecs.columns_faults import null
 from tidesink.errors import ConfigError, FilterError
-from tidesink.typemap.layout import LaidOut
+from tidesink.sinks.metadata_spark import unstamped
+from tidesink.typemap.layout import LaidOut, Layout
 from tidesink.typemap.row_filter import RowFilter
 from tidesink.typemap.shape import TableShape
 
@@ -40,20 +41,26 @@ _NOT_SENT: Final = (
     "the table's filter ({text}) needs a value that the source did not send, since it did not change. Set "
     "REPLICA IDENTITY FULL on the table, or filter by columns whose values are always sent"
 )
+_TWO_MEANINGS: Final = (
+    "ignore_null_updates: a record of this protocol can leave a value out, which is not the same as NULL, "
+    "and the two are not told apart in this version: remove ignore_null_updates"
+)
 _NAMES: Final = ("_zero_dates", "_kept")
 
 
 class LaidOutColumns:
     """A plan whose frame is another plan's, with the layout's rows, columns and names."""
 
-    def __init__(
-        self, inner: DecodeColumns, found: LaidOut, row_filter: RowFilter | None, session: SparkSession
-    ) -> None:
+    def __init__(self, inner: DecodeColumns, found: LaidOut, layout: Layout, session: SparkSession) -> None:
         self._inner = inner
         self._found = found
-        self._filter = row_filter
-        if row_filter is not None:
-            check_condition(row_filter, inner.shape, session)
+        self._filter = layout.row_filter
+        self._metadata = layout.metadata
+        self._ignores_nulls = layout.ignore_nulls
+        if self._filter is not None:
+            check_condition(self._filter, inner.shape, session)
+        if self._ignores_nulls and inner.keeps_values:
+            raise ConfigError(_TWO_MEANINGS, table=str(inner.shape.table))
 
     @property
     def shape(self) -> TableShape:
@@ -67,8 +74,8 @@ class LaidOutColumns:
 
     @property
     def keeps_values(self) -> bool:
-        """As the plan below."""
-        return self._inner.keeps_values
+        """As the plan below, or because a null stands for the stored value."""
+        return self._inner.keeps_values or self._ignores_nulls
 
     @property
     def gone(self) -> frozenset[str]:
@@ -115,7 +122,7 @@ class LaidOutColumns:
             _FAILED.format(text=self._filter.text)
         )
         kind = F.when(bad, BAD).when(~stays, DELETE).otherwise(F.col("_kind"))
-        emptied = ["after", "_zero_dates", *(["_kept"] if self.keeps_values else [])]
+        emptied = ["after", "_zero_dates", *(["_kept"] if self._inner.keeps_values else [])]
         return {
             "_kind": kind,
             "_error": F.when(bad, FilterError.__name__).otherwise(F.col("_error")),
@@ -129,12 +136,33 @@ class LaidOutColumns:
         """The row's parts, and the lists of names, in the target's columns."""
         sources = self._found.sources
         keys = {column.name: sources[column.name] for column in self.shape.key_columns}
-        parts = {"key": keys, "old_key": keys, "after": sources}
-        names = _NAMES if self.keeps_values else _NAMES[:1]
+        # A table without a key, whose changes are kept, has an empty one.
+        parts = {"key": keys, "old_key": keys} if keys else {}
+        names = _NAMES if self._inner.keeps_values else _NAMES[:1]
         return {
             **{part: _as_named(F.col(part), columns) for part, columns in parts.items()},
+            "after": _as_named(F.col("after"), sources, unstamped(self._metadata)),
             **{name: _renamed(F.col(name), sources) for name in names},
+            **({"_kept": self._nulls()} if self._ignores_nulls else {}),
         }
+
+    @cached_property
+    def _logged(self) -> dict[str, Column]:
+        """The old row of a plan that ``logs``."""
+        sources = self._found.sources
+        return {
+            "before": _as_named(F.col("before"), sources, unstamped(self._metadata)),
+            "_before_kept": _renamed(F.col("_before_kept"), sources),
+        }
+
+    def _nulls(self) -> Column:
+        """The target's names of an upsert's columns that are null; null where none is."""
+        keys = {column.name for column in self.shape.key_columns}
+        others = ((new, old) for new, old in self._found.sources.items() if new not in keys)
+        after = F.col("after")
+        names = (F.when(after.getField(old).isNull(), F.lit(new)) for new, old in others)
+        found = F.array_compact(F.array(null("string"), *names))
+        return F.when(after.isNotNull() & (F.size(found) > 0), found)
 
 
 def condition(row_filter: RowFilter, shape: TableShape) -> str:
@@ -173,9 +201,9 @@ def _named(row_filter: RowFilter, shape: TableShape) -> list[str]:
     return [shape.by_name[name.lower()].name for name in row_filter.columns]
 
 
-def _as_named(struct: Column, sources: Mapping[str, str]) -> Column:
+def _as_named(struct: Column, sources: Mapping[str, str], more: Sequence[Column] = ()) -> Column:
     fields = (struct.getField(old).alias(new) for new, old in sources.items())
-    return F.when(struct.isNotNull(), F.struct(*fields))
+    return F.when(struct.isNotNull(), F.struct(*fields, *more))
 
 
 def _renamed(names: Column, sources: Mapping[str, str]) -> Column:

@@ -112,7 +112,7 @@ class ReplayBatch(Batch):
         self._around.stop.check()
         self._around.store.record_progress(progress)
         self._hold.table.evolve(kept_shape(judged.given, self._settings))
-        result = self._commit(self._reduced_batch(reduction, judged), progress)
+        result = self._commit(self._reduced_batch(reduction, judged, progress), progress)
         if result.applied + result.stale != reduction.summary.rows:
             raise AccountingError(
                 f"{reduction.summary.rows} rows were to be applied and the target counts {result.applied} "

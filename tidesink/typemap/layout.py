@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.typemap.metadata import MetadataKind, metadata_columns
 from tidesink.typemap.row_filter import RowFilter
 from tidesink.typemap.shape import ShapeColumn, TableShape
 
@@ -19,12 +20,15 @@ from tidesink.typemap.shape import ShapeColumn, TableShape
 @dataclass(frozen=True)
 class Layout:
     """``columns``: these alone; ``except_columns``: all but these; ``rename``: the target's name by the
-    source's; ``row_filter``: the rows, by the source's columns."""
+    source's; ``row_filter``: the rows, by the source's columns; ``metadata``: names of columns that say where
+    a row's last change came from, by their kind; ``ignore_nulls``: a null leaves the stored value."""
 
     columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
     row_filter: RowFilter | None = None
+    metadata: Mapping[MetadataKind, str] = field(default_factory=dict)
+    ignore_nulls: bool = False
 
     @property
     def plain(self) -> bool:
@@ -36,7 +40,7 @@ _PLAIN = Layout()
 
 
 class LaidOut(NamedTuple):
-    """The target's shape, and for each of its columns of the source's that one's name there."""
+    """The target's shape, and by the names of those of its columns that are the source's the names there."""
 
     shape: TableShape
     sources: Mapping[str, str]
@@ -56,10 +60,11 @@ def laid_out(layout: Layout, source: TableShape, *, own: Iterable[str], gone: It
     chosen = tuple(_chosen(layout, source))
     _check_keys(chosen, source)
     names = {old.lower(): new for old, new in layout.rename.items()}
-    columns = tuple(replace(column, name=names.get(column.name.lower(), column.name)) for column in chosen)
+    named = tuple(replace(column, name=names.get(column.name.lower(), column.name)) for column in chosen)
+    columns = (*named, *metadata_columns(layout.metadata))
     _check_apart(columns, source, own)
     shape = replace(source, columns=columns, keys=tuple(column.name for column in columns if column.key))
-    return LaidOut(shape, {new.name: old.name for new, old in zip(columns, chosen, strict=True)})
+    return LaidOut(shape, {new.name: old.name for new, old in zip(named, chosen, strict=True)})
 
 
 def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
@@ -115,7 +120,7 @@ def _check_apart(columns: Iterable[ShapeColumn], source: TableShape, own: Iterab
     twice = [name for name, times in names.items() if times > 1]
     if twice:
         raise ConfigError(
-            f"rename: two columns of {source.table} would be called {', '.join(twice)}: give one "
+            f"rename, metadata: two columns of {source.table} would be called {', '.join(twice)}: give one "
             "another name",
             table=str(source.table),
         )

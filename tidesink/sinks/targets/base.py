@@ -108,6 +108,7 @@ class ReducedBatch:
     ``truncates``: the batch is one event that empties the table; it has no rows.
     ``keeps``: the frame has ``_kept`` and ``_anew`` besides, and some row has columns in ``_kept`` whose
     value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
+    ``lenient``: where there is no row whose values could be kept, they are written as NULL.
     ``mode``: what the table holds; what is said above is of ``upsert``. Under ``append`` the rows are those
     of ``change_log``: upserts alone, of keys that are never there yet, to be inserted and not looked for.
     ``sequenced``: the frame has ``_seq`` (``SEQUENCE_DDL``). A row that is not newer than what is stored
@@ -115,6 +116,8 @@ class ReducedBatch:
     ``history``: with mode ``history``, the names of the columns of time. The batch then has a row for each
     key and ``_commit_ts``, none before ``since``; ``shape`` is the source's, and the target was opened with
     ``history_shape`` of it. What becomes of the rows is said in ``sinks.history``.
+    ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
+    null, and has these columns alone.
     """
 
     shape: TableShape
@@ -130,6 +133,8 @@ class ReducedBatch:
     mode: TableMode = "upsert"
     history: HistoryNames | None = None
     since: int | None = None
+    on_delete: tuple[str, ...] = ()
+    lenient: bool = False
 
     @property
     def empty(self) -> bool:

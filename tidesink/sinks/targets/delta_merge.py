@@ -44,7 +44,8 @@ def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
     soft = batch.delete_mode == "soft"
     values = _values(batch, present)
     updated = _values(batch, present, stored=True)
-    marked = f"UPDATE SET {quote_path(TARGET, SOFT_DELETE_COLUMN)} = true" if soft else "DELETE"
+    marks = {quote_identifier(SOFT_DELETE_COLUMN): "true", **_on_delete(batch, present)}
+    marked = f"UPDATE SET {_assignments(marks)}" if soft else "DELETE"
     clauses = [
         f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
         f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
@@ -65,7 +66,8 @@ def _sequenced_merge(location: str, view: str, batch: ReducedBatch, present: Map
     at, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
     newer = f"({stored} IS NULL OR {at} > {stored})"
     values = _values(batch, present)
-    gone = _MARKS if batch.delete_mode == "soft" else {**_emptied(batch), **_MARKS}
+    soft = batch.delete_mode == "soft"
+    gone = {**_on_delete(batch, present), **_MARKS} if soft else {**_emptied(batch), **_MARKS}
     return "\n".join(
         [
             f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
@@ -86,6 +88,15 @@ def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
         f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} ON {found} "
         f"WHERE {quote_path(SOURCE, '_seq')} <= {quote_path(TARGET, SEQUENCE_COLUMN)}"
     )
+
+
+def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
+    """The columns that a soft delete writes besides its mark."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    return {
+        quote_identifier(name): _value(batch.shape.by_name[name.lower()], known[name.lower()])
+        for name in batch.on_delete
+    }
 
 
 def _emptied(batch: ReducedBatch) -> dict[str, str]:
@@ -183,23 +194,24 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
     }
     for column in batch.shape.columns if batch.keeps else ():
         name = quote_identifier(column.name)
-        values[name] = _kept_or(values[name], column, stored=stored, soft=SOFT_DELETE_COLUMN in known)
+        absent = values[name] if batch.lenient else f"raise_error({_PLACE})"
+        soft = SOFT_DELETE_COLUMN in known
+        values[name] = _kept_or(values[name], column, absent, stored=stored, soft=soft)
     if SOFT_DELETE_COLUMN in known:  # also after a change back to hard deletes: an upsert lives
         values[quote_identifier(SOFT_DELETE_COLUMN)] = "false"
     return values
 
 
-def _kept_or(value: str, column: ShapeColumn, *, stored: bool, soft: bool) -> str:
-    """The value, or where the source left it out the stored one; without one the commit fails."""
+def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft: bool) -> str:
+    """The value, or where the source left it out the stored one; without one ``absent``."""
     left_out = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
-    refused = f"raise_error({_PLACE})"
     if not stored:
-        return f"CASE WHEN {left_out} THEN {refused} ELSE {value} END"
+        return f"CASE WHEN {left_out} THEN {absent} ELSE {value} END"
     gone = quote_path(SOURCE, "_anew")
     if soft:
         gone += f" OR {quote_path(TARGET, SOFT_DELETE_COLUMN)}"
     kept = quote_path(TARGET, column.name)
-    return f"CASE WHEN {left_out} AND ({gone}) THEN {refused} WHEN {left_out} THEN {kept} ELSE {value} END"
+    return f"CASE WHEN {left_out} AND ({gone}) THEN {absent} WHEN {left_out} THEN {kept} ELSE {value} END"
 
 
 def _value(column: ShapeColumn, ddl: str) -> str:

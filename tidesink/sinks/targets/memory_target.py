@@ -329,16 +329,16 @@ def _merged(
     for row in _rows_of(batch):
         key = tuple(row.key[name] for name in batch.shape.keys)
         if row.op == "upsert":
-            _check_stored(row, merged.get(key), batch)
+            kept = _kept(row, merged.get(key), batch)
             inserted, updated = (inserted, updated + 1) if key in merged else (inserted + 1, updated)
-            written = {name: value for name, value in (row.after or {}).items() if name not in row.kept}
+            written = {name: value for name, value in (row.after or {}).items() if name not in kept}
             merged[key] = {**merged.get(key, {}), **written, **mark}
         elif key not in merged:
             absent += 1
         else:
             deleted += 1
             if soft:
-                merged[key] = {**merged[key], SOFT_DELETE_COLUMN: True}
+                merged[key] = {**merged[key], **_on_delete(row, batch), SOFT_DELETE_COLUMN: True}
             else:
                 del merged[key]
     return merged, ApplyResult(inserted, updated, deleted, absent, str(version))
@@ -362,17 +362,24 @@ def _sequenced(rows: _Rows, batch: ReducedBatch, *, version: int) -> tuple[_Rows
         inserted, updated = (inserted + 1, updated) if stored is None else (inserted, updated + 1)
         kept = stored if stored is not None and (row.op == "upsert" or batch.delete_mode == "soft") else {}
         marks = {SOFT_DELETE_COLUMN: row.op == "delete", SEQUENCE_COLUMN: row.sequence}
-        merged[key] = {**kept, **(row.after or row.key), **marks}
+        written = {**row.key, **_on_delete(row, batch)} if row.op == "delete" else row.after or {}
+        merged[key] = {**kept, **written, **marks}
     return merged, ApplyResult(inserted, updated, 0, 0, str(version), stale)
 
 
-def _check_stored(row: ReducedRow, stored: Mapping[str, Any] | None, batch: ReducedBatch) -> None:
-    """Refuse a row that leaves out values of which none is stored."""
+def _on_delete(row: ReducedRow, batch: ReducedBatch) -> dict[str, Any]:
+    """What a soft delete writes besides its mark."""
+    return {name: (row.after or {}).get(name) for name in batch.on_delete}
+
+
+def _kept(row: ReducedRow, stored: Mapping[str, Any] | None, batch: ReducedBatch) -> tuple[str, ...]:
+    """The columns that stay as stored; refuses a row that leaves out values of which none is."""
     gone = stored is None or row.anew or bool(stored.get(SOFT_DELETE_COLUMN))
-    if row.kept and gone:
-        raise ValueNotStoredError(
-            NOT_STORED.format(columns=", ".join(row.kept)), table=str(batch.shape.table)
-        )
+    if not (row.kept and gone):
+        return row.kept
+    if batch.lenient:
+        return ()
+    raise ValueNotStoredError(NOT_STORED.format(columns=", ".join(row.kept)), table=str(batch.shape.table))
 
 
 def _rows_of(batch: ReducedBatch) -> Iterator[ReducedRow]:

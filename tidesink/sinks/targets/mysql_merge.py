@@ -39,7 +39,8 @@ def _deleted(cursor: Any, merge: Merge) -> int:
     rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
     where = merge.rows(deletes=True)
     if merge.soft:
-        cursor.execute(f"UPDATE {rows} SET t.{merge.mark} = 1 WHERE {where}")
+        sets = [f"t.{merge.mark} = 1", *(f"t.{one.target} = s.{one.staged}" for one in merge.on_delete)]
+        cursor.execute(f"UPDATE {rows} SET {', '.join(sets)} WHERE {where}")
     else:
         cursor.execute(f"DELETE t FROM {rows} WHERE {where}")
     return int(cursor.rowcount)

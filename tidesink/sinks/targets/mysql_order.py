@@ -61,9 +61,10 @@ def _sets(merge: Merge, alias: str) -> dict[str, str]:
 
 
 def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
-    """A delete that is soft leaves the values, another leaves none."""
+    """A delete that is soft leaves the values but those it tells, another leaves none."""
+    stays = merge.soft and column not in merge.on_delete
     value = f"s.{column.staged}"
-    return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if merge.soft else value
+    return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
 
 
 def _on_duplicate(merge: Merge) -> str:

@@ -57,9 +57,8 @@ def prepare(cursor: Any, merge: Merge) -> None:
 def _deleted(cursor: Any, merge: Merge) -> int:
     where = f"{merge.on} AND {merge.rows(deletes=True)}"
     if merge.soft:
-        cursor.execute(
-            f"UPDATE {merge.target} AS t SET {merge.mark} = true FROM {merge.stage} s WHERE {where}"
-        )
+        sets = [f"{merge.mark} = true", *(f"{one.target} = s.{one.staged}" for one in merge.on_delete)]
+        cursor.execute(f"UPDATE {merge.target} AS t SET {', '.join(sets)} FROM {merge.stage} s WHERE {where}")
     else:
         cursor.execute(f"DELETE FROM {merge.target} AS t USING {merge.stage} s WHERE {where}")
     return int(cursor.rowcount)

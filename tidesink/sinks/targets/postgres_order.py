@@ -64,6 +64,7 @@ def _upsert(merge: Merge) -> str:
 
 
 def _written(merge: Merge, column: MergeColumn) -> str:
-    """A delete that is soft leaves the values, another leaves none."""
+    """A delete that is soft leaves the values but those it tells, another leaves none."""
+    stays = merge.soft and column not in merge.on_delete
     value = f"EXCLUDED.{column.target}"
-    return f"CASE WHEN EXCLUDED.{merge.mark} THEN t.{column.target} ELSE {value} END" if merge.soft else value
+    return f"CASE WHEN EXCLUDED.{merge.mark} THEN t.{column.target} ELSE {value} END" if stays else value

@@ -27,6 +27,8 @@ class Merge:
 
     ``kept`` are the columns whose values rows may leave out, with their position in the shape.
     ``sequence`` is the quoted column of the rows' positions, where the batch is in the source's order.
+    ``kept`` are the columns whose values rows may leave out, with their position in the shape. ``on_delete``
+    are those that a soft delete writes besides its mark.
     """
 
     target: str
@@ -40,6 +42,7 @@ class Merge:
     place: Place
     kept: tuple[tuple[int, MergeColumn], ...] = ()
     sequence: str | None = None
+    on_delete: tuple[MergeColumn, ...] = ()
 
     @property
     def keys(self) -> tuple[MergeColumn, ...]:

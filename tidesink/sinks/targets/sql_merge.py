@@ -42,6 +42,7 @@ def merge_of(
         place,
         kept if batch.keeps else (),
         place.quote(SEQUENCE_COLUMN) if batch.sequenced else None,
+        tuple(columns[at] for at, column in enumerate(batch.shape.columns) if column.name in batch.on_delete),
     )
 
 
@@ -106,13 +107,15 @@ def not_stored(cursor: Any, merge: Merge) -> tuple[str, dict[str, Any]] | None:
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
-    """Give rows in the staging table the stored values of what they leave out."""
+    """Give rows in the staging table the stored values of what they leave out, where their row lives."""
     # One % alone: the statement goes without parameters.
     values = {
         column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
         for at, column in merge.kept
     }
-    where = f"{merge.rows(deletes=False)} AND s.t_kept IS NOT NULL"
+    where = f"{merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND s.t_anew = 0"
+    if merge.mark:
+        where += f" AND t.{merge.mark} IS NOT TRUE"
     if database == "postgres":
         sets = ", ".join(f"{name} = {value}" for name, value in values.items())
         cursor.execute(

@@ -303,7 +303,7 @@ class SqlTable:
         if batch.mode == "append":
             return append_staged(cursor, merge)
         if merge.kept:
-            left_out = not_stored(cursor, merge)
+            left_out = None if batch.lenient else not_stored(cursor, merge)
             if left_out is not None:
                 message, place = left_out
                 raise ValueNotStoredError(message, **place, table=self._table)

@@ -1,0 +1,64 @@
+"""Metadata columns: what is known of the event that a stored row comes from, put into the rows of a batch.
+
+The reduced frame knows it of the event that stays, so that nothing but the wire's word for what happened
+travels inside the rows. A delete has no row: under ``deletes: soft`` it writes these columns alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.codecs.columns_base import DELETE, UPSERT
+from tidesink.codecs.columns_faults import null
+from tidesink.typemap.metadata import MetadataKind, metadata_columns
+from tidesink.typemap.shape import ShapeColumn, TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidesink.config import TableConfig
+
+
+def unstamped(names: Mapping[MetadataKind, str]) -> list[Column]:
+    """The places of the metadata columns in a decoded row, with what only its event tells."""
+    places = {column.name: null(column.spark) for column in metadata_columns(names)}
+    if "op" in names:
+        places[names["op"]] = F.coalesce("_wire_op", F.lit(UPSERT))
+    return [place.alias(name) for name, place in places.items()]
+
+
+def on_delete(settings: TableConfig, shape: TableShape) -> tuple[str, ...]:
+    """The columns of ``shape`` that a delete of the table writes (``ReducedBatch.on_delete``)."""
+    names = (settings.metadata or {}).values() if settings.deletes == "soft" else ()
+    return tuple(name for name in names if name.lower() in shape.by_name)
+
+
+def stamped(rows: DataFrame, shape: TableShape, settings: TableConfig, batch: int) -> DataFrame:
+    """The rows of a reduced frame with the metadata asked for; ``batch`` is the batch's number."""
+    if not settings.metadata:
+        return rows
+    told = {name: _value(kind, settings, batch) for kind, name in (settings.metadata or {}).items()}
+    fields = (_field(column, told).alias(column.name) for column in shape.columns)
+    upserts = F.col("_op") == UPSERT
+    written = upserts | (F.col("_op") == DELETE) if settings.deletes == "soft" else upserts
+    return rows.withColumn("after", F.when(written, F.struct(*fields)))
+
+
+def _field(column: ShapeColumn, told: Mapping[str, Column]) -> Column:
+    if column.name in told:
+        return told[column.name].cast(column.spark)
+    return F.col("after").getField(column.name)
+
+
+def _value(kind: MetadataKind, settings: TableConfig, batch: int) -> Column:
+    fixed = {"database": settings.table.schema, "table": settings.table.name, "batch": batch}
+    if kind in fixed:
+        return F.lit(fixed[kind])
+    if kind == "op":
+        said = F.col("after").getField((settings.metadata or {})[kind])
+        return F.when(F.col("_op") == DELETE, F.lit(DELETE)).otherwise(said)
+    return F.col("_commit_ts") if kind == "position" else F.col(f"_{kind}")
