@@ -67,7 +67,7 @@ def test_the_folded_lake_is_what_tidb_held(
         places = log.select(PARTITION, OFFSET, INDEX)
         assert places.distinct().count() == places.count() > 0
         folded = str(tmp_path / "folded" / "bank" / table.table.name)
-        _folded(log, table.keys).write.format("delta").option("delta.columnMapping.mode", "name").save(folded)
+        _folded(log, table.key).write.format("delta").option("delta.columnMapping.mode", "name").save(folded)
     assert wrong_values(tmp_path / "folded", expected) == []
 
 

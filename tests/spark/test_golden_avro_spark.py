@@ -49,8 +49,8 @@ def golden(golden_folder: VectorFolder, spark: SparkSession) -> Golden:
 class Golden:
     """One folder's rows, decoded table by table: the schemas of a case are planned together."""
 
-    def __init__(self, folder: VectorFolder, spark: SparkSession) -> None:
-        self.folder = folder
+    def __init__(self, folder: VectorFolder, spark: SparkSession, *, logs: bool = False) -> None:
+        self.folder, self._logs = folder, logs
         self.rows: list[tuple[Record, Decoded, FlatAvroColumns]] = []
         groups: dict[Group, list[Record]] = defaultdict(list)
         for record in folder.rows("avro"):
@@ -68,6 +68,7 @@ class Golden:
             keys=tuple(sorted(keys)),
             time_zone=zone,
             checksum="warn",
+            logs=self._logs,
         )
         by_line = {record.line: record for record in records}
         decoded = plan.decode(raw_frame(spark, [record.message for record in records]))

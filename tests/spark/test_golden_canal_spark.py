@@ -48,8 +48,9 @@ def golden(
 class Case:
     """The records of one case, decoded by one plan: the table as it stood at the end."""
 
-    def __init__(self, group: Group, records: list[Record], claims: Path) -> None:
+    def __init__(self, group: Group, records: list[Record], claims: Path, *, logs: bool) -> None:
         table, _, zone = group
+        self._logs = logs
         self.records = {record.line: record for record in records}
         self.schemas = list(dict.fromkeys(schema_of(event) for event in _in_order(records)))
         self.schema = self.schemas[-1]
@@ -66,7 +67,13 @@ class Case:
         for schema in self.schemas:
             # Irregular messages are judged apart: without Python the whole plan is folded, and no job runs.
             plan = canal_json_columns(
-                schema, base=base, keys=keys, time_zone=zone, judges=False, options=options
+                schema,
+                base=base,
+                keys=keys,
+                time_zone=zone,
+                judges=False,
+                options=options,
+                logs=self._logs,
             )
             base = plan.shape
         return plan
@@ -89,13 +96,17 @@ class Case:
 class Golden:
     """One folder's records, decoded case by case."""
 
-    def __init__(self, folder: VectorFolder, spark: SparkSession, claims: Path) -> None:
+    def __init__(
+        self, folder: VectorFolder, spark: SparkSession, claims: Path, *, logs: bool = False
+    ) -> None:
         groups: dict[Group, list[Record]] = defaultdict(list)
         for record in folder.rows("canal-json"):
             if record.message.value is not None:
                 groups[_group(record)].append(record)
         self.cases = [
-            Case(group, part, claims) for group, records in groups.items() for part in _parts(records)
+            Case(group, part, claims, logs=logs)
+            for group, records in groups.items()
+            for part in _parts(records)
         ]
         for case in self.cases:
             case.decode(spark)

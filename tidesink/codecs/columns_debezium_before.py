@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Context, Decimal
 from functools import reduce
 from typing import Final
 
@@ -15,11 +17,13 @@ from tidesink.codecs.columns_faults import first_fault
 from tidesink.codecs.columns_types import lit_binary
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_source import POSTGRES
+from tidesink.codecs.debezium_values_decimals import scale_of
 from tidesink.typemap.shape import TableShape
 
 # ``r`` is a row as a snapshot found it: whether it is new at the target nothing tells.
 _CHANGES: Final = {"c": "insert", "u": "update", "d": "delete", "r": "upsert"}
 # How the zero of a type looks as text: the connector's fallback for a NOT NULL column it was not sent.
+_EXACT: Final = Context(prec=100)
 _ZEROS: Final = ("", "AA==", "1970-01-01T00:00:00Z", "00:00:00Z", "0")
 
 
@@ -73,10 +77,20 @@ def _is_key_alone(old: RecordColumns, named: frozenset[str]) -> Column:
 
 def _is_blank(value: Column, schema: ConnectSchema) -> Column:
     blank = value.isNull() | _BLANK.get(schema.type, _is_zero)(value, schema)
+    default = _default(schema)
+    return F.coalesce(blank if default is None else blank | (value == default), F.lit(False))
+
+
+def _default(schema: ConnectSchema) -> Column | None:
+    """A scalar's default as the frame has its values; Avro has bytes as they are, JSON in base64."""
     default = schema.default
-    if isinstance(default, str | int | float):
-        blank |= value == F.lit(default)
-    return F.coalesce(blank, F.lit(False))
+    if schema.type == "bytes" and isinstance(default, str | bytes):
+        data = default if isinstance(default, bytes) else base64.b64decode(default)
+        if not is_spark_decimal(schema):
+            return lit_binary(data)
+        whole = int.from_bytes(data, "big", signed=True)
+        return F.lit(Decimal(whole).scaleb(-(scale_of(schema) or 0), _EXACT))
+    return F.lit(default) if isinstance(default, str | int | float) else None
 
 
 def _is_zero(value: Column, _schema: ConnectSchema) -> Column:

@@ -169,7 +169,9 @@ class _Rows:
         self, row: Mapping[str, Value] | None, columns: Mapping[str, _Column]
     ) -> list[bytes | None] | None:
         """The whole old row; None where the record has its key alone."""
-        if not row or row.keys() != columns.keys() or all(columns[name].target.key for name in row):
+        if not row or row.keys() != columns.keys():
+            return None
+        if len(row) < len(self._shape.columns) and all(columns[name].target.key for name in row):
             return None
         return _answers(row, columns, len(self._shape.columns), ABSENT)
 
