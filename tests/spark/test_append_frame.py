@@ -26,8 +26,10 @@ from tidesink.sinks.change_log import (
     UNAVAILABLE,
     log_shape,
 )
+from tidesink.sinks.layout_spark import LaidOutColumns
 from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.ddl import parse_create_table
+from tidesink.typemap.layout import Layout, laid_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,3 +129,18 @@ def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
         ("delete", "a", 5),
     ]
     assert (summary.read, summary.applied, summary.mixed_keys) == (4, 4, ())
+
+
+def test_chosen_and_renamed_columns_are_those_of_old_rows_too(spark: SparkSession) -> None:
+    plan = canal_json_columns(SCHEMA, logs=True)
+    layout = Layout(except_columns=("d", "n"), rename={"v": "value"})
+    chosen = LaidOutColumns(plan, laid_out(layout, plan.shape, own=()), None, spark)
+    raw = raw_frame(spark, messages(change(row(v="b"), "UPDATE", old=[row()]), change({"id": "9"}, "DELETE")))
+    frame = append_frame(chosen.decode(raw), chosen.shape)
+    found = [one["after"].asDict() for one in frame.select("after").collect()]
+    assert [(one[OP], one["id"], one["value"], one[UNAVAILABLE]) for one in found] == [
+        (PREIMAGE, 1, "a", None),
+        (POSTIMAGE, 1, "b", None),
+        ("delete", 9, None, '["value"]'),
+    ]
+    assert "d" not in found[0]

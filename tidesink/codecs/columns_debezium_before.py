@@ -11,8 +11,9 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.codecs.columns_debezium_json_record import JsonRecord
 from tidesink.codecs.columns_debezium_record import Images, RecordColumns
-from tidesink.codecs.columns_debezium_schema import is_spark_decimal
+from tidesink.codecs.columns_debezium_schema import WireColumn, is_spark_decimal
 from tidesink.codecs.columns_faults import first_fault
 from tidesink.codecs.columns_types import lit_binary
 from tidesink.codecs.connect_schema import ConnectSchema
@@ -23,6 +24,8 @@ from tidesink.typemap.shape import TableShape
 # ``r`` is a row as a snapshot found it: whether it is new at the target nothing tells.
 _CHANGES: Final = {"c": "insert", "u": "update", "d": "delete", "r": "upsert"}
 # How the zero of a type looks as text: the connector's fallback for a NOT NULL column it was not sent.
+_NESTED: Final = frozenset({"array", "map", "struct"})
+_BLANK_JSON: Final = ("[]", "{}", '{"scale":0,"value":"AA=="}')
 _EXACT: Final = Context(prec=100)
 _ZEROS: Final = ("", "AA==", "1970-01-01T00:00:00Z", "00:00:00Z", "0")
 
@@ -69,10 +72,17 @@ def _is_key_alone(old: RecordColumns, named: frozenset[str]) -> Column:
     """
     postgres = old.column.getField("source").getField("connector") == POSTGRES
     others = [wire for wire in old.schema.columns if wire.field.wire not in named]
-    blank = (_is_blank(old.row.getField(wire.wire), wire.field.schema) for wire in others)
+    blank = (_is_blank_in(old, wire) for wire in others)
     all_blank = reduce(Column.__and__, blank, F.lit(bool(others)))
     there = old.row.isNotNull() & F.col("key_bytes").isNotNull()
     return F.coalesce(there & postgres & all_blank, F.lit(False))
+
+
+def _is_blank_in(old: RecordColumns, wire: WireColumn) -> Column:
+    value, schema = old.row.getField(wire.wire), wire.field.schema
+    if isinstance(old, JsonRecord) and schema.type in _NESTED:
+        return value.isNull() | value.isin(*_BLANK_JSON)  # its JSON's own text
+    return _is_blank(value, schema)
 
 
 def _is_blank(value: Column, schema: ConnectSchema) -> Column:
