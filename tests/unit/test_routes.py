@@ -9,6 +9,8 @@ import pytest
 
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.cli.plan import apart
+from tidesink.cli.table_plans import TablePlan
 from tidesink.config.route_checks import SHARING_TARGETS
 from tidesink.config.routes import Destination, Route
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -138,6 +140,14 @@ def test_two_tables_of_a_run_never_share_a_place() -> None:
     same = Goals(lambda _: Destination(TableId("a", "b"), Shard("s", "1")))
     assert same.refusal(TableId("a", "x")) is None
     assert same.refusal(TableId("a", "y")) is not None
+
+
+def test_a_plan_shows_tables_that_would_overwrite_each_other() -> None:
+    found = right(config({**SHARDS, "shard": "$1", "to": "shop.all"}))
+    names = [TableId("shop_1", "a"), TableId("shop_2", "a"), TableId("shop_2", "b"), None]
+    plans = apart(found, [TablePlan(name, "t") for name in names])
+    assert [entry.problem is None for entry in plans] == [True, True, False, True]
+    assert "shop_2.a goes to shop.all as shard '2' already" in (plans[2].problem or "")
 
 
 def test_status_is_told_of_routed_tables_alone() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 import typer
@@ -13,6 +15,7 @@ from tidesink.cli.output import Output, OutputFormat, console, show_table, write
 from tidesink.cli.status import read_statuses
 from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved_tables
 from tidesink.config import Config
+from tidesink.sinks.goals import Goals
 
 _TOLD: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
@@ -37,7 +40,7 @@ def plan(
     Exit code 2 where a table needs something that the config does not say.
     """
     settings = chosen_config(config, config_option)
-    plans = list(table_plans(settings, sample=sample))
+    plans = apart(settings, table_plans(settings, sample=sample))
     unserved = list(unserved_tables(settings, plans))
     zero_dates = _zero_dates(settings)
     if output is OutputFormat.JSON:
@@ -49,6 +52,16 @@ def plan(
             typer.echo(f"warning: {warning}")
     if any(entry.problem for entry in plans):
         raise typer.Exit(exits.USAGE)
+
+
+def apart(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
+    """The plans, with the problem of those that would overwrite another's rows at the target."""
+    goals, found = Goals(config.destination), []
+    for entry in plans:
+        refused = goals.refusal(entry.table) if entry.table is not None else None
+        problem = entry.problem or (refused.message if refused else None)
+        found.append(dataclasses.replace(entry, problem=problem))
+    return found
 
 
 def _zero_dates(config: Config) -> dict[TableId | None, dict[str, int]]:
@@ -63,7 +76,8 @@ def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | Non
     for entry in plans:
         screen.print(f"[bold]{entry.table or '(no table)'}[/bold]  from topic {entry.topic}")
         if entry.path:
-            typer.echo(f"  to {entry.path}")
+            shard = f", as shard {entry.shard}" if entry.shard is not None else ""
+            typer.echo(f"  to {entry.path}{shard}")
         if entry.policies:
             typer.echo("  " + ", ".join(f"{name}: {value}" for name, value in entry.policies.items()))
         if entry.types_from is not None:

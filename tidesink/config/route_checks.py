@@ -10,7 +10,7 @@ from tidesink.config.problems import Problem
 from tidesink.config.routes import Route, references
 
 # Targets whose tables several source tables can share; held to their capabilities by a test.
-SHARING_TARGETS: Final = frozenset({"memory"})
+SHARING_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
 
 
 def route_problems(config: Config) -> Iterator[Problem]:

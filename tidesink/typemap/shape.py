@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from tidesink.change import Column, ColumnType, EarlierType, TableId, TableSchema
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -49,8 +50,7 @@ class ShapeColumn:
         return f"{source}; {self.reason}" if self.reason else source
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """What tells the rows of one source table from those of others in one table of the target.
 
     ``column`` belongs to the target's key and holds ``value`` in each row of this source table.

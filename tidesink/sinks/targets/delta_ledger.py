@@ -22,8 +22,9 @@ from typing import Any, Final, Literal, Protocol
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
 from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
-from tidesink.sinks.shape import key_change
+from tidesink.sinks.shape import Shard, key_change
 from tidesink.sinks.targets.delta_log import MARKER, Commit, DeltaLog
+from tidesink.sinks.targets.shards import is_shared, not_shared, taken
 
 APPLICATION: Final = "tidesink.progress"
 _FORMAT: Final = 1
@@ -62,7 +63,8 @@ class Entry:
     """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied.
 
     ``keys`` are the columns rows were told apart by; None where the commit does not say. ``counts``: of a
-    history, what became of the batch's events.
+    history, what became of the batch's events. Of a table that several source tables share, ``shard`` is
+    the one, ``source`` its table, ``known`` the columns of its rows.
     """
 
     kind: EntryKind
@@ -73,11 +75,17 @@ class Entry:
     commit: Commit
     keys: tuple[str, ...] | None = None
     counts: Mapping[str, int] | None = None
+    shard: str | None = None
+    source: TableId | None = None
+    known: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of one table, whose rows are told apart by the columns ``keys``."""
+    """The ledger of one table, or of one ``shard`` of it, whose rows are told apart by the columns ``keys``.
+
+    Delta keeps a transaction version for each shard, so that no shard's commits stop another's.
+    """
 
     log: DeltaLog
     table: TableId
@@ -85,23 +93,54 @@ class Ledger:
     path: str
     history: ProgressHistory | None = None
     keys: tuple[str, ...] = ()
+    shard: Shard | None = None
+
+    @property
+    def application(self) -> str:
+        """Whose transaction versions Delta compares with ours."""
+        return application_of(APPLICATION, self.shard)
 
     def newest(self, at: int | None = None) -> Entry | None:
         """The newest commit of ours at a version (default: the latest); None where there was none.
 
         Raises: as ``committed``.
         """
+        if self.shard is not None and self.log.transaction_version(self.application) is None:
+            self._check_shared(self.shard)
+            return None
         passed: list[Commit] = []
         for commit in self.log.newest_first(at=at):
             if commit is None:
                 return self._from_history(passed)
-            entry = read_entry(commit)
+            entry = self._own(read_entry(commit))
             if entry is not None:
                 self._check_owner(entry)
                 self._check_rows(entry, passed)
                 return entry
             passed.append(commit)
         return None
+
+    def _check_shared(self, shard: Shard) -> None:
+        """Refuse a shard that nobody claimed in a table that has no shards."""
+        if self.log.transaction_version(APPLICATION) is not None:
+            raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
+
+    def _own(self, entry: Entry | None) -> Entry | None:
+        """An entry if it is our shard's; other shards' commits are as those of strangers."""
+        if entry is None or entry.shard == (self.shard.value if self.shard else None):
+            return entry
+        if self.shard is None:
+            raise is_shared(f"the Delta table at {self.path}", self.shards(), table=self.table)
+        return None
+
+    def shards(self) -> tuple[str, ...]:
+        """The other shards of the table, that were ever claimed."""
+        first = f"{APPLICATION}/"
+        return tuple(
+            name.removeprefix(first)
+            for name in self.log.applications()
+            if name.startswith(first) and name != self.application
+        )
 
     def committed(self) -> Progress | None:
         """What is applied.
@@ -137,8 +176,9 @@ class Ledger:
         progress = replace(held.progress, epoch=epoch) if held and held.progress else None
         if progress and self.history:
             self.history.record_progress(progress)
-        text = self.entry_text("claim", epoch, batch, progress=progress)
-        version = self.log.commit_marker(APPLICATION, txn_version(epoch, batch), text, read_at=at)
+        known = held.known if held else None
+        text = self.entry_text("claim", epoch, batch, progress=progress, known=known)
+        version = self.log.commit_marker(self.application, txn_version(epoch, batch), text, read_at=at)
         commit = self.log.commit(version) if version is not None else None
         return read_entry(commit) if commit else None
 
@@ -150,9 +190,10 @@ class Ledger:
         *,
         progress: Progress | None,
         counts: Mapping[str, int] | None = None,
+        known: tuple[str, ...] | None = None,
     ) -> str:
         """The words a commit of ours carries."""
-        document = {
+        document: dict[str, Any] = {
             "tidesink": _FORMAT,
             "kind": kind,
             "pipeline": self.pipeline,
@@ -161,8 +202,14 @@ class Ledger:
             "keys": self.keys,
             "progress": as_document(progress) if progress else None,
             **({"counts": counts} if counts is not None else {}),
+            **self._of_shard(known),
         }
         return json.dumps(document, separators=(",", ":"))
+
+    def _of_shard(self, known: tuple[str, ...] | None) -> dict[str, Any]:
+        if self.shard is None:
+            return {}
+        return {"shard": self.shard.value, "source": self.table, "columns": known}
 
     def since(self, version: int) -> tuple[int, list[Entry]]:
         """The latest version, and the ledger's entries above ``version``, newest first.
@@ -174,7 +221,7 @@ class Ledger:
         for commit in commits:
             if _replaces(commit):
                 raise self._moved(commit, version)
-        entries = [entry for entry in map(read_entry, commits) if entry]
+        entries = [entry for entry in map(self._own, map(read_entry, commits)) if entry]
         return max([version, *(commit.version for commit in commits)]), entries
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
@@ -186,6 +233,9 @@ class Ledger:
         )
 
     def _check_owner(self, entry: Entry) -> None:
+        if self.shard is not None and (entry.pipeline, entry.source) != (self.pipeline, self.table):
+            place, owner = f"the Delta table at {self.path}", str(entry.source)
+            raise taken(place, self.shard, pipeline=entry.pipeline, source=owner, table=self.table)
         if entry.pipeline != self.pipeline:
             raise StaleProgressError(
                 f"the Delta table at {self.path} belongs to pipeline {entry.pipeline!r}, and this is "
@@ -247,7 +297,7 @@ class Ledger:
         )
 
     def _from_history(self, passed: list[Commit]) -> Entry | None:
-        found = self.log.transaction_version(APPLICATION)
+        found = self.log.transaction_version(self.application)
         if found is None:
             return None
         move = next((commit for commit in passed if _replaces(commit)), None)
@@ -276,7 +326,9 @@ class Ledger:
         )
 
     def _remembered(self, epoch: int, batch: int, progress: Progress | None) -> Entry:
-        return Entry("batch", self.pipeline, epoch, batch, progress, Commit(-1, "cleaned away"))
+        shard, source = (self.shard.value, self.table) if self.shard else (None, None)
+        commit = Commit(-1, "cleaned away")
+        return Entry("batch", self.pipeline, epoch, batch, progress, commit, shard=shard, source=source)
 
 
 def read_entry(commit: Commit) -> Entry | None:
@@ -293,7 +345,8 @@ def read_entry(commit: Commit) -> Entry | None:
             f"version {commit.version} was written by a tidesink with ledger format {document['tidesink']}; "
             f"this one reads {_FORMAT}"
         )
-    progress, keys = document["progress"], document.get("keys")
+    progress, keys, source = document["progress"], document.get("keys"), document.get("source")
+    known = document.get("columns")
     return Entry(
         kind=document["kind"],
         pipeline=document["pipeline"],
@@ -303,7 +356,15 @@ def read_entry(commit: Commit) -> Entry | None:
         commit=commit,
         keys=None if keys is None else tuple(keys),
         counts=document.get("counts"),
+        shard=document.get("shard"),
+        source=None if source is None else TableId(*source),
+        known=None if known is None else tuple(known),
     )
+
+
+def application_of(application: str, shard: Shard | None) -> str:
+    """The application of a shard's transactions."""
+    return application if shard is None else f"{application}/{shard.value}"
 
 
 def _document(text: str | None) -> dict[str, Any] | None:

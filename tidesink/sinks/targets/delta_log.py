@@ -95,6 +95,11 @@ class DeltaLog:
         found = self._ask(lambda snapshot: snapshot.transactions().get(application))
         return int(found.get()) if found.isDefined() else None
 
+    def applications(self) -> tuple[str, ...]:
+        """The applications that ever committed a transaction version."""
+        names = self._ask(lambda snapshot: snapshot.transactions().keySet().mkString("\n"))
+        return tuple(str(names).splitlines())
+
     def commit_marker(
         self, application: str, version: int, metadata: str, *, read_at: int | None = None
     ) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tidesink.errors import AccountingError, SchemaRefusedError
 from tidesink.sinks.evolve import literal_text
-from tidesink.sinks.shape import ShapeColumn
+from tidesink.sinks.shape import ShapeColumn, Shard
 from tidesink.sinks.targets.base import (
     PLACE_COLUMNS,
     SEQUENCE_COLUMN,
@@ -135,12 +135,23 @@ def append_statement(location: str, view: str, batch: ReducedBatch, present: Map
     return rows if batch.sequenced else f"{rows} WHERE {_IS_UPSERT}"
 
 
-def truncate_statement(location: str, *, soft: bool) -> str:
-    """The statement that empties a table, or marks every row of it that lives as deleted."""
-    if not soft:
-        return f"DELETE FROM {location}"
-    mark = quote_identifier(SOFT_DELETE_COLUMN)
-    return f"UPDATE {location} SET {mark} = true WHERE {mark} IS DISTINCT FROM true"
+def truncate_statement(location: str, batch: ReducedBatch) -> str:
+    """The statement that empties a table, or its batch's shard, or marks every row that lives as deleted."""
+    mark = f"UPDATE {location} SET {quote_identifier(SOFT_DELETE_COLUMN)} = true"
+    words = mark if batch.delete_mode == "soft" else f"DELETE FROM {location}"
+    return f"{words} WHERE {living_rows(batch)}"
+
+
+def living_rows(batch: ReducedBatch) -> str:
+    """The condition for the rows of a batch's table, or of its shard, that live."""
+    mark, shard = quote_identifier(SOFT_DELETE_COLUMN), batch.shape.shard
+    lives = f"{mark} IS DISTINCT FROM true" if batch.delete_mode == "soft" else "true"
+    return lives if shard is None else f"{lives} AND {rows_of(shard)}"
+
+
+def rows_of(shard: Shard) -> str:
+    """The condition for the rows of a shard."""
+    return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
 
 
 def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
@@ -231,6 +242,9 @@ def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
         + _as_target(quote_path(SOURCE, "key", column.name), column, known[column.name.lower()])
         for column in batch.shape.key_columns
     ]
+    shard = batch.shape.shard
+    if shard is not None:  # as a literal it tells Delta which files, and which others' commits, matter
+        terms.append(f"{quote_path(TARGET, shard.column)} = {quote_text(shard.value)}")
     for name, (least, greatest) in batch.key_range.items():
         low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
         if low and high:

@@ -86,6 +86,18 @@ def present_columns(log: DeltaLog) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
+def open_table(
+    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, soft_deletes: bool
+) -> bool:
+    """Make the table where it is missing; whether it was."""
+    if not log.exists:
+        session.sql(create_statement(location, shape, soft_deletes=soft_deletes))
+        return True
+    if soft_deletes and SOFT_DELETE_COLUMN not in present_columns(log):
+        session.sql(spark_tables.soft_delete_statement(location))
+    return False
+
+
 def sequence_statement(location: str, present: Mapping[str, str]) -> str:
     """Adds the columns of the source's order; NULL in old rows: older than every change that comes."""
     columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(SEQUENCE_COMMENT)}"]
@@ -98,16 +110,27 @@ def evolve_table(
     session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution
 ) -> tuple[str, ...]:
     """Carry out a plan; the warnings. Defaults are left pending for ``fill_pending``."""
-    for name, ddl in plan.widened.items():
-        session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
+    widen_columns(session, location, plan)
     if not plan.added:
         return ()
     defaults, warnings = default_texts(plan.added, shape)
     if defaults:
         _set_pending(session, location, {**pending_defaults(log), **defaults})
-    columns = ", ".join(column_words(column) for column in plan.added)
-    session.sql(f"ALTER TABLE {location} ADD COLUMNS ({columns})")
+    add_columns(session, location, plan)
     return warnings
+
+
+def widen_columns(session: SparkSession, location: str, plan: Evolution) -> None:
+    """Change the types that a plan widens."""
+    for name, ddl in plan.widened.items():
+        session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
+
+
+def add_columns(session: SparkSession, location: str, plan: Evolution) -> None:
+    """Add the columns of a plan; NULL in old rows."""
+    if plan.added:
+        columns = ", ".join(column_words(column) for column in plan.added)
+        session.sql(f"ALTER TABLE {location} ADD COLUMNS ({columns})")
 
 
 def pending_defaults(log: DeltaLog) -> dict[str, str]:

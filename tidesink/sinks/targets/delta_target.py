@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
 from tidesink.errors import (
-    AccountingError,
     ConfigError,
     StaleProgressError,
     TargetError,
     TidesinkError,
 )
-from tidesink.sinks.evolve import gap_of, plan_evolution
+from tidesink.sinks.evolve import Evolution, gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import delta_history, delta_schema, delta_tombstones
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
-    SOFT_DELETE_COLUMN,
     ApplyResult,
     Capabilities,
     Claim,
@@ -40,19 +38,19 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.delta_compaction import Compaction
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
-from tidesink.sinks.targets.delta_ledger import APPLICATION, Entry, Ledger, ProgressHistory
+from tidesink.sinks.targets.delta_execute import check_stale, empty_table
+from tidesink.sinks.targets.delta_ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
 from tidesink.sinks.targets.delta_merge import (
     append_statement,
     merge_statement,
     result_of,
-    stale_statement,
-    truncate_statement,
 )
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
+from tidesink.sinks.targets.delta_shards import DeltaShard
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.lake_path import table_path, try_path
-from tidesink.sinks.targets.spark_tables import soft_delete_statement
+from tidesink.sinks.targets.shards import Turns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,6 +67,7 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     sequences=True,
     modes=frozenset({"upsert", "append", "history"}),
+    shares=True,
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -150,23 +149,29 @@ class DeltaTable:
         self._table = shape.source
         self._history = history
         self._log = DeltaLog(session, path)
-        self._ledger = Ledger(self._log, shape.source, pipeline, path, history, shape.keys)
+        self._ledger = Ledger(self._log, shape.source, pipeline, path, history, shape.keys, shape.shard)
+        self._shard = DeltaShard(shape.shard, session, self._log, self._ledger) if shape.shard else None
+        self._turns = Turns(path, shape.shard)
         self._compaction = Compaction(session, self._log, self.location)
         self._held: Entry | None = None
         self._seen = -1
         self._evolving = False
-        with self._translating(reading_error):
-            self._created = self._open(shape, soft_deletes=delete_mode == "soft")
+        with self._turns.mine(), self._translating(reading_error):
+            self._created = delta_schema.open_table(
+                session, self._log, self.location, shape=shape, soft_deletes=delete_mode == "soft"
+            )
             self._present = delta_schema.present_columns(self._log)
 
     def claim(self) -> Claim:
         """Take the table's next epoch by a commit, then say what is applied."""
-        with self._translating(translated):
+        with self._turns.mine(), self._translating(translated):
             entry = self._ledger.claim()
             self._held, self._seen = entry, entry.commit.version
             delta_schema.fill_pending(self._session, self._log, self.location, epoch=entry.epoch)
             self._present = delta_schema.present_columns(self._log)
             self._evolving = False
+        if self._shard:
+            self._shard.claimed(entry, self._present)
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
@@ -176,7 +181,7 @@ class DeltaTable:
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """What the columns lack, as they were when they were last looked at."""
-        return gap_of(self._present, plan_evolution(self._present, shape))
+        return gap_of(self._present, self._plan(shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
@@ -184,25 +189,42 @@ class DeltaTable:
         if self._evolving:  # the last one was cut off: what it did is only in the table
             with self._translating(reading_error):
                 self._present = delta_schema.present_columns(self._log)
-        plan = plan_evolution(self._present, shape)
+        plan = self._plan(shape)
         created, self._created = self._created, False
-        if not (plan.needed or self._evolving):
+        grows = self._shard is not None and self._shard.grows(shape)
+        if not (plan.needed or grows or self._evolving):
             return EvolveResult(created=created)
-        with self._translating(translated):
+        with self._turns.mine(), self._translating(translated):
             epoch = self._holding().epoch
             self._entries_of(epoch)
             self._evolving = True
-            warnings = delta_schema.evolve_table(
-                self._session, self._log, self.location, shape=shape, plan=plan
-            )
-            filled = delta_schema.fill_pending(self._session, self._log, self.location, epoch=epoch)
+            if self._shard:
+                plan = self._plan(shape)
+                filled, warnings = self._shard.grow(self.location, shape, plan, epoch=epoch)
+            else:
+                warnings = delta_schema.evolve_table(
+                    self._session, self._log, self.location, shape=shape, plan=plan
+                )
+                filled = delta_schema.fill_pending(self._session, self._log, self.location, epoch=epoch)
             self._present = delta_schema.present_columns(self._log)
             self._evolving = False
         added = tuple(column.name for column in plan.added)
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
+    def _plan(self, shape: TableShape) -> Evolution:
+        """What the columns lack; those of a shared table are looked up anew, since others change them."""
+        if self._shard is None:
+            return plan_evolution(self._present, shape)
+        with self._translating(reading_error):
+            self._present = delta_schema.present_columns(self._log)
+            return self._shard.plan(shape, self._present)
+
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and its progress in one commit, and read that commit back."""
+        with self._turns.mine():
+            return self._applied(batch, progress)
+
+    def _applied(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         with self._translating(reading_error):
             done = self._own_commit(progress)
         if done is None:
@@ -220,7 +242,11 @@ class DeltaTable:
             return delta_history.result_of(done, batch)
         result = result_of(done.commit, batch)
         if result.stale:
-            self._check_stale(batch, result)
+            with self._translating(reading_error):
+                self._show(batch)
+                check_stale(
+                    self._session, self.location, _VIEW, batch=batch, present=self._present, result=result
+                )
         return result
 
     def horizon(self) -> int | None:
@@ -243,14 +269,6 @@ class DeltaTable:
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
 
-    def _open(self, shape: TableShape, *, soft_deletes: bool) -> bool:
-        if not self._log.exists:
-            self._session.sql(delta_schema.create_statement(self.location, shape, soft_deletes=soft_deletes))
-            return True
-        if soft_deletes and SOFT_DELETE_COLUMN not in delta_schema.present_columns(self._log):
-            self._session.sql(soft_delete_statement(self.location))
-        return False
-
     def _write(self, batch: ReducedBatch, progress: Progress) -> None:
         check_order(batch, self._present, table=self._table)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
@@ -259,7 +277,10 @@ class DeltaTable:
                 self._present = delta_schema.present_columns(self._log)
         if self._history:
             self._history.record_progress(progress)
-        text = self._ledger.entry_text("batch", progress.epoch, progress.batch, progress=progress)
+        known = self._shard.written(batch.shape) if self._shard else None
+        text = self._ledger.entry_text(
+            "batch", progress.epoch, progress.batch, progress=progress, known=known
+        )
         try:
             self._commit(batch, progress, text)
         except SPARK_ERRORS as exc:
@@ -274,17 +295,25 @@ class DeltaTable:
         first_load = self._log.file_count() == 0
         writes = batch.upserts or (batch.sequenced and batch.deletes)
         if batch.empty or (first_load and not writes):
-            self._log.commit_marker(APPLICATION, progress.txn_version, text)
+            self._log.commit_marker(self._ledger.application, progress.txn_version, text)
             return
         if batch.truncates:
-            self._empty(batch, progress, text)
+            empty_table(
+                self._session,
+                self._log,
+                self.location,
+                batch=batch,
+                application=self._ledger.application,
+                version=progress.txn_version,
+                text=text,
+            )
             return
         self._show(batch)
         statement = append_statement if first_load or batch.mode == "append" else merge_statement
         sql = statement(self.location, _VIEW, batch, self._present)
         with (
             partitions_for(self._session, batch.upserts + batch.deletes),
-            transaction(self._session, APPLICATION, progress.txn_version),
+            transaction(self._session, self._ledger.application, progress.txn_version),
             user_metadata(self._session, text),
         ):
             self._session.sql(sql)
@@ -310,37 +339,6 @@ class DeltaTable:
                 "the Delta target takes a frame, and the batch has rows", table=str(self._table)
             )
         in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
-
-    def _check_stale(self, batch: ReducedBatch, result: ApplyResult) -> None:
-        """Count the rows a merge left alone by another way: in the version before it, they were not newer.
-
-        Raises:
-            AccountingError: rows were left alone that are newer than what was stored.
-        """
-        before = f"{self.location} VERSION AS OF {int(result.version) - 1}"
-        with self._translating(reading_error):
-            self._show(batch)
-            (found,) = self._session.sql(stale_statement(before, _VIEW, batch, self._present)).collect()
-        if found["stale"] != result.stale:
-            raise AccountingError(
-                f"the merge left {result.stale} rows alone, and {found['stale']} were not newer than what is "
-                "stored",
-                table=str(self._table),
-            )
-
-    def _empty(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
-        """Empty the table. Where no row lives, Delta would commit nothing, and the progress with it."""
-        soft = batch.delete_mode == "soft"
-        rows = self._session.table(self.location)
-        living = rows.where(f"{quote_identifier(SOFT_DELETE_COLUMN)} IS DISTINCT FROM true") if soft else rows
-        if living.isEmpty():
-            self._log.commit_marker(APPLICATION, progress.txn_version, text)
-            return
-        with (
-            transaction(self._session, APPLICATION, progress.txn_version),
-            user_metadata(self._session, text),
-        ):
-            self._session.sql(truncate_statement(self.location, soft=soft))
 
     def _landed(self, progress: Progress) -> bool:
         """Whether the commit is there although Spark raised; False also where that cannot be seen now."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.iceberg_errors import commit_error, is_conflict
-from tidesink.sinks.targets.iceberg_ledger import ACCEPTED, BRANCH_PREFIX, LEDGER, Entry, IcebergLedger
+from tidesink.sinks.targets.iceberg_ledger import ACCEPTED, Entry, IcebergLedger
 from tidesink.sinks.targets.iceberg_table import MAIN, JvmTable, TableState
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
@@ -81,7 +81,7 @@ class Holder:
             raise self._gone("was dropped and made again")
         entry = self._ledger.entry(state)
         if entry is None:
-            raise self._gone(f"lost its property {LEDGER}")
+            raise self._gone(f"lost its property {self._ledger.name}")
         if (entry.epoch, entry.claimed_by) != (held.epoch, held.claimed_by):
             raise self._ledger.lost_to(entry)
         self._held = entry
@@ -144,7 +144,7 @@ class Holder:
         forgetting: Iterable[str] = (),
         saying: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
-        ours = [name for name in state.branches() if name.startswith(BRANCH_PREFIX)]
+        ours = [name for name in state.branches() if self._ledger.is_ours(name)]
 
         def change(builder: Any) -> None:
             if entry.snapshot != state.head:
@@ -154,7 +154,7 @@ class Holder:
                 if name != entry.branch:
                     builder.removeRef(name)
             builder.removeProperties({ACCEPTED, *forgetting})
-            builder.setProperties({LEDGER: entry.to_json(), **saying})
+            builder.setProperties({**self._ledger.properties(entry), **saying})
 
         return self._commit(state, change, entry=entry)
 

@@ -20,11 +20,14 @@ from uuid import uuid4
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError
 from tidesink.sinks.progress import Progress, as_document, from_document
-from tidesink.sinks.shape import key_change
+from tidesink.sinks.shape import Shard, TableShape, key_change
 from tidesink.sinks.targets.base import ApplyResult
 from tidesink.sinks.targets.iceberg_table import TableState, numbers
+from tidesink.sinks.targets.shards import is_shared, known_after, not_shared, tag, taken
 
 LEDGER: Final = "tidesink.ledger"
+# Of a table that several source tables share: the snapshot that the last commit of any of them left.
+SHARED_ROWS: Final = "tidesink.rows"
 # A person's word: the rows of this snapshot are right, whatever led to it.
 ACCEPTED: Final = "tidesink.accepted"
 BRANCH_PREFIX: Final = "tidesink_"
@@ -37,8 +40,10 @@ EntryKind = Literal["claim", "batch"]
 class Entry:
     """What the ledger says: ``progress`` is applied, and ``snapshot`` has its rows.
 
-    ``claimed_by`` is made anew by each claim: an epoch alone would come twice where a catalog is brought back
-    from a backup. ``result`` is what the batch did, to answer with when it is delivered again.
+    Of a table that several source tables share, ``shard`` is the one, ``source`` its table, ``known`` the
+    columns of its rows; None before it has rows. ``claimed_by`` is made anew by each claim: an epoch alone
+    would come twice where a catalog is brought back from a backup. ``result`` is what the batch did, to
+    answer with when it is delivered again.
     """
 
     kind: EntryKind
@@ -50,16 +55,19 @@ class Entry:
     keys: tuple[str, ...]
     claimed_by: str = ""
     result: ApplyResult | None = None
+    shard: str | None = None
+    source: TableId | None = None
+    known: tuple[str, ...] | None = None
 
     @property
     def branch(self) -> str:
         """Where the holder of this epoch stages its rows."""
-        return f"{BRANCH_PREFIX}{self.epoch}"
+        return f"{branches_of(self.shard)}{self.epoch}"
 
     def to_json(self) -> str:
         """The entry as a table property."""
         result = self.result
-        document = {
+        document: dict[str, Any] = {
             "tidesink": _FORMAT,
             "kind": self.kind,
             "pipeline": self.pipeline,
@@ -71,6 +79,8 @@ class Entry:
             "result": None if result is None else _result_document(result),
             "progress": as_document(self.progress) if self.progress else None,
         }
+        if self.shard is not None:
+            document |= {"shard": self.shard, "source": self.source, "columns": self.known}
         return json.dumps(document, separators=(",", ":"))
 
 
@@ -82,6 +92,28 @@ class IcebergLedger:
     pipeline: str
     location: str
     keys: tuple[str, ...] = ()
+    shard: Shard | None = None
+
+    @property
+    def name(self) -> str:
+        """The table property that holds our entry."""
+        return LEDGER if self.shard is None else f"{LEDGER}.{tag(self.shard)}"
+
+    def properties(self, entry: Entry) -> dict[str, str]:
+        """An entry as table properties."""
+        shared = {} if self.shard is None else {SHARED_ROWS: str(entry.snapshot)}
+        return {self.name: entry.to_json(), **shared}
+
+    def is_ours(self, branch: str) -> bool:
+        """Whether a branch is one of ours, of whatever epoch."""
+        first = branches_of(self.shard.value if self.shard else None)
+        return branch.startswith(first) and branch.removeprefix(first).isdigit()
+
+    def shards(self, state: TableState) -> tuple[str, ...]:
+        """The other shards of the table."""
+        texts = state.properties(f"{LEDGER}.").values()
+        own = self.shard.value if self.shard else None
+        return tuple(shard for shard in (_read(text).shard for text in texts) if shard and shard != own)
 
     def entry(self, state: TableState) -> Entry | None:
         """What the table's ledger says; None where nobody ever claimed it.
@@ -91,25 +123,43 @@ class IcebergLedger:
                 pipeline's or another source table's.
             ProgressError: the ledger was written by a tidesink of another format.
         """
-        text = state.property(LEDGER)
+        text = state.property(self.name)
+        self._check_sharing(state)
         if text is None:
+            if state.property(SHARED_ROWS) is not None:  # a claim must not hide that rows moved
+                self._check_rows(int(state.property(SHARED_ROWS) or 0), state)
             return None
         entry = _read(text)
         self._check_owner(entry)
-        self._check_rows(entry, state)
+        shared = state.property(SHARED_ROWS) if self.shard else None
+        self._check_rows(entry.snapshot if shared is None else int(shared), state)
         return entry
+
+    def _check_sharing(self, state: TableState) -> None:
+        """Refuse a table that others have in another way: alone, or as shards."""
+        place = f"the Iceberg table {self.location}"
+        if self.shard is not None and state.property(LEDGER) is not None:
+            raise not_shared(place, self.shard, table=self.table)
+        if self.shard is None and state.property(SHARED_ROWS) is not None:
+            raise is_shared(place, self.shards(state), table=self.table)
 
     def claimed(self, held: Entry | None, *, snapshot: int) -> Entry:
         """The entry of the next epoch, which carries on what is applied."""
         epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
         progress = replace(held.progress, epoch=epoch) if held and held.progress else None
-        return Entry("claim", self.pipeline, epoch, batch, progress, snapshot, self.keys, uuid4().hex)
+        claim = Entry("claim", self.pipeline, epoch, batch, progress, snapshot, self.keys, uuid4().hex)
+        if self.shard is None:
+            return claim
+        known = held.known if held else None
+        return replace(claim, shard=self.shard.value, source=self.table, known=known)
 
-    def batch(self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int) -> Entry:
-        """The entry of a batch that the holder of ``held`` applies."""
-        return replace(
-            held, kind="batch", batch=progress.batch, progress=progress, snapshot=snapshot, result=result
-        )
+    def batch(
+        self, held: Entry, progress: Progress, result: ApplyResult, *, snapshot: int, shape: TableShape
+    ) -> Entry:
+        """The entry of a batch of a shape that the holder of ``held`` applies."""
+        known = None if self.shard is None else known_after(held.known or (), shape)
+        applied = replace(held, kind="batch", batch=progress.batch, progress=progress, known=known)
+        return replace(applied, snapshot=snapshot, result=result)
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
         """The error of a worker whose table ``entry`` took away."""
@@ -133,6 +183,9 @@ class IcebergLedger:
             )
 
     def _check_owner(self, entry: Entry) -> None:
+        if self.shard is not None and (entry.pipeline, entry.source) != (self.pipeline, self.table):
+            place, owner = f"the Iceberg table {self.location}", str(entry.source)
+            raise taken(place, self.shard, pipeline=entry.pipeline, source=owner, table=self.table)
         if entry.pipeline != self.pipeline:
             raise StaleProgressError(
                 f"the Iceberg table {self.location} belongs to pipeline {entry.pipeline!r}, and this is "
@@ -147,27 +200,26 @@ class IcebergLedger:
                 table=str(self.table),
             )
 
-    def _check_rows(self, entry: Entry, state: TableState) -> None:
+    def _check_rows(self, rows: int, state: TableState) -> None:
         """What readers see must come from the snapshot of the ledger, or from one that a person accepts."""
-        known = {str(entry.snapshot), state.property(ACCEPTED)}
+        known = {str(rows), state.property(ACCEPTED)}
         last = None
         for snapshot, parent in _with_parents(state):
             if str(snapshot.snapshotId()) in known:
                 return
             if parent is not None and _replaces_all(snapshot, parent):
-                raise self._moved(entry, state, f"snapshot {snapshot.snapshotId()} replaced all rows")
+                raise self._moved(rows, state, f"snapshot {snapshot.snapshotId()} replaced all rows")
             last = snapshot
         if last is not None and last.parentId() is not None:
             raise self._moved(
-                entry, state, "snapshots since were expired, so that nothing says whether rows moved back"
+                rows, state, "snapshots since were expired, so that nothing says whether rows moved back"
             )
-        raise self._moved(entry, state, "the table was rolled back or replaced")
+        raise self._moved(rows, state, "the table was rolled back or replaced")
 
-    def _moved(self, entry: Entry, state: TableState, what: str) -> StaleProgressError:
+    def _moved(self, rows: int, state: TableState, what: str) -> StaleProgressError:
         catalog, _, name = self.location.partition(".")
         ways = [
-            f"bring the rows forward again with CALL {catalog}.system.set_current_snapshot("
-            f"'{name}', {entry.snapshot})"
+            f"bring the rows forward again with CALL {catalog}.system.set_current_snapshot('{name}', {rows})"
         ]
         if state.head is not None:
             ways.append(
@@ -176,10 +228,15 @@ class IcebergLedger:
             )
         ways.append("drop the table, and let the worker load it again from the start of its topic")
         return StaleProgressError(
-            f"{what} behind the progress of snapshot {entry.snapshot}: going on might leave a gap. Either "
+            f"{what} behind the progress of snapshot {rows}: going on might leave a gap. Either "
             + "; or ".join(ways),
             table=str(self.table),
         )
+
+
+def branches_of(shard: str | None) -> str:
+    """What the names of a table's, or a shard's, branches begin with; the epoch follows."""
+    return BRANCH_PREFIX if shard is None else f"{BRANCH_PREFIX}{tag(Shard('', shard))}_"
 
 
 def _with_parents(state: TableState) -> Iterator[tuple[Any, Any]]:
@@ -215,6 +272,9 @@ def _read(text: str) -> Entry:
         progress=from_document(progress) if progress else None,
         snapshot=int(document["snapshot"]),
         keys=tuple(document["keys"]),
+        shard=document.get("shard"),
+        source=TableId(*document["source"]) if document.get("source") else None,
+        known=None if document.get("columns") is None else tuple(document["columns"]),
         claimed_by=document["claimed_by"],
         result=None if result is None else ApplyResult(*result),
     )

@@ -13,7 +13,7 @@ from typing import Final
 
 from tidesink.errors import AccountingError
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
-from tidesink.sinks.targets.delta_merge import SOURCE, TARGET, same_key
+from tidesink.sinks.targets.delta_merge import SOURCE, TARGET, living_rows, same_key
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path
 
 _COUNTED: Final = "_found"
@@ -33,10 +33,9 @@ def found_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
     )
 
 
-def living_statement(location: str, mark: str | None) -> str:
-    """Counts the rows that live; ``mark`` is the column that marks deleted ones, where there is one."""
-    living = f" WHERE {quote_identifier(mark)} IS DISTINCT FROM true" if mark else ""
-    return f"SELECT count(*) AS {_COUNTED} FROM {location}{living}"
+def living_statement(location: str, batch: ReducedBatch) -> str:
+    """Counts the rows that live, of the batch's shard where there is one."""
+    return f"SELECT count(*) AS {_COUNTED} FROM {location} WHERE {living_rows(batch)}"
 
 
 def sequenced_result(

@@ -12,17 +12,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import Evolution, default_texts
-from tidesink.sinks.shape import TableShape
+from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets import spark_tables
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.delta_merge import rows_of
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.spark_tables import literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BACKFILL: Final = "tidesink.backfill"
 
@@ -94,6 +98,18 @@ def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) ->
     )
 
 
+def open_table(session: SparkSession, table: JvmTable, shape: TableShape, *, soft_deletes: bool) -> bool:
+    """Make the table where it is missing; whether it was."""
+    if not table.exists:
+        namespace = table.location.rpartition(".")[0]
+        session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes))
+        return True
+    if soft_deletes and SOFT_DELETE_COLUMN not in table.columns(table.state()):
+        session.sql(spark_tables.soft_delete_statement(table.location))
+    return False
+
+
 def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, table: TableId) -> None:
     """Refuse what Iceberg cannot widen without rewriting every row.
 
@@ -124,7 +140,8 @@ def evolution(
     for column in plan.added:
         # With a parent, even none, a name may hold dots.
         update.addColumn(None, column.name, table.type_of(column.spark), column.comment)
-    defaults, warnings = default_texts(plan.added, shape)
+    # Of a shared table only the shard's rows get its defaults.
+    defaults, warnings = default_texts(plan.added if shape.shard is None else (), shape)
     pending = {**pending_defaults(state), **defaults}
     return update.apply(), {BACKFILL: json.dumps(pending)} if pending else {}, warnings
 
@@ -135,14 +152,18 @@ def pending_defaults(state: TableState) -> dict[str, str]:
     return json.loads(text) if text else {}
 
 
-def fill_statement(location: str, pending: Mapping[str, str], present: Mapping[str, str]) -> str | None:
-    """The UPDATE that gives old rows their defaults; None where no such column is there."""
+def fill_statement(
+    location: str, pending: Mapping[str, str], present: Mapping[str, str], shard: Shard | None = None
+) -> str | None:
+    """The UPDATE that gives old rows, or those of a shard, defaults; None where no such column is there."""
+    given = {name.lower(): text for name, text in pending.items()}
     sets = [
-        f"{quote_identifier(name)} = {literal(text, present[name])}"
-        for name, text in pending.items()
-        if name in present
+        f"{quote_identifier(name)} = {literal(given[name.lower()], ddl)}"
+        for name, ddl in present.items()
+        if name.lower() in given
     ]
-    return f"UPDATE {location} SET {', '.join(sets)}" if sets else None
+    where = f" WHERE {rows_of(shard)}" if shard else ""
+    return f"UPDATE {location} SET {', '.join(sets)}{where}" if sets else None
 
 
 def _promotes(narrow: str, wide: str) -> bool:

@@ -52,6 +52,11 @@ class TableState:
         found = self.metadata.properties().get(name)
         return None if found is None else str(found)
 
+    def properties(self, prefix: str) -> dict[str, str]:
+        """The table properties whose names begin with a prefix, by what follows it."""
+        found = {str(name): str(text) for name, text in dict(self.metadata.properties()).items()}
+        return {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
+
     def snapshot(self, number: int | None) -> Any:
         """A snapshot by its number; None where it is expired."""
         return None if number is None else self.metadata.snapshot(number)

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TargetError, TidesinkError, TransientTargetError
-from tidesink.sinks.evolve import gap_of, plan_evolution
+from tidesink.sinks.evolve import Evolution, gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import iceberg_schema, iceberg_tombstones
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
-    SOFT_DELETE_COLUMN,
     ApplyResult,
     Capabilities,
     Claim,
@@ -53,11 +52,12 @@ from tidesink.sinks.targets.iceberg_merge import (
 )
 from tidesink.sinks.targets.iceberg_order import add_order
 from tidesink.sinks.targets.iceberg_session import open_session, table_names, try_catalog
+from tidesink.sinks.targets.iceberg_shards import shard_of
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState, numbers
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path
+from tidesink.sinks.targets.shards import Turns
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
-from tidesink.sinks.targets.spark_tables import soft_delete_statement
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,6 +75,7 @@ CAPABILITIES: Final = Capabilities(
     sequences=True,
     rescales=False,
     modes=frozenset({"upsert", "append"}),
+    shares=True,
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -149,17 +150,21 @@ class IcebergTable:
         self._session = session
         self._name = shape.source
         self._table = JvmTable(session, location)
-        self._ledger = IcebergLedger(shape.source, pipeline, location, shape.keys)
+        self._ledger = IcebergLedger(shape.source, pipeline, location, shape.keys, shape.shard)
+        self._turns = Turns(location, shape.shard)
         self._holder = Holder(self._table, self._ledger, shape.source)
+        self._shard = shard_of(shape, self._table, self._ledger, self._holder)
         self._upkeep = Upkeep(session, self._table)
         self._evolving = False
-        with self._translating(reading_error):
-            self._created = self._open(shape, soft_deletes=delete_mode == "soft")
+        with self._turns.mine(), self._translating(reading_error):
+            self._created = iceberg_schema.open_table(
+                session, self._table, shape, soft_deletes=delete_mode == "soft"
+            )
             self._present = self._table.columns(self._table.state())
 
     def claim(self) -> Claim:
         """Take the table's next epoch by a commit, then say what is applied."""
-        with self._translating(reading_error):
+        with self._turns.mine(), self._translating(reading_error):
             entry = self._holder.claim()
             self._fill_pending()
             self._present = self._table.columns(self._table.state())
@@ -174,26 +179,36 @@ class IcebergTable:
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """What the columns lack, as they were when they were last looked at."""
-        plan = plan_evolution(self._present, shape)
-        iceberg_schema.check_promotions(plan.widened, self._present, table=self._name)
+        with self._translating(reading_error):
+            plan = self._plan(shape)
+            iceberg_schema.check_promotions(plan.widened, self._present, table=self._name)
         return gap_of(self._present, plan)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
         iceberg_schema.check_shape(shape)
-        with self._translating(reading_error):
+        with self._turns.mine(), self._translating(reading_error):
             created, self._created = self._created, False
-            if not (plan_evolution(self._present, shape).needed or self._evolving):
+            grows = self._shard is not None and bool(self._shard.new_columns(shape))
+            if not (self._plan(shape).needed or grows or self._evolving):
                 return EvolveResult(created=created)
             self._evolving = True  # until all of it is done: one that is cut off is gone on with
             result = self._evolve(shape)
-            filled = self._fill_pending()
+            if self._shard:
+                filled, warnings = self._shard.fill(shape, self._branch, self._stage)
+            else:
+                filled, warnings = self._fill_pending(), ()
+            self._plan(shape)  # the columns of a shared table as they are now
             self._evolving = False
-        return replace(result, created=created, backfilled=filled)
+        return replace(result, created=created, backfilled=filled, warnings=(*result.warnings, *warnings))
+
+    def _plan(self, shape: TableShape) -> Evolution:
+        self._present = self._shard.present(shape) if self._shard else self._present
+        return plan_evolution(self._present, shape)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Stage a batch, then make it and its progress visible by one commit."""
-        with self._translating(reading_error):
+        with self._turns.mine(), self._translating(reading_error):
             done = self._done(progress)
             if done is None:
                 self._take_order(batch)
@@ -233,18 +248,6 @@ class IcebergTable:
         with suppress(*SPARK_ERRORS):
             self._session.catalog.dropTempView(_VIEW)
 
-    def _open(self, shape: TableShape, *, soft_deletes: bool) -> bool:
-        if not self._table.exists:
-            namespace = self.location.rpartition(".")[0]
-            self._session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
-            self._session.sql(
-                iceberg_schema.create_statement(self.location, shape, soft_deletes=soft_deletes)
-            )
-            return True
-        if soft_deletes and SOFT_DELETE_COLUMN not in self._table.columns(self._table.state()):
-            self._session.sql(soft_delete_statement(self.location))
-        return False
-
     def _done(self, progress: Progress) -> ApplyResult | None:
         """What this very batch did, if it is applied.
 
@@ -274,7 +277,7 @@ class IcebergTable:
         """Stage and publish once; None where others committed in between."""
         state = self._holder.staging()
         snapshot, result = self._staged(batch, state)
-        entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot)
+        entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot, shape=batch.shape)
         if not self._holder.publish(entry, on=state.head):
             return None
         self._upkeep.run_if_due(self._table.state())
@@ -328,9 +331,8 @@ class IcebergTable:
             self._present = add_order(self._table, self._holder, self._name)
 
     def _emptied(self, batch: ReducedBatch, head: int) -> tuple[int, ApplyResult]:
-        soft = batch.delete_mode == "soft"
-        living = self._count(living_statement(self._branch, SOFT_DELETE_COLUMN if soft else None))
-        snapshot, _ = self._stage(truncate_statement(self._branch, soft=soft), head)
+        living = self._count(living_statement(self._branch, batch))
+        snapshot, _ = self._stage(truncate_statement(self._branch, batch), head)
         return snapshot, ApplyResult(0, 0, living, 0, str(snapshot))
 
     @property

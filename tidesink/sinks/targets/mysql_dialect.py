@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
+from tidesink.config.routes import LONGEST_SHARD
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
@@ -37,6 +38,11 @@ _LEDGER: Final = (
     "commits bigint NOT NULL, horizon bigint, table_identity longtext, "
     "updated_at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP) "
     "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {}"
+)
+_SHARDS: Final = _LEDGER.replace(
+    "table_name varchar(64) NOT NULL PRIMARY KEY",
+    f"table_name varchar(64) NOT NULL, shard varchar({LONGEST_SHARD}) NOT NULL, known_columns longtext, "
+    "PRIMARY KEY (table_name, shard)",
 )
 
 
@@ -107,6 +113,8 @@ class MysqlDialect:
             cursor.execute(_LEDGER.format(place.ledger, self._collation))
         elif "horizon" not in columns:  # made before there was one
             cursor.execute(f"ALTER TABLE {place.ledger} ADD COLUMN horizon bigint")
+        if place.shard and not self._columns(cursor, place.shards):
+            cursor.execute(_SHARDS.format(place.shards, self._collation))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table, without the display widths of integers."""
@@ -257,12 +265,12 @@ class MysqlDialect:
         """HEX."""
         return f"HEX({expression})"
 
-    def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
+    def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """DELETE counts, and is part of the transaction, as TRUNCATE is not."""
         if mark is None:
-            cursor.execute(f"DELETE FROM {location}")  # noqa: S608
+            cursor.execute(f"DELETE FROM {location} WHERE {only}")  # noqa: S608
         else:
-            cursor.execute(f"UPDATE {location} SET {mark} = 1 WHERE NOT ({mark} <=> 1)")  # noqa: S608
+            cursor.execute(f"UPDATE {location} SET {mark} = 1 WHERE NOT ({mark} <=> 1) AND {only}")  # noqa: S608
         return int(cursor.rowcount)
 
     def _column(self, name: str, found: str, *, key: bool = False) -> str:

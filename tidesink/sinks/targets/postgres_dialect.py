@@ -16,7 +16,7 @@ from tidesink.sinks.targets.postgres_order import merged_in_order
 from tidesink.sinks.targets.postgres_view import view_in_the_way, view_uses
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
-from tidesink.sinks.targets.sql_place import LEDGER, Place
+from tidesink.sinks.targets.sql_place import LEDGER, SHARDS, Place
 from tidesink.sinks.targets.sql_stage import Load
 from tidesink.typemap.render_sql import Database
 
@@ -36,6 +36,10 @@ _LEDGER: Final = (
     "key_columns text NOT NULL, result text, commits bigint NOT NULL, horizon bigint, "
     "table_identity text, "
     "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+)
+_SHARDS: Final = _LEDGER.replace(
+    "table_name text PRIMARY KEY",
+    "table_name text NOT NULL, shard text NOT NULL, known_columns text, PRIMARY KEY (table_name, shard)",
 )
 # IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
@@ -180,6 +184,9 @@ class PostgresDialect:
         elif "horizon" not in self.present(cursor, replace(place, name=LEDGER)):  # made before there was one
             cursor.execute(_ONE_MAKER)
             cursor.execute(f"ALTER TABLE {place.ledger} ADD COLUMN IF NOT EXISTS horizon bigint")
+        if place.shard and not self.present(cursor, replace(place, name=SHARDS)):
+            cursor.execute(_ONE_MAKER)
+            cursor.execute(_SHARDS.format(place.shards))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table."""
@@ -196,7 +203,7 @@ class PostgresDialect:
     def identity(self, cursor: Any, place: Place) -> str | None:
         """Their OIDs: VACUUM FULL, CLUSTER, TRUNCATE and every ALTER leave them, DROP and CREATE do not."""
         query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"
-        cursor.execute(query, (place.ledger, place.location))
+        cursor.execute(query, (place.own_ledger, place.location))
         (found,) = cursor.fetchone()
         return None if found is None else str(found)
 
@@ -320,10 +327,11 @@ class PostgresDialect:
         """In a collation that has digits before letters."""
         return f"encode({expression}, 'hex') COLLATE \"C\""
 
-    def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
+    def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
         """DELETE counts what TRUNCATE does not."""
         if mark is None:
-            cursor.execute(f"DELETE FROM {location}")
+            cursor.execute(f"DELETE FROM {location} WHERE {only}")
         else:
-            cursor.execute(f"UPDATE {location} SET {mark} = true WHERE {mark} IS DISTINCT FROM true")
+            where = f"{mark} IS DISTINCT FROM true AND {only}"
+            cursor.execute(f"UPDATE {location} SET {mark} = true WHERE {where}")
         return int(cursor.rowcount)

@@ -71,6 +71,11 @@ def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[Shape
     return tuple(column for column in shape.columns if column.name.lower() not in known)
 
 
+def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, ...] | None:
+    """The columns that a shard's rows have once a shape is theirs; None where it has no rows."""
+    return None if known is None else tuple(sorted({*known, *names_of(shape)}))
+
+
 def not_shared(place: str, shard: Shard, *, table: TableId) -> StaleProgressError:
     """The error of a shard whose table was loaded without shards."""
     return StaleProgressError(

@@ -201,5 +201,5 @@ class Dialect(Protocol):
     def hex_of(self, expression: str) -> str:
         """Bytes as their hex digits."""
 
-    def truncate(self, cursor: Any, location: str, mark: str | None) -> int:
-        """Delete every row, or mark every living one; how many."""
+    def truncate(self, cursor: Any, location: str, mark: str | None, *, only: str = "true") -> int:
+        """Delete every row for which ``only`` holds, or mark every living one of them; how many."""

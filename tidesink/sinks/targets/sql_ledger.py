@@ -14,7 +14,8 @@ from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.progress import Progress, from_json, to_json
 from tidesink.sinks.shape import key_change
 from tidesink.sinks.targets.base import ApplyResult
-from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.shards import is_shared, not_shared, taken
+from tidesink.sinks.targets.sql_place import SHARDS, Place
 
 if TYPE_CHECKING:
     from tidesink.sinks.targets.sql_dialect import Dialect
@@ -37,7 +38,7 @@ class Entry:
     """A table's row in the ledger; ``result`` is of the newest batch, None since another epoch claimed.
 
     ``horizon``: the commit_ts up to which deletes may be forgotten. ``identity``: the dialect's mark of the
-    table that has the rows.
+    table that has the rows. ``known`` are the columns that a shard's rows have, None before it has rows.
     """
 
     pipeline: str
@@ -48,11 +49,12 @@ class Entry:
     commits: int = 0
     horizon: int | None = None
     identity: str | None = None
+    known: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class SqlLedger:
-    """The ledger's row of one table."""
+    """The ledger's row of one table, or of the source table that is a shard of it."""
 
     dialect: Dialect
     place: Place
@@ -62,15 +64,35 @@ class SqlLedger:
     @property
     def location(self) -> str:
         """The ledger's quoted name, as statements with parameters have it."""
-        return self.place.ledger.replace("%", "%%")
+        return self.place.own_ledger.replace("%", "%%")
+
+    @property
+    def _own(self) -> dict[str, str]:
+        """What finds the row."""
+        return {"table_name": self.place.name} | (
+            {"shard": self.place.shard.value} if self.place.shard else {}
+        )
+
+    @property
+    def _where(self) -> str:
+        return " AND ".join(f"{name} = %s" for name in self._own)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return (*_COLUMNS, "known_columns") if self.place.shard else _COLUMNS
+
+    def _values(self, entry: Entry) -> tuple[Any, ...]:
+        known = None if entry.known is None else json.dumps(list(entry.known))
+        return (*_values(entry), known) if self.place.shard else _values(entry)
 
     def add_row(self, cursor: Any) -> None:
         """The table's row, where it is not there yet."""
-        names = ", ".join(("table_name", "source_table", *_COLUMNS))
-        marks = ", ".join(["%s"] * (len(_COLUMNS) + 2))
+        values = (*self._own.values(), json.dumps(list(self.place.source)))
+        values += self._values(Entry(self.pipeline, keys=self.keys))
+        names = ", ".join((*self._own, "source_table", *self._columns))
+        marks = ", ".join(["%s"] * len(values))
         insert = self.dialect.insert_missing.format(f"{self.location} ({names}) VALUES ({marks})")
-        source = json.dumps(list(self.place.source))
-        cursor.execute(insert, (self.place.name, source, *_values(Entry(self.pipeline, keys=self.keys))))
+        cursor.execute(insert, values)
 
     def read(self, cursor: Any, *, lock: bool = False) -> Entry | None:
         """The table's row; None where there is none. ``lock``: until the transaction ends.
@@ -78,25 +100,65 @@ class SqlLedger:
         Raises:
             StaleProgressError: the row is another pipeline's or another source table's.
         """
-        names = ", ".join(("source_table", *_COLUMNS))
-        query = f"SELECT {names} FROM {self.location} WHERE table_name = %s"  # noqa: S608
-        cursor.execute(query + (" FOR UPDATE" if lock else ""), (self.place.name,))
+        names = ", ".join(("source_table", *self._columns))
+        query = f"SELECT {names} FROM {self.location} WHERE {self._where}"  # noqa: S608
+        cursor.execute(query + (" FOR UPDATE" if lock else ""), tuple(self._own.values()))
         row = cursor.fetchone()
         if row is None:
             return None
         source, *values = row
-        entry = _entry(values)
+        known = values.pop() if self.place.shard else None
+        entry = replace(_entry(values), known=None if known is None else tuple(json.loads(known)))
         self._check_owner(entry, tuple(json.loads(source)))
         return entry
 
     def write(self, cursor: Any, entry: Entry) -> None:
         """Replace the table's row, which this transaction has locked."""
-        sets = ", ".join(f"{name} = %s" for name in _COLUMNS)
+        sets = ", ".join(f"{name} = %s" for name in self._columns)
         statement = (
             f"UPDATE {self.location} SET {sets}, updated_at = CURRENT_TIMESTAMP "  # noqa: S608
-            "WHERE table_name = %s"
+            f"WHERE {self._where}"
         )
-        cursor.execute(statement, (*_values(entry), self.place.name))
+        cursor.execute(statement, (*self._values(entry), *self._own.values()))
+
+    def others(self, cursor: Any) -> dict[str, bool]:
+        """The shards of the table beside our own, and whether anything of them is applied."""
+        if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
+            return {}
+        own = self.place.shard.value if self.place.shard else None
+        cursor.execute(
+            "SELECT shard, progress IS NOT NULL FROM "  # noqa: S608
+            f"{self.place.shards.replace('%', '%%')} WHERE table_name = %s",
+            (self.place.name,),
+        )
+        return {str(shard): bool(applied) for shard, applied in cursor.fetchall() if shard != own}
+
+    def loaded(self, cursor: Any) -> bool:
+        """Whether the ledger has progress of the table, ours or another shard's."""
+        entry = self.read(cursor)
+        if entry is not None and entry.progress is not None:
+            return True
+        return self.place.shard is not None and any(self.others(cursor).values())
+
+    def check_sharing(self, cursor: Any) -> None:
+        """Refuse a table that others have in another way: alone, or as shards.
+
+        Raises:
+            StaleProgressError: says which.
+        """
+        shard, source = self.place.shard, self.place.source
+        if shard is None:
+            others = self.others(cursor)
+            if others:
+                raise is_shared(self.place.shown, others, table=source)
+        elif replace(self, place=replace(self.place, shard=None)).is_there(cursor):
+            raise not_shared(self.place.shown, shard, table=source)
+
+    def is_there(self, cursor: Any) -> bool:
+        """Whether the ledger has the row, whoever's it is."""
+        query = f"SELECT 1 FROM {self.location} WHERE {self._where}"  # noqa: S608
+        cursor.execute(query, tuple(self._own.values()))
+        return cursor.fetchone() is not None
 
     def claimed(self, entry: Entry) -> Entry:
         """The row with the next epoch and what is applied.
@@ -129,7 +191,7 @@ class SqlLedger:
         return replace(entry, identity=now)
 
     def _made_again(self) -> StaleProgressError:
-        way = f"UPDATE {self.place.ledger} SET table_identity = NULL "  # noqa: S608  (for people to send)
+        way = f"UPDATE {self.place.own_ledger} SET table_identity = NULL "  # noqa: S608  (for people to send)
         return StaleProgressError(
             f"{self.place.shown} was dropped and made again behind its progress, which is that of the table "
             "before: rows from a backup would have a gap. Bring the table back that was there; or, where you "
@@ -139,6 +201,12 @@ class SqlLedger:
         )
 
     def _check_owner(self, entry: Entry, source: tuple[str, ...]) -> None:
+        shard, ours = self.place.shard, self.place.source
+        if shard is not None:
+            if (entry.pipeline, source) != (self.pipeline, tuple(ours)):
+                owner = ".".join(source)
+                raise taken(self.place.shown, shard, pipeline=entry.pipeline, source=owner, table=ours)
+            return
         if entry.pipeline != self.pipeline:
             raise StaleProgressError(
                 f"the table {self.place.shown} belongs to pipeline {entry.pipeline!r}, and this is "

@@ -8,19 +8,25 @@ from hashlib import sha256
 from typing import Final
 
 from tidesink.change import TableId
+from tidesink.sinks.shape import Shard
 
 LEDGER: Final = "_tidesink_ledger"
+SHARDS: Final = "_tidesink_shards"
 _STAGING: Final = "_tidesink_staging_"
 
 
 @dataclass(frozen=True)
 class Place:
-    """One table: ``schema`` is MySQL's database. The quoted names are ``location``, ``ledger``."""
+    """One table: ``schema`` is MySQL's database. The quoted names are ``location``, ``ledger``.
+
+    ``shard``: the source table is one of several that share the table; its ledger is a row of ``shards``.
+    """
 
     source: TableId
     schema: str
     name: str
     quote: Callable[[str], str]
+    shard: Shard | None = None
 
     @property
     def location(self) -> str:
@@ -33,6 +39,16 @@ class Place:
         return self._quoted(LEDGER)
 
     @property
+    def shards(self) -> str:
+        """The ledger of the schema's tables that several source tables share."""
+        return self._quoted(SHARDS)
+
+    @property
+    def own_ledger(self) -> str:
+        """The ledger that has the source table's row."""
+        return self.shards if self.shard else self.ledger
+
+    @property
     def shown(self) -> str:
         """The table for people to read."""
         return f"{self.schema}.{self.name}"
@@ -40,7 +56,8 @@ class Place:
     @property
     def staging_prefix(self) -> str:
         """What the names of this table's staging tables begin with."""
-        return _STAGING + sha256(f"{self.schema}\0{self.name}".encode()).hexdigest()[:12] + "_"
+        own = f"{self.schema}\0{self.name}" + (f"\0{self.shard.value}" if self.shard else "")
+        return _STAGING + sha256(own.encode()).hexdigest()[:12] + "_"
 
     def staging(self, epoch: int) -> str:
         """The staging table of one epoch: a worker that lost the table writes to another."""

@@ -6,9 +6,10 @@ table writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from tidesink.errors import (
@@ -31,7 +32,14 @@ from tidesink.sinks.targets.base import (
     check_order,
     check_versions,
 )
-from tidesink.sinks.targets.sql_columns import check_shape, default_literals, plan_columns, wanted_type
+from tidesink.sinks.targets.shards import Turns
+from tidesink.sinks.targets.sql_columns import (
+    SqlEvolution,
+    check_shape,
+    default_literals,
+    plan_columns,
+    wanted_type,
+)
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
 from tidesink.sinks.targets.sql_history import merged_versions
@@ -39,6 +47,7 @@ from tidesink.sinks.targets.sql_ledger import Entry, SqlLedger
 from tidesink.sinks.targets.sql_merge import append_staged, check_staged, fill_kept, merge_of, not_stored
 from tidesink.sinks.targets.sql_order import check_room_for_deletes, missing_columns
 from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.sql_shards import SqlShard
 from tidesink.sinks.targets.sql_staging import staged
 from tidesink.sinks.targets.sql_tombstones import SqlTombstones
 from tidesink.sinks.targets.sql_view import SqlView
@@ -65,9 +74,11 @@ class SqlTable:
         self._view = SqlView(connections.dialect, place, view) if view else None
         self._connections = connections
         self._dialect = connections.dialect
-        self._table = str(shape.table)
+        self._table = str(shape.source)
         self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
         self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
+        self._shard = SqlShard(connections, place, self._ledger) if place.shard else None
+        self._turns = Turns(f"{connections.endpoint.shown} {place.location}", place.shard)
         self._epoch: int | None = None
         self._created = False
         self._changing = False
@@ -77,9 +88,10 @@ class SqlTable:
     def claim(self) -> Claim:
         """Take the next epoch by a commit; older holders are refused from here on."""
         with self._transaction() as cursor:
+            self._ledger.check_sharing(cursor)
             self._ledger.add_row(cursor)
             entry = self._ledger.claimed(self._locked(cursor))
-            self._check_rows(entry)
+            self._check_rows(entry, cursor)
             entry = self._ledger.identified(cursor, entry)
             self._dialect.check_keys(cursor, self.place, self._keys)
             self._ledger.write(cursor, entry)
@@ -96,13 +108,13 @@ class SqlTable:
         """What the ledger says is applied."""
         with self._transaction(writes=False) as cursor:
             entry = self._ledger.read(cursor)
-        if entry is not None:
-            self._check_rows(entry)
+            if entry is not None:
+                self._check_rows(entry, cursor)
         return entry.progress if entry else None
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """What the columns lack, as they were when they were last looked at."""
-        plan = plan_columns(self._present, shape, self._dialect.database)
+        plan = self._planned(shape)
         widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
         return SchemaGap(tuple(self._present), tuple(column.name for column, _ in plan.added), widened)
 
@@ -112,23 +124,45 @@ class SqlTable:
         if self._changing:  # the last one was cut off: what it did is only in the table
             with self._transaction(writes=False) as cursor:
                 self._present, self._changing = self._dialect.present(cursor, self.place), False
-        plan = plan_columns(self._present, shape, self._dialect.database)
+        plan = self._planned(shape)
         created, self._created = self._created, False
-        defaults, warnings = default_literals(plan.added, shape)
-        if plan.needed:
+        new = self._shard.new(shape) if self._shard else plan.added
+        defaults, warnings = default_literals(new, shape)
+        if plan.needed or (self._shard and new):
+            # Of a shared table only our own rows get our defaults.
+            of_all = {} if self._shard else defaults
             added = {
-                column.name: (found, self._literal(defaults.get(column.name), found))
+                column.name: (found, self._literal(of_all.get(column.name), found))
                 for column, found in plan.added
             }
             statements = self._dialect.alter(
                 self.place.location, added, plan.widened, frozenset(key.lower() for key in shape.keys)
             )
-            self._altered(statements, widens=bool(plan.widened))
+            grown = partial(self._grow, shape=shape, defaults=defaults)
+            self._altered(statements, widens=bool(plan.widened), then=grown)
         else:
             with self._transaction(writes=False) as cursor:
                 self._held(cursor, self._claimed_epoch(), lock=False)
         names = tuple(column.name for column, _ in plan.added)
         return EvolveResult(created, names, tuple(plan.widened), tuple(defaults), warnings)
+
+    def _planned(self, shape: TableShape) -> SqlEvolution:
+        """What the columns lack; of a shared table they are looked up where they seem to lack something."""
+        database = self._dialect.database
+        try:
+            plan = plan_columns(self._present, shape, database)
+            if self._shard and plan.needed:
+                with self._transaction(writes=False) as cursor:
+                    self._present = self._dialect.present(cursor, self.place)
+                plan = plan_columns(self._present, shape, database)
+        except SchemaRefusedError as exc:
+            raise self._shard.refused(exc) if self._shard else exc from None
+        return plan
+
+    def _grow(self, cursor: Any, entry: Entry, *, shape: TableShape, defaults: Mapping[str, str]) -> None:
+        """Give a shard's rows the defaults of columns that are new to them."""
+        if self._shard:
+            self._shard.fill(cursor, entry, shape, defaults=defaults, present=self._present)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and its progress in one transaction."""
@@ -181,7 +215,7 @@ class SqlTable:
             present = self._dialect.present(cursor, self.place)
             mark = OF_SPARK[database]["boolean"]
             if not present:
-                if self._gone(cursor):
+                if self._ledger.loaded(cursor):
                     return present
                 columns = [(c.name, wanted_type(c, shape, database), c.key, c.comment) for c in shape.columns]
                 if soft:
@@ -198,17 +232,12 @@ class SqlTable:
                 cursor.execute(statement)
             return present
 
-    def _gone(self, cursor: Any) -> bool:
-        """True where the ledger has progress of a table that is not there: it is not made anew."""
-        entry = self._ledger.read(cursor)
-        return entry is not None and entry.progress is not None
-
-    def _check_rows(self, entry: Entry) -> None:
-        if entry.progress is not None and not self._present:
+    def _check_rows(self, entry: Entry, cursor: Any) -> None:
+        if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
             raise StaleProgressError(
                 f"{self.place.shown} was dropped behind its progress: going on would leave a gap. Bring it "
-                f"back, or delete its row from {self.place.ledger} (table_name {self.place.name!r}) and let "
-                "the worker load it again from the start of its topic",
+                f"back, or delete its rows from {self.place.own_ledger} (table_name {self.place.name!r}) and "
+                "let the worker load it again from the start of its topic",
                 table=self._table,
             )
 
@@ -225,16 +254,20 @@ class SqlTable:
             self._altered(statements, widens=False)
         self._ordered = batch.shape
 
-    def _altered(self, statements: list[str], *, widens: bool) -> None:
+    def _altered(
+        self, statements: list[str], *, widens: bool, then: Callable[[Any, Entry], None] | None = None
+    ) -> None:
         """Change the table's columns, and its view with them, where it is still ours."""
-        with self._transaction() as cursor:
-            self._held(cursor, self._claimed_epoch())
+        with self._turns.mine(), self._transaction() as cursor:
+            entry = self._held(cursor, self._claimed_epoch())
             before, after = self._view.in_the_way(cursor) if self._view and widens else ([], [])
             self._changing = True
             self._change(cursor, [*before, *statements])
             self._present = self._dialect.present(cursor, self.place)
             shown = self._view.statements(cursor, self._present) if self._view else []
             self._change(cursor, [*shown, *after])
+            if then is not None:
+                then(cursor, entry)
         self._changing = False
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
@@ -270,7 +303,7 @@ class SqlTable:
     def _commit(
         self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
     ) -> ApplyResult:
-        with self._transaction() as cursor:
+        with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, progress.epoch)
             done = self._done(entry, progress)
             if done is not None:
@@ -281,7 +314,8 @@ class SqlTable:
             absent = counts.absent if told else batch.deletes - counts.deleted
             version = entry.commits + 1
             result = ApplyResult(*counts[:3], absent, str(version), counts.stale)
-            self._ledger.write(cursor, replace(entry, progress=progress, result=result, commits=version))
+            entry = replace(entry, progress=progress, result=result, commits=version)
+            self._ledger.write(cursor, self._shard.written(entry, batch.shape) if self._shard else entry)
         return result
 
     def _merged(self, cursor: Any, batch: ReducedBatch, attempts: tuple[int, ...] | None) -> Counts:
@@ -289,7 +323,8 @@ class SqlTable:
         mark = self._dialect.quote(SOFT_DELETE_COLUMN) if has_mark else None
         if batch.truncates:
             soft = mark if batch.delete_mode == "soft" else None
-            return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft))
+            only = self._shard.rows(self._present) if self._shard else "true"
+            return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft, only=only))
         if not attempts:
             return Counts()
         merge = merge_of(
@@ -319,7 +354,8 @@ class SqlTable:
         entry = self._ledger.read(cursor, lock=True)
         if entry is None:
             raise StaleProgressError(
-                f"the row of {self.place.shown} was deleted from {self.place.ledger}: start the worker again",
+                f"the row of {self.place.shown} was deleted from {self.place.own_ledger}: start the worker "
+                "again",
                 table=self._table,
             )
         return entry

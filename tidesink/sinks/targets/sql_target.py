@@ -33,6 +33,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         widens=True,
         soft_deletes=True,
         durable=True,
+        shares=True,
         sequences=True,
         nul_in_text=not dialect.nul_refused,
         modes=_MODES | {"history"} if dialect.database == "postgres" else _MODES,
@@ -61,7 +62,7 @@ class SqlTarget:
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
         """The table of ``shape``, created when missing."""
-        place = replace(self.place_of(shape.table), source=shape.source)
+        place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
         view = view_name(self.view, place)
         return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode, view=view)
 

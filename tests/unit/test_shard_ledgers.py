@@ -1,0 +1,210 @@
+"""Ledgers of lakes' tables read back: as they were written before tables had shards, and shard by shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from tidesink.change import TableId
+from tidesink.errors import StaleProgressError
+from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.shape import Shard
+from tidesink.sinks.targets.delta_ledger import APPLICATION, Ledger, application_of
+from tidesink.sinks.targets.delta_log import Commit, DeltaLog
+from tidesink.sinks.targets.iceberg_ledger import LEDGER, SHARED_ROWS, IcebergLedger
+from tidesink.sinks.targets.iceberg_table import TableState
+
+A, B = TableId("shop_1", "orders"), TableId("shop_2", "orders")
+# Written by tidesink before it knew shards; never to be changed here.
+PROGRESS = (
+    '{"version":1,"pipeline":"shop","table":["shop","orders"],"epoch":3,"batch":7,"commit_ts":407,'
+    '"sequence_by":"kafka","topics":{"t":{"topic_id":"x","partitions":{"0":[70,70,407,null]}}}}'
+)
+OLD_DELTA = (
+    '{"tidesink":1,"kind":"batch","pipeline":"shop","epoch":3,"batch":7,"keys":["id"],"progress":'
+    + PROGRESS
+    + "}"
+)
+OLD_ICEBERG = (
+    '{"tidesink":1,"kind":"batch","pipeline":"shop","epoch":3,"batch":7,"snapshot":11,"keys":["id"],'
+    '"claimed_by":"c","result":[1,0,0,0,"11"],"progress":' + PROGRESS + "}"
+)
+OLD = Progress(
+    TableId("shop", "orders"),
+    "shop",
+    3,
+    7,
+    {"t": TopicProgress("t", "x", {0: PartitionProgress(70, 70, 407, None)})},
+    commit_ts=407,
+)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A Delta log of commits by version, the first of them 0."""
+
+    commits: Sequence[Commit]
+    versions: dict[str, int] = field(default_factory=dict)
+
+    def latest(self) -> int:
+        return len(self.commits) - 1
+
+    def commit(self, version: int) -> Commit:
+        return self.commits[version]
+
+    def newest_first(self, *, at: int | None = None, above: int = -1) -> Iterator[Commit]:
+        yield from reversed(self.commits[above + 1 : (self.latest() if at is None else at) + 1])
+
+    def transaction_version(self, application: str) -> int | None:
+        return self.versions.get(application)
+
+    def applications(self) -> tuple[str, ...]:
+        return tuple(self.versions)
+
+
+def delta(log: Log, table: TableId, shard: str | None = None) -> Ledger:
+    own = Shard("shard", shard) if shard else None
+    return Ledger(cast(DeltaLog, log), table, "shop", "/lake", None, ("id", "shard"), own)
+
+
+def commits(*parts: tuple[str, TableId, int] | str) -> Log:
+    """A log of batches (shard, source, batch) and of others' operations."""
+    found: list[Commit] = []
+    versions: dict[str, int] = {}
+    for version, part in enumerate(parts):
+        if isinstance(part, str):
+            found.append(Commit(version, part, version - 1))
+            continue
+        shard, table, batch = part
+        ledger = delta(Log(()), table, shard)
+        progress = Progress(table, "shop", 1, batch)
+        text = ledger.entry_text("batch", 1, batch, progress=progress, known=("id", "shard"))
+        versions[ledger.application] = progress.txn_version
+        found.append(Commit(version, "MERGE", version - 1, text))
+    return Log(found, versions)
+
+
+def test_a_delta_ledger_from_before_shards_is_read() -> None:
+    log = Log([Commit(0, "CREATE TABLE"), Commit(1, "MERGE", 0, OLD_DELTA)], {APPLICATION: 1})
+    entry = delta(log, OLD.table).newest()
+    assert entry is not None
+    assert (entry.epoch, entry.batch, entry.progress, entry.shard) == (3, 7, OLD, None)
+    with pytest.raises(StaleProgressError, match="without the shard column"):
+        delta(log, A, "1").newest()
+
+
+def test_a_delta_ledger_without_shards_is_written_as_before() -> None:
+    ledger = Ledger(cast(DeltaLog, Log(())), OLD.table, "shop", "/lake", None, ("id",))
+    assert json.loads(ledger.entry_text("batch", 3, 7, progress=OLD)) == json.loads(OLD_DELTA)
+    assert (ledger.application, application_of("x", Shard("s", "a/b"))) == (APPLICATION, "x/a/b")
+
+
+def test_each_shard_finds_its_own_commits_among_the_others() -> None:
+    log = commits("CREATE TABLE", ("1", A, 1), ("2", B, 1), ("1", A, 2), ("2", B, 2), "OPTIMIZE", ("2", B, 3))
+    a, b = delta(log, A, "1"), delta(log, B, "2")
+    assert (a.committed(), b.committed()) == (Progress(A, "shop", 1, 2), Progress(B, "shop", 1, 3))
+    latest, entries = a.since(1)
+    assert (latest, [entry.batch for entry in entries]) == (6, [2])
+    assert (a.shards(), delta(log, A, "3").shards()) == (("2",), ("1", "2"))
+    assert delta(log, A, "3").newest() is None
+    with pytest.raises(StaleProgressError, match=r"belongs to shop_1\.orders of pipeline 'shop'"):
+        delta(log, B, "1").newest()
+    with pytest.raises(StaleProgressError, match=r"several source tables share .*\(1, 2\)"):
+        delta(log, TableId("shop", "orders")).newest()
+
+
+def test_rows_moved_back_stop_those_shards_that_had_later_commits() -> None:
+    parts: list[tuple[str, TableId, int] | str] = ["CREATE TABLE", ("1", A, 1), ("2", B, 1), ("2", B, 2)]
+    log = commits(*parts, "RESTORE")
+    restored = Log([*log.commits[:-1], Commit(4, "RESTORE", 3, restored_version=2)], log.versions)
+    assert delta(restored, A, "1").committed() == Progress(A, "shop", 1, 1)
+    with pytest.raises(StaleProgressError, match="RESTORE at version 4"):
+        delta(restored, B, "2").committed()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of Iceberg's, as far as a ledger asks."""
+
+    number: int
+    parent: int | None
+
+    def snapshotId(self) -> int:  # noqa: N802  (Java's name)
+        return self.number
+
+    def parentId(self) -> int | None:  # noqa: N802
+        return self.parent
+
+    def summary(self) -> dict[str, str]:
+        return {}
+
+    def operation(self) -> str:
+        return "append"
+
+
+@dataclass(frozen=True)
+class State:
+    """An Iceberg table's state: properties, and snapshots from the newest down."""
+
+    texts: dict[str, str]
+    snapshots: tuple[int, ...] = (11,)
+    rest: int | None = None
+
+    @property
+    def head(self) -> int:
+        return self.snapshots[0]
+
+    def property(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    def properties(self, prefix: str) -> dict[str, str]:
+        return {k.removeprefix(prefix): v for k, v in self.texts.items() if k.startswith(prefix)}
+
+    def lineage(self) -> Iterator[Any]:
+        for at, number in enumerate(self.snapshots):
+            yield Snapshot(number, (*self.snapshots, self.rest)[at + 1])
+
+
+def iceberg(table: TableId, shard: str | None = None) -> IcebergLedger:
+    own = Shard("shard", shard) if shard else None
+    return IcebergLedger(table, "shop", "lake.shop.orders", ("id",), own)
+
+
+def state(*snapshots: int, rest: int | None = None, **texts: str) -> TableState:
+    return cast(TableState, State(texts, snapshots or (11,), rest))
+
+
+def test_an_iceberg_ledger_from_before_shards_is_read() -> None:
+    entry = iceberg(OLD.table).entry(state(**{LEDGER: OLD_ICEBERG}))
+    assert entry is not None
+    assert (entry.epoch, entry.progress, entry.branch, entry.shard) == (3, OLD, "tidesink_3", None)
+    assert json.loads(entry.to_json()) == json.loads(OLD_ICEBERG)
+    with pytest.raises(StaleProgressError, match="without the shard column"):
+        iceberg(A, "1").entry(state(**{LEDGER: OLD_ICEBERG}))
+
+
+def test_the_way_back_to_a_shards_rows_is_that_to_the_last_commit_of_any() -> None:
+    a, b = iceberg(A, "1"), iceberg(B, "2")
+    first = a.properties(a.claimed(None, snapshot=3))
+    texts = {**first, **b.properties(b.claimed(None, snapshot=9))}
+    assert texts[SHARED_ROWS] == "9"
+    # The snapshots between 3 and 8 are expired: what B left says that nothing moved since A's.
+    entry = a.entry(state(10, 9, rest=8, **texts))
+    assert entry is not None
+    assert (entry.snapshot, entry.shard, entry.source) == (3, "1", A)
+    for ledger in (a, b, iceberg(A, "new")):
+        with pytest.raises(StaleProgressError, match="rolled back"):
+            ledger.entry(state(3, **texts))
+    with pytest.raises(StaleProgressError, match=r"several source tables share"):
+        iceberg(OLD.table).entry(state(9, **texts))
+    assert (a.shards(state(9, **texts)), a.is_ours(entry.branch), b.is_ours(entry.branch)) == (
+        ("2",),
+        True,
+        False,
+    )
+    assert iceberg(OLD.table).is_ours("tidesink_12")
+    assert not iceberg(OLD.table).is_ours(entry.branch)
