@@ -15,7 +15,7 @@ from tidesink.config.problems import Problem
 MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
     {
         "append": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-        "history": frozenset({"delta", "memory", "postgres"}),
+        "history": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
     }
 )
 # What says how rows of one key follow each other, and has no effect where each change is a row of its own:

@@ -74,7 +74,7 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     sequences=True,
     rescales=False,
-    modes=frozenset({"upsert", "append"}),
+    modes=frozenset({"upsert", "append", "history"}),
     shares=True,
 )
 _VIEW: Final = "_tidesink_batch"

@@ -104,8 +104,7 @@ class _Versions:
         self._merge = merge
         self._batch = batch
         quote = merge.place.quote
-        # MySQL has no schema for temporary tables, and a connection of ours has no default one.
-        self._own = quote(_OWN) if database == "postgres" else merge.place.beside(_OWN)
+        self._own = quote(_OWN)
         self._start, self._end = quote(FROM_COLUMN), quote(TO_COLUMN)
         names = batch.history or HistoryNames()
         self._times = (quote(names.valid_from), quote(names.valid_to), quote(names.current))
@@ -117,6 +116,8 @@ class _Versions:
             if self._merge.upserts + self._merge.deletes > _MANY_ROWS:
                 self._cursor.execute("SET LOCAL enable_nestloop TO off")
         else:
+            # A DELETE with aliases and a temporary table want a database chosen.
+            self._cursor.execute(f"USE {self._merge.place.quote(self._merge.place.schema)}")
             # A transaction that failed leaves it behind.
             self._cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {self._own}")
         key = ", ".join((*self._keys, "moment"))

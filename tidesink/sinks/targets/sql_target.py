@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from tidesink.change import TableId
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets.base import Capabilities, DeleteMode, TableMode
+from tidesink.sinks.targets.base import Capabilities, DeleteMode
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_endpoint import Endpoint, endpoint_of
 from tidesink.sinks.targets.sql_place import Place, place_in
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.sql_dialect import Dialect
 
 DEFAULT_TEMPLATE: Final = "{schema}.{table}"
-
-
-_MODES: Final[frozenset[TableMode]] = frozenset({"upsert", "append"})
 
 
 def capabilities_of(dialect: Dialect) -> Capabilities:
@@ -36,7 +33,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         shares=True,
         sequences=True,
         nul_in_text=not dialect.nul_refused,
-        modes=_MODES | {"history"} if dialect.database == "postgres" else _MODES,
+        modes=frozenset({"upsert", "append", "history"}),
     )
 
 
