@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,8 +12,8 @@ import pytest
 
 from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import TABLE, Bed, progress, shape
-from tidesink.errors import StaleProgressError
-from tidesink.sinks.targets.base import TargetTable
+from tidesink.errors import StaleProgressError, TransientTargetError
+from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
 from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
@@ -43,6 +46,13 @@ UPKEEP: Final = {
         "ALTER TABLE shop.orders ENGINE = InnoDB",
         "ALTER TABLE shop._tidesink_ledger ENGINE = InnoDB",
     ),
+}
+
+
+# What rewrites the whole table under a lock that lets nobody in.
+HEAVY: Final = {
+    "postgres": ("VACUUM FULL shop.orders", "ANALYZE shop.orders"),
+    "mysql": ("ALTER TABLE shop.orders FORCE", "OPTIMIZE TABLE shop.orders"),
 }
 
 
@@ -126,6 +136,39 @@ def test_a_table_brought_back_with_its_ledger_is_whole(sql: Bed) -> None:
     assert again.claim().progress == progress(2, 1)
     again.apply(sql.batch(SHAPE, [{**ROW, "id": 2}]), progress(2, 2))
     assert sql.rows() == [ROW, {**ROW, "id": 2}]
+
+
+def test_upkeep_at_the_same_moment_disturbs_no_batch(sql: Bed) -> None:
+    table, ended = loaded(sql), threading.Event()
+    rounds = 0
+
+    def keep_up() -> None:
+        nonlocal rounds
+        while not ended.is_set():
+            as_others(sql, *HEAVY[sql.name])
+            rounds += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(keep_up)
+        try:
+            for number in range(2, 10):
+                done = apply_at_last(table, sql.batch(SHAPE, [ROW, {**ROW, "id": number}]), number)
+                assert (done.inserted, done.updated) == (1, 1)
+        finally:
+            ended.set()
+        others.result()
+    assert rounds > 1
+    assert [row["id"] for row in sql.rows()] == list(range(1, 10))
+
+
+def apply_at_last(table: TargetTable, batch: ReducedBatch, number: int) -> ApplyResult:
+    """As a worker does: what others' locks undid is done again."""
+    for _ in range(10):
+        try:
+            return table.apply(batch, progress(1, number))
+        except TransientTargetError:
+            time.sleep(0.1)
+    raise AssertionError("others' upkeep keeps the batch out")
 
 
 def test_upkeep_is_no_going_back(sql: Bed) -> None:

@@ -1,0 +1,58 @@
+"""OPTIMIZE and VACUUM by others while a merge is under way: the batch is whole, or done again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.contracts.interrupted import HeldMerge
+from tests.contracts.targets_bed import Bed, progress, shape
+from tidesink.errors import TransientTargetError
+from tidesink.sinks.targets.delta_target import DeltaTable
+
+pytestmark = pytest.mark.spark
+SHAPE: Final = shape()
+
+
+def row(number: int, name: str = "a") -> dict[str, object]:
+    """A row of the table."""
+    return {"id": number, "name": name, "amount": 1}
+
+
+def opened(bed: Bed) -> DeltaTable:
+    """The table as another worker opens it."""
+    table = bed.reopen().open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    return table
+
+
+def loaded(bed: Bed) -> DeltaTable:
+    """A claimed table with two batches applied, in two files."""
+    table = opened(bed)
+    epoch = table.claim().epoch
+    for number in (1, 2):
+        table.apply(bed.batch(SHAPE, [row(number)]), progress(epoch, number))
+    return table
+
+
+@pytest.mark.parametrize("upkeep", ["OPTIMIZE {}", "VACUUM {}"])
+def test_upkeep_by_others_in_the_middle_of_a_merge(delta: Bed, tmp_path: Path, upkeep: str) -> None:
+    table, session = loaded(delta), _session(delta)
+    batch = delta.batch(SHAPE, [row(1, "new"), row(3)])
+    with HeldMerge(table, batch, progress(1, 3), gate=tmp_path) as merge:
+        session.sql(upkeep.format(table.location)).collect()
+    # What rewrites the files that a merge has read makes it begin again: nothing of it was written.
+    assert [type(exc) for exc in merge.raised] in ([], [TransientTargetError])
+    if merge.raised:
+        assert delta.rows() == [row(1), row(2)]
+        assert table.committed() == progress(1, 2)
+    done = table.apply(batch, progress(1, 3))
+    assert (done.inserted, done.updated) == (1, 1)
+    assert delta.rows() == [row(1, "new"), row(2), row(3)]
+
+
+def _session(bed: Bed) -> Any:
+    assert bed.spark is not None
+    return bed.spark.newSession()

@@ -1,0 +1,95 @@
+"""A worker in a process of its own that starts at once: a fork of the test's, with Spark's JVM left warm.
+
+SIGKILL takes the process that drives the batch: no line of Python runs after it, connections to databases,
+Kafka and the state store end as the kernel ends them. What it asked of the JVM goes on there, as the last
+statement of a zombie, unless the test cancels it. Kills of the JVM as well are those of ``killing``; they
+cost ten seconds more each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidesink.config import load_config
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PATIENCE_SECONDS = 240.0
+
+
+class ForkedWorker:
+    """``tidesink run --until drained`` beside the test; its output goes to ``log``."""
+
+    def __init__(self, spark: SparkSession, config: Path, log: Path, failpoint: str | None = None) -> None:
+        assert spark.sparkContext is not None  # its JVM is what the fork shares
+        self.code: int | None = None
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks beside threads; what the child uses of Spark, it connects to anew.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            _be_worker(config, log, failpoint)
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if pid else None
+        return self.code is None
+
+    def kill(self) -> bool:
+        """End it at once; whether it was still at work."""
+        if not self.running:
+            return False
+        os.kill(self.pid, signal.SIGKILL)
+        return self.wait() == -signal.SIGKILL
+
+    def wait(self) -> int:
+        """Its exit code, or the negative number of the signal that ended it."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self.running:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise TimeoutError("the worker does not end")
+            time.sleep(0.02)
+        assert self.code is not None
+        return self.code
+
+
+def _be_worker(config: Path, log: Path, failpoint: str | None) -> None:
+    """The child's whole life; never returns."""
+    os.setsid()  # a failpoint kills the process group
+    output = log.open("w", encoding="utf-8")
+    sys.stdout = sys.stderr = output
+    os.environ.pop("TIDESINK_FAILPOINT", None)
+    os.environ["TIDESINK_FAILPOINT_LOG"] = str(config.with_name("failpoints"))
+    if failpoint is not None:
+        os.environ["TIDESINK_FAILPOINT"] = failpoint
+    codes = [70]
+
+    def work() -> None:
+        try:
+            report = run(load_config(config), until="drained")
+            codes[0] = report.exit_code
+            output.write("".join(f"{one.table} {one.state} {one.error}\n" for one in report.tables))
+        except BaseException:  # noqa: BLE001  (the test shows it)
+            traceback.print_exc(file=output)
+
+    # A thread of its own has a connection of its own to the JVM: the parent's must not be used by two.
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    output.flush()
+    os._exit(codes[0])

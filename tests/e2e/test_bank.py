@@ -1,0 +1,126 @@
+"""A bank's totals after kills: at each named step of a batch, and at random moments, on every target.
+
+Money moves between accounts in three tables while worker after worker is killed; readers look on. At the end
+every row is what the source has. Seeds are printed: TIDESINK_SEED runs one again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.bank import Bank, Feed
+from tests.e2e.bank_places import PROTOCOLS, Place, Watch, bank_config, check_end, place_of
+from tests.e2e.forked_worker import ForkedWorker
+from tests.e2e.killing import failpoints_hit
+from tests.e2e.replay import Servers
+from tidesink.sinks.failpoints import FAILPOINTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(7200)]
+CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
+RANDOM_KILLS = 10
+# Transactions before each kill: some batches of each table.
+WORK = 5
+# Records of a batch: small while workers are killed, then all that is left.
+SMALL, LARGE = 8, 5_000
+_LONGEST_SECONDS = 4.0
+
+
+class Run:
+    """One bank, its changefeed, and the workers that are killed over one target."""
+
+    def __init__(self, spark: SparkSession, folder: Path, servers: Servers, kind: str, place: Place) -> None:
+        self.seed = int(os.environ.get("TIDESINK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+        sys.stderr.write(f"TIDESINK_SEED={self.seed}\n")
+        self.rng = random.Random(self.seed)
+        self.kills = 0
+        self._configure = partial(bank_config, folder, servers, place, PROTOCOLS[kind])
+        self.config = self._configure(batch=SMALL)
+        self.watch = Watch(place)
+        self._bank, self._feed = Bank(self.seed), Feed(servers, PROTOCOLS[kind])
+        self._spark, self._place, self._log = spark, place, folder / "worker.log"
+
+    def kill_at(self, failpoint: str) -> None:
+        """A worker that dies at a step."""
+        began = time.monotonic()
+        worker = self._worker(failpoint)
+        code = worker.wait()
+        self.kills += 1
+        sys.stderr.write(f"{failpoint}: {time.monotonic() - began:.1f} s\n")
+        assert code == -9, (failpoint, code, self._log.read_text(encoding="utf-8"))
+        self._after()
+
+    def kill_at_random(self) -> None:
+        """A worker that dies at some moment, and readers that look on; one that ended before is no kill."""
+        worker = self._worker(None)
+        end = time.monotonic() + self.rng.uniform(0.1, _LONGEST_SECONDS)
+        while worker.running and time.monotonic() < end:
+            self.watch.look()
+            time.sleep(0.05)
+        if worker.kill():
+            self.kills += 1
+        else:
+            assert worker.code == 0, self._log.read_text(encoding="utf-8")
+        self._after()
+
+    def finish(self) -> None:
+        """Nobody is killed any more: all is applied, and right."""
+        self._configure(batch=LARGE)
+        worker = self._worker(None)
+        assert worker.wait() == 0, self._log.read_text(encoding="utf-8")
+        self.watch.look()
+        check_end(self._place, self._bank)
+
+    def _worker(self, failpoint: str | None) -> ForkedWorker:
+        self._bank.work(WORK)
+        self._feed.send(self._bank.changes)
+        self._bank.changes.clear()
+        return ForkedWorker(self._spark, self.config, self._log, failpoint)
+
+    def _after(self) -> None:
+        self.watch.look()
+        # What the dead worker asked of Spark goes on beside the next one, or ends as with its JVM.
+        if self.rng.random() < 0.5:
+            self._spark.sparkContext.cancelAllJobs()
+            self._spark.catalog.clearCache()
+
+
+@pytest.fixture(params=list(PROTOCOLS))
+def bank_run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, servers: Servers) -> Run:
+    """The bank over each target in turn."""
+    place = place_of(request.param, request, tmp_path)
+    return Run(spark, tmp_path, servers, request.param, place)
+
+
+def test_a_kill_at_each_step_and_at_random_moments(bank_run: Run) -> None:
+    steps = [f"{step}:1" for step in FAILPOINTS]
+    bank_run.rng.shuffle(steps)
+    for step in steps:
+        bank_run.kill_at(step)
+    assert failpoints_hit(bank_run.config) == steps
+    for _ in range(RANDOM_KILLS):
+        bank_run.kill_at_random()
+    bank_run.finish()
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(CHAOS == 0, reason="long: make chaos N=500")
+def test_chaos_over_the_bank(bank_run: Run) -> None:
+    # The others are kills of the JVM as well: tests/e2e/test_kill.py.
+    kills = CHAOS * 9 // 10 // len(PROTOCOLS)
+    while bank_run.kills < kills:
+        if bank_run.rng.random() < 0.5:
+            bank_run.kill_at(f"{bank_run.rng.choice(FAILPOINTS)}:{bank_run.rng.randrange(1, 6)}")
+        else:
+            bank_run.kill_at_random()
+    bank_run.finish()
