@@ -115,6 +115,8 @@ def drop(
 
     Where nobody can be asked, --yes is needed, else nothing is dropped: exit code 2.
     """
+    from tidesink.sinks.retry import RetryPolicy
+
     settings = chosen_config(None, config)
     chosen = _to_drop(settings, table, place, everything=everything)
     if place is None:
@@ -126,7 +128,8 @@ def drop(
         count = records.counted(letters.groups(chosen))
         if count and not yes:
             _ask(count, letters.place)
-        dropped = letters.remove(chosen) if count else 0
+        # A worker that keeps letters of the same table at this moment is in the way for a moment.
+        dropped = RetryPolicy(settings.retry.for_).call(lambda: letters.remove(chosen)) if count else 0
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
     else:

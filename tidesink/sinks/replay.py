@@ -64,6 +64,7 @@ def replay(config: Config, chosen: Chosen, *, stop: StopFlag | None = None) -> R
         SourceError: the topic is gone, or was made again.
         TidesinkError: a step failed; nothing is lost, and the letters that were not settled are still there.
     """
+    _refuse_mode(config, str(chosen.table))
     flag = stop if stop is not None else StopFlag()
     with assembled(config, (), flag) as around:
         _refuse_beside_worker(around)
@@ -74,6 +75,17 @@ def replay(config: Config, chosen: Chosen, *, stop: StopFlag | None = None) -> R
             return _replay(around, chosen)
         finally:
             beat.end()
+
+
+def _refuse_mode(config: Config, name: str) -> None:
+    schema, _, rest = name.partition(".")
+    mode = config.table_config(TableId(schema, rest)).mode
+    if mode != "upsert":
+        raise ConfigError(
+            f"a table of mode {mode} keeps what it was given in the order it came, so a dead letter cannot "
+            "take its place among it later: load the table anew, or drop the letters",
+            table=name,
+        )
 
 
 def _refuse_beside_worker(around: Surroundings) -> None:
@@ -120,7 +132,6 @@ class ReplayLane(Lane):
 
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
         """Apply the chosen letters of this lane's topic, then settle them."""
-        self._refuse_mode()
         found = self._found()
         retry = self._around.retry(self.table)
         self._hold = retry.call(lambda: self._open(found))
@@ -182,14 +193,6 @@ class ReplayLane(Lane):
             plan=plan,
             reader=reader,
         )
-
-    def _refuse_mode(self) -> None:
-        if self._settings.mode != "upsert":
-            raise ConfigError(
-                f"a table of mode {self._settings.mode} keeps what it was given in the order it came, so a "
-                "dead letter cannot take its place among it later: load the table anew, or drop the letters",
-                table=str(self.table),
-            )
 
     def _found(self) -> TopicOffsets:
         offsets = KafkaOffsets(self._around.config.source.confluent_properties())

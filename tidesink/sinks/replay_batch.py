@@ -100,7 +100,7 @@ class ReplayBatch(Batch):
     def _write(self, reduction: Reduction) -> ApplyResult:
         """Apply the rows in a batch of its own, whose progress reads no further."""
         before = self._hold.progress
-        judged = self._judged(self._decoding.columns().shape)
+        judged = self._judged(self._shape())
         if judged.pending:
             raise SchemaRefusedError(
                 f"the letters need a change of the table's columns that waits for a person "
