@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from typer.testing import CliRunner
 
+from tests.contracts.sql_beds import postgres_database
 from tests.e2e.replay import Servers
 from tests.e2e.writing import ID, TableWriter, lake_rows, schema_of, shop_config
 from tests.servers import create_topics
@@ -35,14 +37,19 @@ class Shop:
     def __init__(self, folder: Path, servers: Servers, **policies: str) -> None:
         self.folder, self.servers = folder, servers
         self.topic = f"{servers['prefix']}cdc"
-        create_topics(servers["brokers"], {self.topic: 1})
+        create_topics(servers["brokers"], {self.topic: 2})
         self.told, self.other = self.writer("told"), self.writer("other")
-        source = {"brokers": servers["brokers"], "protocol": "canal-json", "topics": [self.topic]}
-        defaults = {"schema-changes": policies}
-        self.path = shop_config(folder, servers, {"source": source, "defaults": defaults})
-        self.config = load_config(self.path)
+        self.configure({"defaults": {"schema-changes": policies}})
         for name in ("told", "other"):
             self.told.ddl(f"CREATE TABLE shop.{name} (id BIGINT PRIMARY KEY, name VARCHAR(40))")
+
+    def configure(self, more: dict[str, Any], folder: Path | None = None) -> None:
+        """Another pipeline over the same topic, where a folder is given."""
+        self.folder = folder or self.folder
+        self.folder.mkdir(exist_ok=True)
+        source = {"brokers": self.servers["brokers"], "protocol": "canal-json", "topics": [self.topic]}
+        self.path = shop_config(self.folder, self.servers, {"source": source, **more})
+        self.config = load_config(self.path)
 
     def writer(self, name: str, *columns: Column) -> TableWriter:
         return TableWriter(self.servers, schema_of(name, *columns), protocol="canal-json", topic=self.topic)
@@ -146,3 +153,105 @@ def test_another_type_waits_and_the_worker_goes_on(
     # Nobody resumed it: a worker that starts finds it resting as before.
     shop.tidesink("pause", "shop.other")
     assert shop.states() == {"told": "PAUSED", "other": "PAUSED"}
+
+
+SIZE = Column("size", ColumnType("bigint", sql="bigint"))
+TITLE = Column("title", ColumnType("varchar", length=40, sql="varchar(40)"))
+APPLIED = {"drop": "apply", "rename": "apply"}
+ENDED = {
+    1: {"id": 1, "title": "one"},
+    2: {"id": 2, "title": "two"},
+    3: {"id": 3, "title": "three"},
+    4: {"id": 4, "title": None},
+}
+
+
+def _write_old_rows(shop: Shop) -> None:
+    shop.told.ddl("ALTER TABLE shop.told ADD COLUMN size BIGINT", commit_ts=2)
+    shop.told.schema = schema_of("told", SIZE)
+    shop.told.upsert({"id": 1, "name": "one", "size": 1}, partition=1)
+
+
+def _rename_and_drop(shop: Shop) -> None:
+    """DDL on one partition; on the other rows of after it, and rows of before it that come late."""
+    shop.told.ddl("ALTER TABLE shop.told RENAME COLUMN name TO title, DROP COLUMN size", commit_ts=3)
+    renamed = shop.writer("told")
+    renamed.schema = TableSchema(TableId("shop", "told"), (ID, TITLE))
+    renamed.upsert({"id": 3, "title": "three"}, partition=1)
+    shop.told.upsert({"id": 2, "name": "two", "size": 2}, partition=1)
+    shop.told.upsert({"id": 4, "name": None, "size": 4}, partition=1)
+
+
+def test_columns_are_renamed_and_dropped_however_the_topic_is_cut(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    shop = Shop(tmp_path, servers, **APPLIED)
+    _write_old_rows(shop)
+    assert shop.states() == {"told": "IDLE"}
+    assert shop.values("size") == {1: 1}
+    _rename_and_drop(shop)
+    assert shop.states() == {"told": "IDLE"}
+    assert lake_rows(shop.folder, "told") == ENDED
+    # All of it at once, and record by record: rows of before the DDL that are read when it is known already.
+    for size in (500, 2):
+        more = {"defaults": {"schema-changes": APPLIED}, "batch": {"max-records": size}}
+        shop.configure(more, tmp_path / f"by-{size}")
+        assert shop.states() == {"told": "IDLE"}
+        assert lake_rows(shop.folder, "told") == ENDED
+
+
+def test_a_database_follows_renames_and_drops(
+    spark: SparkSession, tmp_path: Path, servers: Servers, request: pytest.FixtureRequest
+) -> None:
+    import psycopg
+
+    place = postgres_database(request)
+    shop = Shop(tmp_path, servers)
+    url = f"postgresql://{place.host}:{place.port}/{place.database}"
+    target = {"type": "postgres", "url": url, "user": place.user, "password": place.password}
+    shop.configure({"defaults": {"schema-changes": APPLIED}, "target": target})
+    _write_old_rows(shop)
+    assert shop.states() == {"told": "IDLE"}
+    _rename_and_drop(shop)
+    assert shop.states() == {"told": "IDLE"}
+    with psycopg.connect(
+        host=place.host, port=place.port, dbname=place.database, user=place.user, password=place.password
+    ) as connection:
+        rows = connection.execute("SELECT * FROM shop.told ORDER BY id").fetchall()
+    assert rows == [tuple(row.values()) for row in ENDED.values()]
+
+
+def test_a_rename_waits_where_nothing_is_said(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
+    shop = Shop(tmp_path, servers)
+    _write_old_rows(shop)
+    shop.other.upsert({"id": 1, "name": "eins"})
+    assert shop.states() == {"told": "IDLE", "other": "IDLE"}
+    _rename_and_drop(shop)
+    shop.other.upsert({"id": 2, "name": "zwei"})
+    assert shop.states() == {"told": "PAUSED", "other": "IDLE"}
+    assert set(lake_rows(tmp_path, "other")) == {1, 2}
+    assert lake_rows(tmp_path, "told") == {1: {"id": 1, "name": "one", "size": 1}}
+    (pending,) = shop.status().details["pending"]
+    assert (pending["kind"], pending["from"], pending["to"]) == ("rename", "name", "title")
+    shop.tidesink("resume", "shop.told", "--accept")
+    assert shop.states()["told"] == "IDLE"
+    # The column that was dropped stays, as nothing else was said: NULL in rows that have it no more.
+    sizes = {1: 1, 2: 2, 3: None, 4: 4}
+    assert lake_rows(tmp_path, "told") == {key: {**row, "size": sizes[key]} for key, row in ENDED.items()}
+
+
+def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    shop = Shop(tmp_path, servers, narrow="pause")
+    _write_old_rows(shop)
+    shop.drain()
+    shop.told.ddl("ALTER TABLE shop.told MODIFY COLUMN size INT", commit_ts=3)
+    shop.told.schema = schema_of("told", Column("size", ColumnType("int", sql="int")))
+    shop.told.upsert({"id": 2, "name": "two", "size": 2})
+    assert shop.states() == {"told": "PAUSED"}
+    (pending,) = shop.status().details["pending"]
+    assert (pending["kind"], pending["from"], pending["to"]) == ("narrow", "bigint", "int")
+    shop.tidesink("resume", "shop.told", "--accept", "--ignore")
+    assert shop.states() == {"told": "IDLE"}
+    assert shop.values("size") == {1: 1, 2: 2}

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, get_args
 
 import pytest
 
-from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.config.schema_change_checks import (
+    APPLYING_TARGETS,
+    PASSING_TARGETS,
+    shown_policies,
+    untold_changes,
+)
 from tidesink.config.schema_changes import CHANGE_RULES, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.schema_policy import SchemaChange, judge, pending_of
+from tidesink.sinks.decoding import ToldColumns
+from tidesink.sinks.schema_policy import Accepted, Judgement, Policies, SchemaChange, judge, pending_of
 from tidesink.sinks.shape import TableShape, merge_shape, shape_of
+from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SchemaGap
+from tidesink.sinks.targets.memory_target import CAPABILITIES
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -28,8 +39,12 @@ def _shape(*columns: Column) -> TableShape:
 SHAPE = _shape(ID, NAME, PRICE)
 
 
+def _judge(gap: SchemaGap, policies: SchemaChanges, accepted: Accepted | None = None) -> Judgement:
+    return judge(gap, SHAPE, Policies(policies, accepted or {}, CAPABILITIES), None)
+
+
 def _judged(**policies: ChangePolicy) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
-    judged = judge(GAP, SHAPE, policies=SchemaChanges.model_validate(policies), accepted={})
+    judged = _judge(GAP, SchemaChanges.model_validate(policies))
     names = tuple(column.name for column in judged.given.columns)
     return names, judged.left_out, [one.change.kind for one in judged.pending]
 
@@ -40,7 +55,7 @@ def test_what_only_adds_is_applied_where_nothing_is_said() -> None:
 
 def test_a_column_can_be_left_out_and_is_told() -> None:
     assert _judged(add="ignore") == (("id", "price"), ("Name",), [])
-    judged = judge(GAP, SHAPE, policies=SchemaChanges(add="ignore"), accepted={})
+    judged = _judge(GAP, SchemaChanges(add="ignore"))
     assert "Name" in judged.warnings[0]
     assert "lost" in judged.warnings[0]
 
@@ -50,19 +65,19 @@ def test_a_column_can_be_left_out_and_is_told() -> None:
 )
 def test_a_change_waits_until_exactly_it_is_accepted(kind: str, accepts: tuple[str, ...]) -> None:
     policies = SchemaChanges.model_validate({kind: "pause"})
-    (pending,) = judge(GAP, SHAPE, policies=policies, accepted={}).pending
+    (pending,) = _judge(GAP, policies).pending
     assert (pending.change.kind, pending.accepts) == (kind, accepts)
     accepted = {pending.change.digest: accepts[0]}
-    assert judge(GAP, SHAPE, policies=policies, accepted=accepted).pending == ()  # type: ignore[arg-type]
+    assert _judge(GAP, policies, accepted).pending == ()  # type: ignore[arg-type]
     # The same column, another change of it: that one was not shown to anybody.
     other = SchemaGap(GAP.columns, ("price",) if kind == "add" else (), {"price": ("int", "decimal(20,0)")})
-    assert judge(other, SHAPE, policies=policies, accepted=accepted).pending  # type: ignore[arg-type]
+    assert _judge(other, policies, accepted).pending  # type: ignore[arg-type]
 
 
 def test_an_added_column_can_be_accepted_as_left_out() -> None:
     policies = SchemaChanges(add="pause")
-    (pending,) = judge(GAP, SHAPE, policies=policies, accepted={}).pending
-    judged = judge(GAP, SHAPE, policies=policies, accepted={pending.change.digest: "ignore"})
+    (pending,) = _judge(GAP, policies).pending
+    judged = _judge(GAP, policies, {pending.change.digest: "ignore"})
     assert (judged.left_out, judged.pending) == (("Name",), ())
 
 
@@ -115,3 +130,91 @@ def test_a_table_says_only_what_it_wants_other() -> None:
 def test_a_policy_that_is_none_is_refused() -> None:
     problems = wrong(changed(FLAT_AVRO, **{"defaults__schema_changes": {"widen": "ignore"}}))
     assert "defaults.schema-changes.widen" in problems
+
+
+def _told(*gone: Column, readded: tuple[str, ...] = (), current: tuple[Column, ...] = ()) -> ToldColumns:
+    schema = TableSchema(TABLE, current or (ID, PRICE))
+    return ToldColumns(schema, gone, readded=frozenset(readded))
+
+
+HAS_ALL = SchemaGap(("id", "name", "price"))
+
+
+def _with_ddl(told: ToldColumns, gap: SchemaGap = HAS_ALL, **policies: ChangePolicy) -> Judgement:
+    said = SchemaChanges.model_validate(policies)
+    return judge(gap, SHAPE, Policies(said, {}, CAPABILITIES), told)
+
+
+def test_a_dropped_column_stays_where_nothing_is_said() -> None:
+    judged = _with_ddl(_told(NAME))
+    assert (judged.drops, judged.left_out, judged.pending) == ((), (), ())
+
+
+def test_a_dropped_column_goes_and_old_rows_do_not_bring_it_back() -> None:
+    judged = _with_ddl(_told(NAME), drop="apply")
+    assert (judged.drops, judged.left_out) == (("name",), ("Name",))
+    later = _with_ddl(_told(NAME), SchemaGap(("id", "price"), ("Name",)), drop="apply")
+    assert (later.drops, later.left_out, later.warnings) == ((), ("Name",), ())
+
+
+def test_a_dropped_column_waits_only_where_the_target_has_it() -> None:
+    (pending,) = _with_ddl(_told(NAME), drop="pause").pending
+    assert pending.accepts == ("ignore", "apply")
+    assert _with_ddl(_told(NAME), SchemaGap(("id", "price"), ("Name",)), drop="pause").pending == ()
+
+
+def test_a_column_that_was_dropped_and_added_again_is_never_dropped_unasked() -> None:
+    (pending,) = _with_ddl(_told(readded=("name",)), drop="apply").pending
+    assert pending.accepts == ("ignore",)
+    assert "added again" in pending.reason
+    assert _with_ddl(_told(readded=("name",))).pending == ()
+
+
+def test_a_narrower_type_is_told_where_it_is_asked_for() -> None:
+    told = _told(current=(ID, NAME, Column("price", ColumnType("int"))))
+    gap = HAS_ALL._replace(held={"ID": "bigint", "PRICE": "bigint"})
+    assert _with_ddl(told, gap).pending == ()
+    (pending,) = _with_ddl(told, gap, narrow="pause").pending
+    assert pending.change == SchemaChange("narrow", "price", "bigint", "int")
+    assert pending.accepts == ("ignore",)
+
+
+def test_a_target_that_cannot_drop_is_not_asked_to() -> None:
+    policies = Policies(SchemaChanges(drop="pause"), {}, replace(CAPABILITIES, drops=False))
+    (pending,) = judge(HAS_ALL, SHAPE, policies, _told(NAME)).pending
+    assert pending.accepts == ("ignore",)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_carry_out_what_the_config_says_they_can(name: str) -> None:
+    capabilities = import_module(TARGETS[name]).CAPABILITIES
+    assert capabilities.drops == (name in APPLYING_TARGETS["drop"])
+    assert capabilities.renames == (name in APPLYING_TARGETS["rename"])
+    assert capabilities.keeps_rows == (name not in PASSING_TARGETS)
+
+
+@pytest.mark.parametrize("protocol", [FLAT_AVRO, CANAL_JSON], ids=["flat-avro", "canal-json"])
+def test_what_only_ddl_tells_is_no_setting_without_it(protocol: dict[str, Any]) -> None:
+    data = changed(protocol, **{"defaults__schema_changes": {"drop": "apply", "rename": "apply"}})
+    if protocol is CANAL_JSON:
+        assert right(data).defaults.schema_changes.rename == "apply"
+        return
+    assert "nothing tells" in wrong(data)["defaults.schema-changes.drop"].reason
+
+
+def test_what_a_target_cannot_do_is_refused() -> None:
+    http = {"type": "http", "url": "http://127.0.0.1:1/"}
+    data = changed(CANAL_JSON, target=http, **{"defaults__schema_changes": {"rename": "apply"}})
+    assert "passes rows on" in wrong(data)["defaults.schema-changes.rename"].reason
+
+
+def test_a_plan_says_what_nothing_tells() -> None:
+    told = right(CANAL_JSON)
+    assert list(untold_changes(told)) == []
+    assert "rename pause" in shown_policies(told.defaults.schema_changes, told)
+    untold = right(FLAT_AVRO)
+    (said,) = untold_changes(untold)
+    assert "flat-avro" in said
+    assert "rename" not in shown_policies(untold.defaults.schema_changes, untold)
+    passing = right(changed(CANAL_JSON, target={"type": "http", "url": "http://127.0.0.1:1/"}))
+    assert "passes rows on" in next(untold_changes(passing))

@@ -15,6 +15,7 @@ from tidesink.cli.output import Output, OutputFormat, console, show_table, write
 from tidesink.cli.status import read_statuses
 from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved_tables
 from tidesink.config import Config
+from tidesink.config.schema_change_checks import untold_changes
 from tidesink.sinks.goals import Goals
 
 _TOLD: Final[dict[TypesFrom, str]] = {
@@ -42,14 +43,17 @@ def plan(
     settings = chosen_config(config, config_option)
     plans = apart(settings, table_plans(settings, sample=sample))
     unserved = list(unserved_tables(settings, plans))
+    untold = list(untold_changes(settings))
     zero_dates = _zero_dates(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
-        write_json({"pipeline": settings.pipeline, "tables": tables, "warnings": unserved})
+        write_json({"pipeline": settings.pipeline, "tables": tables, "warnings": unserved, "untold": untold})
     else:
         _show(settings, plans, zero_dates)
         for warning in unserved:
             typer.echo(f"warning: {warning}")
+        for remark in untold:
+            typer.echo(f"changes of columns: {remark}")
     if any(entry.problem for entry in plans):
         raise typer.Exit(exits.USAGE)
 

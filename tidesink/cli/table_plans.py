@@ -16,6 +16,7 @@ from tidesink.codecs.debezium_told import UNTYPED, LoneCodec, Told
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.identity import topic_tables
+from tidesink.config.schema_change_checks import shown_policies
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.layout import OWN_COLUMNS
@@ -273,7 +274,7 @@ def plan_of(config: Config, topic: str, source: TableShape, *, types_from: Types
         path=_path(config, shape.table),
         columns=tuple(_column(column, shape, sources, told.get(column.name, "")) for column in shape.columns),
         keys=shape.keys,
-        policies=_policies(settings),
+        policies=_policies(config, settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
         warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
         problem=None if shape.keys else _NO_KEY.format(table=shape.source),
@@ -284,7 +285,7 @@ def plan_of(config: Config, topic: str, source: TableShape, *, types_from: Types
 
 
 def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> TablePlan:
-    policies = _policies(config.table_config(table))
+    policies = _policies(config, config.table_config(table))
     try:
         path = _path(config, config.destination(table).table)
     except ConfigError as error:  # of its route
@@ -304,14 +305,14 @@ def _read_as(config: Config, shape: TableShape) -> str:
     return living_rows(config, shape)
 
 
-def _policies(settings: TableConfig) -> dict[str, str]:
+def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
     return {
         "mode": settings.mode,
         "sequence_by": settings.sequence_by,
         "deletes": settings.deletes,
         "zero-date": settings.zero_date,
         "bad-record": settings.bad_record,
-        "schema-changes": settings.schema_changes.shown(),
+        "schema-changes": shown_policies(settings.schema_changes, config),
         "time-zone": settings.time_zone,
         **({"filter": settings.filter} if settings.filter is not None else {}),
         **({"ignore_null_updates": "true"} if settings.ignore_null_updates else {}),

@@ -13,7 +13,8 @@ Of an update's old row the names and the key are read, the other values by a pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +25,7 @@ from tidesink.change import TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_canal_json_before import logged_before
+from tidesink.codecs.columns_canal_json_renamed import under_new_names
 from tidesink.codecs.columns_canal_json_row import RowColumns
 from tidesink.codecs.columns_canal_json_text import ROW, form_of
 from tidesink.codecs.columns_canal_json_types import WRITTEN_AT, is_timed, written_at
@@ -68,6 +70,7 @@ class CanalJsonColumns:
     large; what cannot be asked for them makes a record ``unplanned``, with ``NOT_JUDGED`` in its ``_fields``.
     Under a ``large-message-handle-compression`` an Arrow function opens what is compressed first.
     ``logs``: the frame has the old row, and what happened to it, besides (``columns_base``).
+    ``renamed``: rows that have a column under one of these names have it under that one.
     """
 
     shape: TableShape
@@ -76,6 +79,7 @@ class CanalJsonColumns:
     own_key: bool = True
     options: CodecOptions = CodecOptions()  # noqa: RUF009 - it is frozen
     logs: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def changes_keys(self) -> bool:
@@ -111,12 +115,12 @@ class CanalJsonColumns:
         # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
         rows = RowColumns(self.shape, self.current)
         everything = F.col("*")
-        judged = _judged(rows, self.options) if self.judges else [[everything, *_unjudged()]]
+        judged = _judged(rows, self.options, self.renamed) if self.judges else [[everything, *_unjudged()]]
         return (
             _named(),
             [
                 everything,
-                _parsed(F.col("text"), self.shape).alias("parsed"),
+                _parsed(F.col("text"), self.shape, self.renamed).alias("parsed"),
                 form_of(F.col("text")).alias("form"),
             ],
             [everything, _is_regular(F.col("form"), F.col("parsed"), rows).alias("regular")],
@@ -176,16 +180,18 @@ def _named() -> list[Column]:
     ]
 
 
-def _parsed(text: Column, shape: TableShape) -> Column:
-    types = ", ".join(f"{quoted(column.name)} string" for column in shape.columns)
+def _parsed(text: Column, shape: TableShape, renamed: Mapping[str, str]) -> Column:
+    names = (*(column.name for column in shape.columns), *renamed)
+    types = ", ".join(f"{quoted(name)} string" for name in names)
     es = "es bigint, " if is_timed(shape) else ""
-    return F.from_json(
+    parsed = F.from_json(
         text,
         f"corrupt string, database string, `table` string, pkNames array<string>, type string, "
         f"mysqlType struct<{types}>, {es}"
         f"data {_ROWS}, old {_ROWS}, _tidb struct<commitTs: bigint, watermarkTs: bigint>",
         _OPTIONS,
     )
+    return under_new_names(parsed, shape, renamed) if renamed else parsed
 
 
 def _is_regular(form: Column, parsed: Column, rows: RowColumns) -> Column:
@@ -214,7 +220,7 @@ def _unjudged() -> list[Column]:
     ]
 
 
-def _judged(rows: RowColumns, options: CodecOptions) -> list[list[Column]]:
+def _judged(rows: RowColumns, options: CodecOptions, renamed: Mapping[str, str]) -> list[list[Column]]:
     """An irregular message as the regular ones that Python made of it, or as its error."""
     everything, judged, text, shape = F.col("*"), F.col("judged"), F.col("judged_text"), rows.shape
     irregular = F.when(~F.col("regular"), F.col("value_bytes"))
@@ -234,7 +240,7 @@ def _judged(rows: RowColumns, options: CodecOptions) -> list[list[Column]]:
         [everything, F.posexplode(texts).alias("row_index", "judged_text")],
         [
             everything,
-            _parsed(text, shape).alias("judged_parsed"),
+            _parsed(text, shape, renamed).alias("judged_parsed"),
             form_of(text).alias("judged_form"),
         ],
         [

@@ -15,6 +15,7 @@ from tidesink.config.modes import mode_problems
 from tidesink.config.passed_on import message_target_problems
 from tidesink.config.problems import Problem
 from tidesink.config.route_checks import route_problems
+from tidesink.config.schema_change_checks import schema_change_problems
 from tidesink.config.sequence import sequence_problems
 from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
 from tidesink.config.target import DeltaSettings
@@ -310,6 +311,7 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     mode_problems,
     layout_problems,
     route_problems,
+    schema_change_problems,
     _kafka,
     _files,
     _dead_letters,

@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from tidesink.config.fields import Model
 
-ChangeKind = Literal["add", "widen", "nullability", "type", "key"]
+ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key"]
 ChangePolicy = Literal["apply", "ignore", "pause"]
 
 
@@ -29,6 +29,9 @@ CHANGE_RULES: Final[Mapping[ChangeKind, ChangeRule]] = MappingProxyType(
     {
         "add": ChangeRule("apply", ("apply", "ignore", "pause"), "a column that the target lacks"),
         "widen": ChangeRule("apply", ("apply", "pause"), "a type that holds the target's and more"),
+        "drop": ChangeRule("ignore", ("ignore", "apply", "pause"), "a column that the source has no more"),
+        "rename": ChangeRule("pause", ("pause", "apply", "ignore"), "a column under another name"),
+        "narrow": ChangeRule("ignore", ("ignore", "pause"), "a type that holds less than the target's"),
         "nullability": ChangeRule("ignore", ("ignore",), "columns beside the key take NULL at every target"),
         "type": ChangeRule("pause", ("pause",), "a type that cannot be one with the target's"),
         "key": ChangeRule("pause", ("pause",), "other key columns, under which no row would be found"),
@@ -45,14 +48,20 @@ class SchemaChanges(Model):
     widen: Literal["apply", "pause"] = "apply"
     """A type that holds more than the target's: `apply` widens the target's column."""
 
+    drop: Literal["ignore", "apply", "pause"] = "ignore"
+    """A column that DDL dropped. `ignore` keeps it at the target, NULL in new rows; `apply` drops it there
+    with all its values. Only where the topic tells DDL: canal-json."""
+    rename: Literal["pause", "apply", "ignore"] = "pause"
+    """A column that DDL renamed. `apply` renames it at the target, and rows from before are read by the new
+    name; `ignore` keeps the old column and adds the new one. Only where the topic tells DDL: canal-json."""
+    narrow: Literal["ignore", "pause"] = "ignore"
+    """A type that holds less than the target's: the target's column stays as it is. Only where the topic
+    tells DDL: canal-json."""
+
     def policy(self, kind: ChangeKind) -> ChangePolicy:
         """The policy of a kind; the only one there is where it is no setting."""
         found: ChangePolicy = getattr(self, kind, CHANGE_RULES[kind].default)
         return found
-
-    def shown(self) -> str:
-        """Every kind's policy as one line."""
-        return ", ".join(f"{kind} {self.policy(kind)}" for kind in CHANGE_RULES)
 
 
 def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None]) -> SchemaChanges:

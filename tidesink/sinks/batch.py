@@ -39,14 +39,15 @@ from tidesink.sinks.ranges import OffsetRange, cut_before
 from tidesink.sinks.records_spark import rejected_records
 from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import refuse_beyond, refuse_truncates, refuse_undated, refuse_unplaced
-from tidesink.sinks.schema_policy import Accepted, Judgement, Pending, judge
+from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
+from tidesink.sinks.schema_policy import Accepted, Judgement, Pending, Policies, judge
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
 from tidesink.sinks.staging_spark import rows_to_write, staged_frame
 from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt
 from tidesink.sinks.summary_spark import summarise
 from tidesink.sinks.surroundings import Surroundings
-from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
+from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, TargetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,6 +151,8 @@ class Batch:
         self._refuses_truncates = False
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
+        logs = settings.mode == "append"
+        self._policies = Policies(settings.schema_changes, hold.accepted, around.target.capabilities, logs)
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.
@@ -161,7 +164,10 @@ class Batch:
         self._around.failpoints.reach("planned")
         with translated_read_errors(self._plan.found.topic):
             self._decoding.catch_up(self._plan.ranges, self._plan.found)
-            reduction = self._reduced(self._plan)
+            try:
+                reduction = self._reduced(self._plan)
+            except ChangesWaitError as exc:
+                return BatchOutcome(self._hold.progress, pending=exc.pending)
         try:
             if reduction.plan.records == 0:
                 return BatchOutcome(self._hold.progress, bad=reduction.bad)
@@ -174,6 +180,7 @@ class Batch:
     def _reduced(self, plan: BatchPlan, bad: BadRecord | None = None) -> Reduction:
         for _ in range(MOST_PLANS):
             self._around.stop.check()
+            settle_names(self._hold.table, self._decoding, self._policies)
             reduction = replace(self._reduce_once(plan), bad=bad)
             with _unpersisted_on_error(reduction.frame):
                 again = self._must_plan_again(reduction)
@@ -263,7 +270,7 @@ class Batch:
     # 5 to 9
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
-        around, table, summary = self._around, self._hold.table, reduction.summary
+        around, summary = self._around, reduction.summary
         judged = self._judged(self._shape())
         if judged.pending:
             return BatchOutcome(self._hold.progress, pending=judged.pending)
@@ -272,7 +279,7 @@ class Batch:
         with self._step("recorded"):
             around.store.record_progress(progress)
         with self._step("evolved"):
-            evolved = table.evolve(kept_shape(judged.given, self._settings))
+            evolved = self._evolved(judged)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
             last_ddl = keep_ddl(around, reduction, self._reader, progress) if summary.ddl else None
@@ -305,8 +312,13 @@ class Batch:
 
     def _judged(self, shape: TableShape) -> Judgement:
         """What becomes of the changes between the target's columns and the shape."""
-        policies, gap = self._settings.schema_changes, self._hold.table.gap(kept_shape(shape, self._settings))
-        return judge(gap, shape, policies=policies, accepted=self._hold.accepted)
+        told = told_of(self._decoding, self._policies)
+        return judge(self._hold.table.gap(kept_shape(shape, self._settings)), shape, self._policies, told)
+
+    def _evolved(self, judged: Judgement) -> EvolveResult:
+        if judged.drops:
+            self._hold.table.drop_columns(judged.drops)
+        return self._hold.table.evolve(kept_shape(judged.given, self._settings))
 
     def _reduced_batch(self, reduction: Reduction, judged: Judgement, progress: Progress) -> ReducedBatch:
         shape, summary = judged.given, reduction.summary

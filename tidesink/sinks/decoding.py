@@ -6,10 +6,12 @@ One module a protocol, listed in ``DECODINGS``; they ask the registry, the confi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from tidesink.change import Column as TableColumn
 from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.definition import Definition
@@ -54,6 +56,32 @@ class Apart(NamedTuple):
     stranger: Column
 
 
+class Renamed(NamedTuple):
+    """A column's name now, and whether rows with its old name can be read as rows with this one.
+
+    ``target``: the name it has at the target, where that is another one.
+    """
+
+    name: str
+    readable: bool
+    target: str | None = None
+
+
+@dataclass(frozen=True)
+class ToldColumns:
+    """What a topic's own DDL tells of a table's columns.
+
+    ``current``: the table now. ``former``: columns it had and has no more, with the types they had.
+    ``renamed``: by the names they had before, columns that it has. ``readded``: names, folded, of columns
+    that were dropped and added again.
+    """
+
+    current: TableSchema
+    former: tuple[TableColumn, ...] = ()
+    renamed: Mapping[str, Renamed] = field(default_factory=dict)
+    readded: frozenset[str] = frozenset()
+
+
 class Decoding(Protocol):
     """One table's decoding. Used by one thread at a time."""
 
@@ -78,6 +106,15 @@ class Decoding(Protocol):
 
     def columns(self) -> DecodeColumns:
         """The plan as it stands."""
+
+    def told(self) -> ToldColumns | None:
+        """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
+
+    def read_as(self, renamed: Mapping[str, str]) -> None:
+        """Read rows that have a column's old name as if they had its new one.
+
+        Raises: as ``prepare``.
+        """
 
     def apart(self) -> Apart | None:
         """How other tables' records are told apart; None where the topic can only have one table."""

@@ -7,7 +7,7 @@ else text, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.decoding import Apart, Missed, declared_table
+from tidesink.sinks.decoding import Apart, Missed, Renamed, ToldColumns, declared_table
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
@@ -26,7 +26,9 @@ from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
 from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.shape import shape_of, with_defaults, with_former
+from tidesink.typemap.ddl_history import reads_alike
+from tidesink.typemap.render import spark_type
+from tidesink.typemap.shape import shape_of, wider_ddl, with_defaults, with_former, without
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,6 +60,7 @@ class CanalJsonDecoding:
         # Values are opened where they are read, before a table's plan sees them.
         self._options = replace(around.config.source.codec_options(), large_message_handle_compression="none")
         self._words: list[_RowWords] = []
+        self._renamed: dict[str, str] = {}
         self._judges = False
         self._plan: CanalJsonColumns | None = None
         self._planned: TableSchema | None = None
@@ -122,6 +125,25 @@ class CanalJsonDecoding:
         if self._plan is None:
             raise ConfigError("prepare the table first", table=str(self._table))
         return self._plan
+
+    def told(self) -> ToldColumns | None:
+        """What the topic's DDL told of the table, where no definition in the config comes before it."""
+        current = self._ddl.get(self._table)
+        if self._declared is not None or current is None:
+            return None
+        former = {column.name.casefold(): column for column in self._ddl.former(self._table)}
+        renamed = {}
+        for old, new in self._ddl.renamed(self._table).items():
+            column = next(c for c in current.columns if c.name.casefold() == new.casefold())
+            renamed[old] = Renamed(new, _reads_on(column, former.pop(old.casefold(), None)))
+        readded = self._ddl.readded(self._table)
+        return ToldColumns(current, tuple(former.values()), renamed, readded)
+
+    def read_as(self, renamed: Mapping[str, str]) -> None:
+        """Plan anew where other columns are read by their old names than before."""
+        if renamed != self._renamed:
+            self._renamed = dict(renamed)
+            self._make()
 
     def apart(self) -> Apart:
         """What the messages' own names say."""
@@ -201,6 +223,8 @@ class CanalJsonDecoding:
             )
             for column in shape.schema.columns:
                 columns.setdefault(column.name.casefold(), _with_earlier(column, former))
+        for old in self._renamed:
+            columns.pop(old.casefold(), None)
         self._text_columns = tuple(
             c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
         )
@@ -222,7 +246,7 @@ class CanalJsonDecoding:
                 table=str(self._table),
             )
         self._planned = schema
-        self._plan = canal_json_columns(
+        plan = canal_json_columns(
             schema,
             base=self._base(schema),
             keys=settings.keys,
@@ -232,16 +256,25 @@ class CanalJsonDecoding:
             options=self._options,
             logs=logs,
         )
+        self._plan = replace(plan, renamed=self._renamed)
 
     def _base(self, schema: TableSchema) -> TableShape | None:
         """The shape so far; a column met in rows before its DDL had no default yet."""
         if self._plan is None:
             return None
-        shape = with_defaults(self._plan.shape, shape_of(schema, keys=self._settings.keys))
+        known = without(self._plan.shape, self._renamed)
+        shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
         # One DDL read ahead may change a column's type and the next drop it: rows lie between the two.
         former = () if self._declared is not None else self._ddl.former(self._table)
         names = {column.name.casefold() for column in schema.columns}
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
+
+
+def _reads_on(column: Column, was: Column | None) -> bool:
+    """Whether texts of a column that was renamed are read right by what it is now."""
+    if was is None or was.earlier or column.earlier or not reads_alike(column.type, was.type):
+        return False
+    return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
 
 
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:

@@ -7,7 +7,7 @@ no schema tells are text, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -71,6 +71,12 @@ class DebeziumJsonDecoding:
         if self._plan is None:
             raise ConfigError("prepare the table first", table=str(self._settings.table))
         return self._plan
+
+    def told(self) -> None:
+        """Nothing: no DDL is read."""
+
+    def read_as(self, _renamed: Mapping[str, str]) -> None:
+        """Never asked: no DDL tells of a rename."""
 
     def apart(self) -> None:
         """The topic holds one table."""

@@ -7,7 +7,7 @@ that a batch meets beyond them is asked for by itself.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from tidesink.change import TableId
@@ -93,6 +93,12 @@ class RegisteredDecoding(ABC, Generic[Plan]):
         if self._plan is None:
             raise ConfigError("prepare the table first", table=str(self._settings.table))
         return self._plan
+
+    def told(self) -> None:
+        """Nothing: no DDL is read."""
+
+    def read_as(self, _renamed: Mapping[str, str]) -> None:
+        """Never asked: no DDL tells of a rename."""
 
     def apart(self) -> None:
         """The topic holds one table."""

@@ -63,7 +63,7 @@ def plan_evolution(present: Mapping[str, str], shape: TableShape) -> Evolution:
 def gap_of(present: Mapping[str, str], plan: Evolution) -> SchemaGap:
     """A plan as what is missing."""
     widened = {name: (present[name], ddl) for name, ddl in plan.widened.items()}
-    return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened)
+    return SchemaGap(tuple(present), tuple(column.name for column in plan.added), widened, present)
 
 
 def _refuse_new_keys(added: tuple[ShapeColumn, ...], table: TableId) -> None:

@@ -5,11 +5,12 @@ What it learns, and what it is asked of the topic, stays in the source's names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.columns_base import DecodeColumns
-from tidesink.sinks.decoding import Apart, Decoding, Missed
+from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
@@ -58,6 +59,23 @@ class LaidOutDecoding:
             found = laid_out(self._layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone)
             self._plans = inner, LaidOutColumns(inner, found, self._layout, self._session)
         return self._plans[1]
+
+    def told(self) -> ToldColumns | None:
+        """What DDL tells, in the target's names; a column that was renamed keeps the source's beside it."""
+        told = self._decoding.told()
+        if told is None:
+            return None
+        names = {old.lower(): new for old, new in self._layout.rename.items()}
+        columns = tuple(replace(c, name=names.get(c.name.lower(), c.name)) for c in told.current.columns)
+        renamed = {
+            old: new._replace(target=names.get(new.name.lower(), new.name))
+            for old, new in told.renamed.items()
+        }
+        return replace(told, current=replace(told.current, columns=columns), renamed=renamed)
+
+    def read_as(self, renamed: Mapping[str, str]) -> None:
+        """As the decoding below."""
+        self._decoding.read_as(renamed)
 
     def apart(self) -> Apart | None:
         """As the decoding below."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from tidesink.typemap.shape import ShapeColumn, Shard, TableShape
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.sinks.decoding import Apart, Decoding, Missed
+    from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
 
 _TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST_SHARD})")
 
@@ -77,6 +77,14 @@ class RoutedDecoding:
         from tidesink.sinks.routing_spark import RoutedColumns
 
         return RoutedColumns(self._decoding.columns(), self._goal)
+
+    def told(self) -> ToldColumns | None:
+        """What DDL tells; nothing where several tables share one: the next still has its column as it was."""
+        return self._decoding.told() if self._goal.shard is None else None
+
+    def read_as(self, renamed: Mapping[str, str]) -> None:
+        """Read rows with old names by the new ones."""
+        self._decoding.read_as(renamed)
 
     def apart(self) -> Apart | None:
         """How other tables' records are told apart."""

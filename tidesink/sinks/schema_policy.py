@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from tidesink.config.schema_changes import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets.base import SchemaGap
+from tidesink.sinks.decoding import ToldColumns
+from tidesink.sinks.shape import TableShape, wider_ddl, without
+from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
+from tidesink.typemap.render import spark_type
 
 # What a person may make of a change that waits, by the digest of the change.
 Accepted = Mapping[str, ChangePolicy]
@@ -63,36 +65,118 @@ class Pending(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Policies:
+    """By what changes are judged: the config's policies, what people accepted, what the target can do.
+
+    ``logs``: the table is a log of changes (``mode: append``).
+    """
+
+    said: SchemaChanges
+    accepted: Accepted
+    capabilities: Capabilities
+    logs: bool = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether columns already there can change: what was sent, or logged, stays as it was."""
+        return self.capabilities.keeps_rows and not self.logs
+
+    def decide(self, change: SchemaChange) -> ChangePolicy:
+        """What becomes of a change; what the target cannot do was refused before."""
+        return self.accepted.get(change.digest, self.said.policy(change.kind))
+
+    def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
+        """A change that waits, with what it may be accepted as."""
+        can = {"drop": self.capabilities.drops, "rename": self.capabilities.renames}
+        ways = [policy for policy in CHANGE_RULES[change.kind].allowed if policy != "pause"]
+        if reason or not can.get(change.kind, True):
+            ways = [policy for policy in ways if policy != "apply"]
+        return Pending(change, tuple(ways), reason)
+
+
+class Judged(NamedTuple):
+    """A change and what becomes of it; ``reason`` is why it cannot be carried out."""
+
+    change: SchemaChange
+    policy: ChangePolicy
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Judgement:
-    """What is done with a batch: ``given`` is the shape the target gets, unless some change waits."""
+    """What is done with a batch: ``given`` is the shape the target gets, unless some change waits.
+
+    ``left_out``: columns of the rows that the target does not get. ``drops``: columns to drop first.
+    """
 
     given: TableShape
     left_out: tuple[str, ...] = ()
     pending: tuple[Pending, ...] = ()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What is lost by policy."""
-        return tuple(
-            f"column {name} is new at the source and not taken (schema-changes: add: ignore): its values are "
-            "lost"
-            for name in self.left_out
-        )
+    drops: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def judge(gap: SchemaGap, shape: TableShape, *, policies: SchemaChanges, accepted: Accepted) -> Judgement:
-    """What becomes of the changes between a target's columns and a shape."""
-    added = [SchemaChange("add", name, after=shape.by_name[name.lower()].comment) for name in gap.added]
-    widened = [SchemaChange("widen", name, *types) for name, types in gap.widened.items()]
-    decided = [(one, accepted.get(one.digest, policies.policy(one.kind))) for one in (*added, *widened)]
-    left_out = tuple(c.column for c, policy in decided if (c.kind, policy) == ("add", "ignore"))
-    pending = tuple(Pending(c, acceptable(c.kind)) for c, policy in decided if policy == "pause")
-    return Judgement(without(shape, left_out), left_out, pending)
+def judge(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns | None) -> Judgement:
+    """What becomes of the changes between a target's columns, a shape, and what DDL told of the table."""
+    dropped = list(_dropped(gap, shape, policies, told)) if told else []
+    gone = {judged.change.column.lower() for judged in dropped if judged.policy == "apply"}
+    grown = [
+        Judged(change, policies.decide(change))
+        for change in _grown(gap, shape)
+        if not (change.kind == "add" and change.column.lower() in gone)
+    ]
+    narrowed = (
+        [Judged(change, policies.decide(change)) for change in _narrowed(gap, shape, told)] if told else []
+    )
+    ignored = tuple(one.change.column for one in grown if (one.change.kind, one.policy) == ("add", "ignore"))
+    left_out = (*ignored, *(c.name for c in shape.columns if c.name.lower() in gone))
+    return Judgement(
+        without(shape, left_out),
+        left_out,
+        tuple(policies.pending(c, reason=why) for c, p, why in (*dropped, *grown, *narrowed) if p == "pause"),
+        tuple(name for name in gap.columns if name.lower() in gone),
+        tuple(_LEFT_OUT.format(name) for name in ignored),
+    )
 
 
-def acceptable(kind: ChangeKind) -> tuple[ChangePolicy, ...]:
-    """What may be made of a change of a kind that waits."""
-    return tuple(policy for policy in CHANGE_RULES[kind].allowed if policy != "pause")
+_LEFT_OUT = "column {} is new at the source and not taken (schema-changes: add: ignore): its values are lost"
+_READDED = (
+    "the column was dropped and added again, and rows from before the two cannot be told apart from rows "
+    "after them: accept it as ignore to go on with the column as it is at the target, or load the table again"
+)
+
+
+def _grown(gap: SchemaGap, shape: TableShape) -> Iterator[SchemaChange]:
+    for name in gap.added:
+        if name.lower() in shape.by_name:  # a mode's own columns are nobody's choice
+            yield SchemaChange("add", name, after=shape.by_name[name.lower()].comment)
+    for name, types in gap.widened.items():
+        yield SchemaChange("widen", name, *types)
+
+
+def _dropped(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns) -> Iterator[Judged]:
+    """Columns that the source has no more, at the target or in rows from before."""
+    there = {name.lower() for name in gap.columns if name not in OWN_COLUMNS}
+    for column in told.former:
+        if column.name.lower() in there | shape.by_name.keys():
+            change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
+            policy = policies.decide(change)
+            at_target = column.name.lower() in there
+            # A column that only rows from before have is no change that anybody waits for.
+            yield Judged(change, "ignore" if policy == "pause" and not at_target else policy)
+    for name in sorted(told.readded & there):
+        change = SchemaChange("drop", name, before="dropped", after="added again")
+        if policies.said.drop == "apply" and change.digest not in policies.accepted:
+            yield Judged(change, "pause", _READDED)
+
+
+def _narrowed(gap: SchemaGap, shape: TableShape, told: ToldColumns) -> Iterator[SchemaChange]:
+    present = {name.lower(): found for name, found in gap.held.items()}
+    for column in told.current.columns:
+        held = present.get(column.name.lower())
+        now = spark_type(column.type, zero_date=shape.zero_date).ddl
+        if held is not None and held != now and wider_ddl(held, now) == held:
+            yield SchemaChange("narrow", column.name, held, now)
 
 
 def pending_of(error: SchemaRefusedError) -> Pending | None:
@@ -102,11 +186,3 @@ def pending_of(error: SchemaRefusedError) -> Pending | None:
         return None
     said = (str(error.context.get(name, "")) for name in ("column", "before", "after"))
     return Pending(SchemaChange(kind, *said), reason=error.message)  # type: ignore[arg-type]
-
-
-def without(shape: TableShape, names: Iterable[str]) -> TableShape:
-    """A shape that lacks some columns."""
-    gone = {name.lower() for name in names}
-    if not gone:
-        return shape
-    return replace(shape, columns=tuple(c for c in shape.columns if c.name.lower() not in gone))

@@ -14,6 +14,7 @@ from tidesink.typemap.shape import (
     quoted,
     shape_of,
     wider_ddl,
+    without,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "quoted",
     "shape_of",
     "wider_ddl",
+    "without",
 ]

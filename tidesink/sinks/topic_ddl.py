@@ -110,6 +110,17 @@ class TopicDdl:
         with self._lock:
             return self._definitions.former(table)
 
+    def renamed(self, table: TableId) -> dict[str, str]:
+        """The names that columns of a table had before, each with its name now."""
+        with self._lock:
+            return self._definitions.renamed(table)
+
+    def readded(self, table: TableId) -> frozenset[str]:
+        """The columns, folded, that were added under the name of one dropped before."""
+        with self._lock:
+            found = self._definitions.readded()
+        return frozenset(name.casefold() for known, name in found if known == table)
+
     def tables(self) -> tuple[TableId, ...]:
         """Every table the topic's DDL knows."""
         with self._lock:

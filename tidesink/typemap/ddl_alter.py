@@ -106,7 +106,8 @@ def _without(definition: TableDefinition, name: str) -> TableDefinition:
     columns = definition.columns[:at] + definition.columns[at + 1 :]
     uniques = tuple(u for u in definition.uniques if name.casefold() not in (c.casefold() for c in u.columns))
     dropped = tuple(dict.fromkeys((*definition.dropped, name.casefold())))
-    return replace(definition, columns=columns, uniques=uniques, dropped=dropped)
+    renamed = tuple(pair for pair in definition.renamed if pair[1].casefold() != name.casefold())
+    return replace(definition, columns=columns, uniques=uniques, dropped=dropped, renamed=renamed)
 
 
 def _modify(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
@@ -183,9 +184,20 @@ def _renamed_in_keys(definition: TableDefinition, old: str, new: str) -> TableDe
 
     return replace(
         definition,
+        renamed=_renames(definition.renamed, old, new),
         primary_key=renamed(definition.primary_key),
         uniques=tuple(replace(u, columns=renamed(u.columns)) for u in definition.uniques),
     )
+
+
+def _renames(known: tuple[tuple[str, str], ...], old: str, new: str) -> tuple[tuple[str, str], ...]:
+    """The names that were, newest first; a column that was renamed twice has had both."""
+    followed = tuple((was, new if now.casefold() == old.casefold() else now) for was, now in known)
+    if old.casefold() == new.casefold():
+        return followed
+    # One that has its old name again never had another.
+    used = (old.casefold(), new.casefold())
+    return ((old, new), *(pair for pair in followed if pair[0].casefold() not in used))
 
 
 def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:

@@ -29,7 +29,8 @@ class Index:
 class TableDefinition:
     """A table as DDL knows it: more than the wire ever says.
 
-    ``declared``: a person stated it. ``dropped`` are the names of columns that were dropped, folded.
+    ``declared``: a person stated it. ``dropped`` are the names of columns that were dropped, folded;
+    ``renamed`` the names that columns had before, each with the one they have now, newest first.
     """
 
     table: TableId
@@ -40,6 +41,7 @@ class TableDefinition:
     charset: str | None = None
     declared: bool = False
     dropped: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def readded(self) -> tuple[str, ...]:

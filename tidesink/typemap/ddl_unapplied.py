@@ -131,7 +131,8 @@ def _part(table: TableId, part: SqlReader) -> Iterator[Unapplied]:
 def _renamed(table: TableId, old: str, new: str) -> Iterator[Unapplied]:
     if old.casefold() != new.casefold():
         yield Unapplied(
-            table, f"column {old} is {new} now; rows from before keep their values in {old} at the target"
+            table,
+            f"column {old} is {new} now; where the target still has {old}, old rows have their values in it",
         )
 
 

@@ -141,6 +141,19 @@ class TableDefinitions:
         """The columns, by table, that were added under the name of one dropped before."""
         return frozenset((d.table, name) for d in self._tables.values() for name in d.readded)
 
+    def renamed(self, table: TableId) -> dict[str, str]:
+        """The names that columns of a table had before, each with its name now, newest first.
+
+        A name that another column has now is not among them.
+        """
+        definition = self._find(table)
+        if definition is None:
+            return {}
+        now = {column.name.casefold() for column in definition.columns}
+        return {
+            old: new for old, new in definition.renamed if old.casefold() not in now and new.casefold() in now
+        }
+
     def to_json(self) -> str:
         """All definitions as JSON text."""
         tables = [asdict(definition) for definition in self._tables.values()]
@@ -196,7 +209,7 @@ class TableDefinitions:
             like = self._find(old)
             if like is None:
                 return []
-            created = replace(like, table=new, declared=False, dropped=())
+            created = replace(like, table=new, declared=False, dropped=(), renamed=())
         known = self._find(created.table)
         if known is not None and known.declared:
             return []
@@ -234,7 +247,7 @@ class TableDefinitions:
                 definition = replace(altered.definition, table=altered.renamed_to or definition.table)
         if definition.table != table:
             self._remove(table)
-            definition = replace(definition, dropped=())
+            definition = replace(definition, dropped=(), renamed=())
         self._set(definition)
         return [definition.table]
 
@@ -274,7 +287,7 @@ class TableDefinitions:
             new = read_table_name(pair, default_schema)
             moved = self._remove(old)
             if moved is not None:
-                self._set(replace(moved, table=new, dropped=()))
+                self._set(replace(moved, table=new, dropped=(), renamed=()))
                 changed.append(new)
         return changed
 
@@ -351,6 +364,7 @@ def _restored(found: dict[str, object]) -> TableDefinition:
         charset=found["charset"],  # type: ignore[arg-type]
         declared=found["declared"],  # type: ignore[arg-type]
         dropped=tuple(found.get("dropped", ())),  # type: ignore[arg-type]
+        renamed=tuple((old, new) for old, new in found.get("renamed", ())),  # type: ignore[attr-defined]
     )
 
 

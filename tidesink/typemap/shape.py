@@ -199,6 +199,14 @@ def key_change(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
     return {"change": "key", "before": ", ".join(before), "after": ", ".join(after)}
 
 
+def without(shape: TableShape, names: Iterable[str]) -> TableShape:
+    """A shape that lacks some columns."""
+    gone = {name.lower() for name in names}
+    if not gone:
+        return shape
+    return replace(shape, columns=tuple(c for c in shape.columns if c.name.lower() not in gone))
+
+
 def with_defaults(shape: TableShape, told: TableShape) -> TableShape:
     """The shape with the defaults that ``told`` has for its columns, which knows more of their past."""
     columns = []

@@ -37,6 +37,9 @@ SOFT_DELETE_COLUMN = "_tidesink_deleted"
 SEQUENCE_COLUMN: Final = "_tidesink_seq"
 SEQUENCE_DDL: Final = "struct<source:array<bigint>,writes:boolean,partition:int,offset:bigint,index:int>"
 
+# Columns at a target that are not the source's.
+OWN_COLUMNS: Final = frozenset({SOFT_DELETE_COLUMN, SEQUENCE_COLUMN})
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -50,7 +53,7 @@ class Capabilities:
     older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
     more digits behind the point. ``nul_in_text``: a text can hold U+0000. ``modes``: what its tables
     can hold. ``shares``: several source tables can keep their rows in one table, each with a ledger of
-    its own (``TableShape.shard``).
+    its own (``TableShape.shard``). ``drops`` and ``renames``: columns can be.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Capabilities:
     nul_in_text: bool = True
     modes: frozenset[TableMode] = frozenset({"upsert"})
     shares: bool = False
+    drops: bool = False
+    renames: bool = False
 
 
 class RowSequence(NamedTuple):
@@ -199,12 +204,13 @@ class EvolveResult:
 class SchemaGap(NamedTuple):
     """What a target's columns lack for a shape: columns, and types as (present, wanted) by column.
 
-    ``columns`` are all that the target has; types are in the target's own words.
+    ``columns`` are all that the target has; types are in the target's own words, in ``held`` as Spark's.
     """
 
     columns: tuple[str, ...]
     added: tuple[str, ...] = ()
     widened: Mapping[str, tuple[str, str]] = {}
+    held: Mapping[str, str] = {}
 
 
 # Where a reduced row came from.
@@ -277,6 +283,20 @@ class TargetTable(Protocol):
 
         Raises:
             SchemaRefusedError: the change is not additive; names the column and both types.
+        """
+
+    def rename_column(self, old: str, new: str) -> None:
+        """Give a column another name; what has that name already is left as it is.
+
+        Raises:
+            SchemaRefusedError: the target cannot.
+            StaleProgressError: another worker holds the table now.
+        """
+
+    def drop_columns(self, names: Sequence[str]) -> None:
+        """Drop columns with their values; those that are not there are no error.
+
+        Raises: as ``rename_column``.
         """
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:

@@ -19,7 +19,7 @@ from tidesink.errors import (
     TargetError,
     TidesinkError,
 )
-from tidesink.sinks.evolve import Evolution, gap_of, plan_evolution
+from tidesink.sinks.evolve import Evolution, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
@@ -33,9 +33,9 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
-    SchemaGap,
     check_order,
 )
+from tidesink.sinks.targets.delta_columns import DeltaColumns
 from tidesink.sinks.targets.delta_compaction import Compaction
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
 from tidesink.sinks.targets.delta_execute import check_stale, empty_table
@@ -68,6 +68,8 @@ CAPABILITIES: Final = Capabilities(
     sequences=True,
     modes=frozenset({"upsert", "append", "history"}),
     shares=True,
+    drops=True,
+    renames=True,
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -129,7 +131,7 @@ class DeltaTarget:
         )
 
 
-class DeltaTable:
+class DeltaTable(DeltaColumns):
     """One Delta table, open for one worker thread."""
 
     def __init__(
@@ -178,10 +180,6 @@ class DeltaTable:
         """The progress the table's commits hold now."""
         with self._translating(reading_error):
             return self._ledger.committed()
-
-    def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns lack, as they were when they were last looked at."""
-        return gap_of(self._present, self._plan(shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
@@ -381,6 +379,12 @@ class DeltaTable:
         if entries:
             self._held = entries[0]
         return entries
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._turns.mine(), self._translating(translated):
+            self._entries_of(self._holding().epoch)
+            yield
 
     def _holding(self) -> Entry:
         if self._held is None:

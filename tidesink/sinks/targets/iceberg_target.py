@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TargetError, TidesinkError, TransientTargetError
-from tidesink.sinks.evolve import Evolution, gap_of, plan_evolution
+from tidesink.sinks.evolve import Evolution, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
@@ -28,7 +28,6 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
-    SchemaGap,
     check_order,
 )
 from tidesink.sinks.targets.delta_merge import (
@@ -38,6 +37,7 @@ from tidesink.sinks.targets.delta_merge import (
     truncate_statement,
 )
 from tidesink.sinks.targets.delta_session import partitions_for
+from tidesink.sinks.targets.iceberg_columns import IcebergColumns
 from tidesink.sinks.targets.iceberg_errors import reading_error, staging_error
 from tidesink.sinks.targets.iceberg_history import Versions
 from tidesink.sinks.targets.iceberg_holder import ATTEMPTS, Holder
@@ -76,6 +76,8 @@ CAPABILITIES: Final = Capabilities(
     rescales=False,
     modes=frozenset({"upsert", "append", "history"}),
     shares=True,
+    drops=True,
+    renames=True,
 )
 _VIEW: Final = "_tidesink_batch"
 
@@ -133,7 +135,7 @@ class IcebergTarget:
         )
 
 
-class IcebergTable:
+class IcebergTable(IcebergColumns):
     """One Iceberg table, open for one worker thread."""
 
     def __init__(
@@ -176,13 +178,6 @@ class IcebergTable:
         with self._translating(reading_error):
             entry = self._ledger.entry(self._table.state())
         return entry.progress if entry else None
-
-    def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns lack, as they were when they were last looked at."""
-        with self._translating(reading_error):
-            plan = self._plan(shape)
-            iceberg_schema.check_promotions(plan.widened, self._present, table=self._name)
-        return gap_of(self._present, plan)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""

@@ -19,7 +19,7 @@ from tidesink.errors import (
     ValueNotStoredError,
     ValueOutOfRangeError,
 )
-from tidesink.sinks.evolve import Evolution, default_value, gap_of, plan_evolution
+from tidesink.sinks.evolve import Evolution, default_value, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets.base import (
@@ -36,9 +36,9 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
     ReducedRow,
     RowSequence,
-    SchemaGap,
     check_order,
 )
+from tidesink.sinks.targets.memory_columns import MemoryColumns
 from tidesink.sinks.targets.memory_history import merged_versions
 from tidesink.sinks.targets.shards import also_of, is_shared, names_of, new_columns, not_shared, taken
 
@@ -58,6 +58,8 @@ CAPABILITIES: Final = Capabilities(
     sequences=True,
     modes=frozenset({"upsert", "append", "history"}),
     shares=True,
+    drops=True,
+    renames=True,
 )
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -136,7 +138,7 @@ class MemoryTarget:
         return [{name: row.get(name) for name in state.columns} for row in state.rows.values()]
 
 
-class MemoryTable:
+class MemoryTable(MemoryColumns):
     """One table in memory."""
 
     def __init__(self, state: _State, shape: TableShape, *, pipeline: str, created: bool) -> None:
@@ -164,10 +166,6 @@ class MemoryTable:
     def committed(self) -> Progress | None:
         """What is applied."""
         return self._ledger().progress
-
-    def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns lack."""
-        return gap_of(self._state.columns, self._plan(shape))
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types by name."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import gap_of, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
@@ -47,6 +49,14 @@ class MessageTable(ABC):
             self._ledger.write_columns(columns)
         self._created = False
         return result
+
+    def rename_column(self, old: str, _new: str) -> None:
+        """What was sent cannot be changed."""
+        raise SchemaRefusedError("a column that was sent cannot be renamed", column=old)
+
+    def drop_columns(self, names: Sequence[str]) -> None:
+        """What was sent cannot be changed."""
+        raise SchemaRefusedError("columns that were sent cannot be dropped", column=", ".join(names))
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Send a batch, wait until all of it is acknowledged, and write its progress down."""

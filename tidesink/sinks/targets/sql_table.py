@@ -28,11 +28,11 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
-    SchemaGap,
     check_order,
     check_versions,
 )
 from tidesink.sinks.targets.shards import Turns
+from tidesink.sinks.targets.sql_changed_columns import ChangedColumns
 from tidesink.sinks.targets.sql_columns import (
     SqlEvolution,
     check_shape,
@@ -56,7 +56,7 @@ from tidesink.typemap.render_sql import OF_SPARK
 _SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
 
 
-class SqlTable:
+class SqlTable(ChangedColumns):
     """One table of a SQL database, open for one worker thread."""
 
     def __init__(
@@ -111,12 +111,6 @@ class SqlTable:
             if entry is not None:
                 self._check_rows(entry, cursor)
         return entry.progress if entry else None
-
-    def gap(self, shape: TableShape) -> SchemaGap:
-        """What the columns lack, as they were when they were last looked at."""
-        plan = self._planned(shape)
-        widened = {name: (self._present[name], found) for name, found in plan.widened.items()}
-        return SchemaGap(tuple(self._present), tuple(column.name for column, _ in plan.added), widened)
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types."""
@@ -253,6 +247,12 @@ class SqlTable:
             statements = self._dialect.alter(self.place.location, missing, {}, frozenset())
             self._altered(statements, widens=False)
         self._ordered = batch.shape
+
+    def _looked_up(self) -> Mapping[str, str]:
+        with self._transaction(writes=False) as cursor:
+            self._held(cursor, self._claimed_epoch(), lock=False)
+            self._present = self._dialect.present(cursor, self.place)
+        return self._present
 
     def _altered(
         self, statements: list[str], *, widens: bool, then: Callable[[Any, Entry], None] | None = None

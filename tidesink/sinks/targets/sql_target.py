@@ -34,6 +34,8 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         sequences=True,
         nul_in_text=not dialect.nul_refused,
         modes=frozenset({"upsert", "append", "history"}),
+        drops=True,
+        renames=True,
     )
 
 

@@ -1,0 +1,78 @@
+"""Columns that the source renamed: which of them the target has to rename, and which are read by both names.
+
+The target says by its columns what became of a rename, so that nothing else has to be remembered:
+
+- the old name alone: it is still to be judged;
+- the new name, or neither: rows that have the old one are read as if they had the new one;
+- both: the rename was ignored, and each column goes on by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from tidesink.sinks.decoding import Renamed
+from tidesink.sinks.schema_policy import Pending, Policies, SchemaChange
+
+if TYPE_CHECKING:
+    from tidesink.sinks.decoding import Decoding, ToldColumns
+    from tidesink.sinks.targets.base import TargetTable
+
+_UNREADABLE: Final = (
+    "rows from before it cannot be read by what the column is now: accept it as ignore to go on with both "
+    "columns, or load the table again"
+)
+
+
+class ChangesWaitError(Exception):
+    """Changes of the columns wait for a person: nothing of the batch is applied."""
+
+    def __init__(self, pending: tuple[Pending, ...]) -> None:
+        super().__init__("changes of the columns wait")
+        self.pending = pending
+
+
+def told_of(decoding: Decoding, policies: Policies) -> ToldColumns | None:
+    """What DDL told of a table's columns, where the target keeps rows to follow it."""
+    return decoding.told() if policies.follows else None
+
+
+def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> None:
+    """Rename at the target what is to be renamed, and have rows read by the names that the target has.
+
+    Raises:
+        ChangesWaitError: a rename waits for a person.
+        TidesinkError: as ``gap``, ``rename_column`` and ``read_as``.
+    """
+    told = told_of(decoding, policies)
+    if told is None:
+        return
+    if not told.renamed:
+        decoding.read_as({})
+        return
+    present = {name.lower(): name for name in table.gap(decoding.columns().shape).columns}
+    decided = {old: _decided(old, new, present, policies) for old, new in told.renamed.items()}
+    waiting = tuple(found for found in decided.values() if isinstance(found, Pending))
+    if waiting:
+        raise ChangesWaitError(waiting)
+    for old, found in decided.items():
+        if found == "apply":
+            new = told.renamed[old]
+            table.rename_column(present[old.lower()], new.target or new.name)
+    read = {old: told.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
+    decoding.read_as(read)
+
+
+def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
+    """What becomes of one rename: ``apply`` it, ``read`` the old name as the new one, or ``ignore`` it."""
+    if old.lower() not in present:
+        return "read" if new.readable else "ignore"
+    name = new.target or new.name
+    if name.lower() in present:
+        return "ignore"
+    change = SchemaChange("rename", old, old, name)
+    policy = policies.decide(change)
+    if policy == "pause" or (policy == "apply" and not new.readable):
+        return policies.pending(change, reason="" if new.readable else _UNREADABLE)
+    return policy
