@@ -72,10 +72,18 @@ def codec_of(capture: Capture) -> Codec:
     return open_codec("debezium-json", options=CodecOptions(debezium=capture.modes), definitions=definitions)
 
 
-def plan_of(capture: Capture, table: TableId, messages: list[Message], spark: SparkSession) -> DecodeColumns:
-    """The plan that a worker makes of a topic's records."""
+def plan_of(
+    capture: Capture,
+    table: TableId,
+    messages: list[Message],
+    spark: SparkSession,
+    *,
+    keyless: bool = False,
+) -> DecodeColumns:
+    """The plan that a worker makes of a topic's records; ``keyless``: of a log, where no key is needed."""
+    keys = None if keyless else _KEYS.get(table.name)
     if capture.is_avro:
-        return _avro_plan(capture, table, messages)
+        return _avro_plan(capture, table, messages, keys, logs=keyless)
     heads, definitions = heads_in(raw_frame(spark, messages)), _definitions(capture)
     definition = definitions.get(table) if definitions else None
     options = CodecOptions(debezium=capture.modes)
@@ -90,12 +98,15 @@ def plan_of(capture: Capture, table: TableId, messages: list[Message], spark: Sp
         told=tuple(told.values()),
         told_keys=rows[0].keys if rows else (),
         definition=definition,
-        keys=_KEYS.get(table.name),
+        keys=keys,
         options=options,
+        logs=keyless,
     )
 
 
-def _avro_plan(capture: Capture, table: TableId, messages: list[Message]) -> DecodeColumns:
+def _avro_plan(
+    capture: Capture, table: TableId, messages: list[Message], keys: tuple[str, ...] | None, *, logs: bool
+) -> DecodeColumns:
     answers = json.loads((capture.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))
 
     def schemas(part: str) -> dict[int, str]:
@@ -107,8 +118,9 @@ def _avro_plan(capture: Capture, table: TableId, messages: list[Message]) -> Dec
         table,
         key_schemas=schemas("key"),
         value_schemas=schemas("value"),
-        keys=_KEYS.get(table.name),
+        keys=keys,
         modes=capture.modes,
+        logs=logs,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -26,6 +27,9 @@ from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.change_log import OP, log_shape
+from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.shape import TableShape
 
@@ -153,3 +157,27 @@ def old_differences(event: ChangeEvent, row: Decoded, plan: DecodeColumns) -> li
         for name, value in (expected or {}).items()
         if shown((found or {})[name]) != shown(held(f".{name}", value, plan))
     ]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ["pg_avro", "pg_schema", "pg_plain"])
+def test_a_table_without_a_key_has_every_event(
+    name: str, vectors: Path, spark: SparkSession, request: pytest.FixtureRequest
+) -> None:
+    (capture,) = [one for one in find_captures(vectors_dir(request.config)) if one.name == name]
+    ((table, messages),) = [one for one in by_topic(capture) if one[0].name == "p_nopk"]
+    plan = plan_of(capture, table, messages, spark, keyless=True)
+    assert plan.shape.keys == ()
+    frame = append_frame(
+        plan.decode(raw_frame(spark, messages)), plan.shape, keeps_values=plan.keeps_values
+    ).persist()
+    codec = codec_of(capture)
+    events = [event for one in messages for event in codec.decode(one) if isinstance(event, ChangeEvent)]
+    summary = summarise(frame, log_shape(plan.shape))
+    assert (summary.bad, summary.unplanned, summary.applied) == (0, 0, len(events))
+    logged = [one["after"].asDict() for one in frame.where("key is not null").select("after").collect()]
+    words = Counter(one[OP] for one in logged)
+    counted = Counter(event.op for event in events)
+    assert words["update_postimage"] == words["update_preimage"] == counted[Op.UPDATE] > 0
+    assert words["delete"] == counted[Op.DELETE] > 0
+    assert all(one["a"] is not None for one in logged if one[OP] == "delete")
