@@ -153,6 +153,46 @@ def test_the_target_holds_the_rows_that_satisfy_wherever_it_is_cut(
     assert state == expected(events)
 
 
+def folded(events: Sequence[Event]) -> State:
+    """What the target holds where a null leaves the stored value."""
+    state: State = {}
+    for event in events:
+        if event.old is not None and event.row is not None:
+            state.pop(event.old, None)
+        if event.row is None:
+            state.pop(event.key, None)
+            continue
+        stored = state.get(event.key, dict.fromkeys(("n", "key b", "secret")))
+        told = {name: value for name, value in event.row.items() if value is not None and name != "id"}
+        state[event.key] = {**stored, **told}
+    return state
+
+
+def merged(reduced: DataFrame, state: State) -> State:
+    """The target after a lenient batch."""
+    after = dict(state)
+    for row in rows_to_apply(reduced).collect():
+        stored = after.pop(row["key"]["id"], None)
+        if row["after"] is not None:
+            values = {name: value for name, value in row["after"].asDict().items() if name != "id"}
+            kept = {} if stored is None or row["_anew"] else stored
+            after[row["key"]["id"]] = {**values, **{name: kept.get(name) for name in row["_kept"] or ()}}
+    return after
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(streams(), st.integers(0, 14))
+def test_a_null_leaves_what_is_stored_wherever_the_stream_is_cut(
+    spark: SparkSession, events: list[Event], cut: int
+) -> None:
+    plan = _plan(spark, _layout(ignore_nulls=True))
+    state: State = {}
+    for start, end in pairwise(sorted({0, min(cut, len(events)), len(events)})):
+        decoded = plan.decode(_frame(spark, events[start:end], start).drop("_kept"))
+        state = merged(reduce_frame(decoded, plan.shape, changes_keys=True, keeps_values=True), state)
+    assert state == folded(events)
+
+
 def test_lists_of_names_are_the_targets(spark: SparkSession) -> None:
     plan = _plan(
         spark, _layout(except_columns=("secret",), rename={"key b": "B"}), Decoded(keeps_values=True)

@@ -89,15 +89,8 @@ class LaidOutColumns:
         decoded = self._inner.decode(raw)
         if self._filter is not None:
             decoded = decoded.withColumn(_VERDICT, self._verdict).withColumns(self._judged).drop(_VERDICT)
-        old = self._old if "before" in decoded.columns else {}
+        old = self._logged if "before" in decoded.columns else {}
         return decoded.withColumns({**self._projected, **old})
-
-    @cached_property
-    def _old(self) -> dict[str, Column]:
-        """The old row, of a plan that ``logs``."""
-        sources = self._found.sources
-        kept = _renamed(F.col("_before_kept"), sources)
-        return {"before": _as_named(F.col("before"), sources), "_before_kept": kept}
 
     @cached_property
     def _verdict(self) -> Column:
