@@ -137,6 +137,8 @@ def append_statement(location: str, view: str, batch: ReducedBatch, present: Map
 
 def truncate_statement(location: str, batch: ReducedBatch) -> str:
     """The statement that empties a table, or its batch's shard, or marks every row that lives as deleted."""
+    if batch.delete_mode == "hard" and batch.shape.shard is None:
+        return f"DELETE FROM {location}"  # without a condition no row is looked at
     mark = f"UPDATE {location} SET {quote_identifier(SOFT_DELETE_COLUMN)} = true"
     words = mark if batch.delete_mode == "soft" else f"DELETE FROM {location}"
     return f"{words} WHERE {living_rows(batch)}"
