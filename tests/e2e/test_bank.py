@@ -89,10 +89,10 @@ class Run:
 
     def _after(self) -> None:
         self.watch.look()
-        # What the dead worker asked of Spark goes on beside the next one, or ends as with its JVM.
+        # What the dead worker asked of Spark goes on beside the next one, or ends as with its JVM. Its frames
+        # stay: clearCache and a job that fills one lock each other out for good (Spark 4.0).
         if self.rng.random() < 0.5:
             self._spark.sparkContext.cancelAllJobs()
-            self._spark.catalog.clearCache()
 
 
 @pytest.fixture(params=list(PROTOCOLS))
@@ -102,6 +102,7 @@ def bank_run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
     return Run(spark, tmp_path, servers, request.param, place)
 
 
+@pytest.mark.timeout(1200)
 def test_a_kill_at_each_step_and_at_random_moments(bank_run: Run) -> None:
     steps = [f"{step}:1" for step in FAILPOINTS]
     bank_run.rng.shuffle(steps)
