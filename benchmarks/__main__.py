@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,10 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.events import OPTIONS, STEADY_BATCH, STEADY_BATCHES, write_events
-from benchmarks.iceberg_target import iceberg_rows
+from benchmarks.events import OPTIONS, write_events
 from benchmarks.sql_targets import sql_rows
-from benchmarks.table import Rows, python_rows, rate, show, spark_rows
+from benchmarks.table import Rows, job_rows, python_rows, show, spark_rows
 from tidesink.dev.ports import free_ports
 from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
@@ -73,9 +71,7 @@ def _stack() -> Iterator[dict[str, Any]]:
             yield {
                 "brokers": addresses.brokers,
                 "registry": addresses.registry_url,
-                "topic": "bench_events",
                 "directory": directory,
-                "steady_seed": 2,
             }
         finally:
             stack.down()
@@ -88,11 +84,11 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
         _say("Spark stages: read, decode, reduce")
         rows += spark_rows(_measure("benchmarks.spark_stages", json.dumps({**settings, "topics": topics})))
     if "jobs" in parts:
-        _say(f"writing {events:,} events")
-        write_events(settings["brokers"], open_registry(settings["registry"]), settings["topic"], events)
-        rows += _jobs({**settings, "events": events}, events)
+        figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
+        rows += [*job_rows(figures, events), _driver_memory(settings, figures, events)]
     if "iceberg" in parts:
-        rows += _iceberg({**settings, "topic": "bench_iceberg", "events": events}, events)
+        given = {**settings, "topic": "bench_iceberg", "events": events}
+        rows += job_rows(_both("benchmarks.iceberg_target", given), events, into=" into Iceberg")
     if "sql" in parts:
         rows += sql_rows({**settings, "topic": "bench_sql"}, events)
     return rows
@@ -107,51 +103,27 @@ def _written(settings: Settings, protocol: str, events: int) -> dict[str, Any]:
     return {"name": topic, "events": events}
 
 
-def _jobs(settings: Settings, events: int) -> Rows:
-    _say("whole job, ours")
-    ours = _measure("benchmarks.whole_job", "ours", json.dumps(settings))
-    small = _driver_memory(settings)
-    _say("whole job, baseline")
-    baseline = _measure("benchmarks.whole_job", "baseline", json.dumps({**settings, "steady_seed": 3}))
-    ours_batch, base_batch = (statistics.median(side["batch_seconds"]) for side in (ours, baseline))
-    our_rate = events / ours["load_seconds"]
-    # The baseline comes second and finds our steady batches in the topic too.
-    base_rate = (events + STEADY_BATCH * STEADY_BATCHES) / baseline["load_seconds"]
-    return [
-        ("first load, foreachBatch", rate(base_rate), ""),
-        ("first load, tidesink", rate(our_rate), f"{our_rate / base_rate:.2f}× the baseline"),
-        ("1,000-event batch, foreachBatch", f"{base_batch:.2f} s", ""),
-        (
-            "1,000-event batch, tidesink",
-            f"{ours_batch:.2f} s",
-            f"{base_batch / ours_batch:.2f}× the baseline",
-        ),
-        ("driver memory, all events", f"{ours['driver_mb']:.0f} MB", f"{small:.0f} MB for a tenth of them"),
-    ]
-
-
-def _iceberg(settings: Settings, events: int) -> Rows:
-    _say(f"writing {events:,} events")
-    write_events(settings["brokers"], open_registry(settings["registry"]), settings["topic"], events)
+def _both(module: str, settings: Settings) -> dict[str, dict[str, Any]]:
+    """Our whole job and the hand-written one, each on a topic of its own with the same events."""
     figures = {}
-    for seed, side in enumerate(("ours", "baseline"), 2):
-        _say(f"whole job into Iceberg, {side}")
-        given = json.dumps({**settings, "steady_seed": seed})
-        figures[side] = _measure("benchmarks.iceberg_target", side, given)
-    return iceberg_rows(figures, events)
+    for side in ("ours", "baseline"):
+        topic = f"{settings['topic']}_{side}"
+        _say(f"writing {settings['events']:,} events")
+        write_events(settings["brokers"], open_registry(settings["registry"]), topic, settings["events"])
+        _say(f"{module}, {side}")
+        figures[side] = _measure(module, side, json.dumps({**settings, "topic": topic}))
+    return figures
 
 
-def _driver_memory(settings: Settings) -> float:
-    """The Python driver's peak memory for a tenth of the events."""
-    topic = "bench_tenth"
-    write_events(
-        settings["brokers"], open_registry(settings["registry"]), topic, settings["events"] // 10, keys=20_000
-    )
-    directory = Path(settings["directory"]) / "tenth"
-    found = _measure(
-        "benchmarks.whole_job", "ours", json.dumps({**settings, "topic": topic, "directory": str(directory)})
-    )
-    return float(found["driver_mb"])
+def _driver_memory(settings: Settings, figures: Settings, events: int) -> tuple[str, str, str]:
+    """The Python driver's peak memory for all events, and for a tenth of them."""
+    topic, few = "bench_tenth", events // 10
+    write_events(settings["brokers"], open_registry(settings["registry"]), topic, few, keys=20_000)
+    directory = str(Path(settings["directory"]) / "tenth")
+    given = {**settings, "topic": topic, "events": few, "directory": directory}
+    small = _measure("benchmarks.whole_job", "ours", json.dumps(given))["driver_mb"]
+    all_events = figures["ours"]["driver_mb"]
+    return "driver memory, all events", f"{all_events:.0f} MB", f"{small:.0f} MB for a tenth of them"
 
 
 def _measure(module: str, *arguments: str) -> dict[str, Any]:

@@ -7,17 +7,13 @@ does. Both write merge-on-read tables of format 2 in a catalog that is a folder.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from benchmarks.baseline import COLUMNS_DDL, BaselineJob, plain_session
-from benchmarks.events import STEADY_BATCH, STEADY_BATCHES
-from benchmarks.table import Rows, rate
 from benchmarks.whole_job import baseline, ours
 
 _MODES: Final = "'write.merge.mode'='merge-on-read','write.delete.mode'='merge-on-read','format-version'='2'"
@@ -61,26 +57,6 @@ def _baseline(settings: dict[str, Any]) -> dict[str, Any]:
         kind=IcebergBaseline,
         session=lambda: plain_session(catalog, target="iceberg"),
     )
-
-
-def iceberg_rows(figures: Mapping[str, Mapping[str, Any]], events: int) -> Rows:
-    """The first load and a small batch, each beside the baseline."""
-    ours_batch, base_batch = (
-        statistics.median(figures[side]["batch_seconds"]) for side in ("ours", "baseline")
-    )
-    our_rate = events / figures["ours"]["load_seconds"]
-    # The baseline comes second and finds our steady batches in the topic too.
-    base_rate = (events + STEADY_BATCH * STEADY_BATCHES) / figures["baseline"]["load_seconds"]
-    return [
-        ("first load into Iceberg, foreachBatch", rate(base_rate), ""),
-        ("first load into Iceberg, tidesink", rate(our_rate), f"{our_rate / base_rate:.2f}× the baseline"),
-        ("1,000-event batch into Iceberg, foreachBatch", f"{base_batch:.2f} s", ""),
-        (
-            "1,000-event batch into Iceberg, tidesink",
-            f"{ours_batch:.2f} s",
-            f"{base_batch / ours_batch:.2f}× the baseline",
-        ),
-    ]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -66,6 +67,20 @@ def _of_both(found: Mapping[str, float], stage: str) -> str:
 
 def _aim(aim: float | None) -> str:
     return "" if aim is None else f" (aim {aim})"
+
+
+def job_rows(figures: Figures, events: int, *, into: str = "") -> Rows:
+    """A whole job beside the hand-written one: the first load, as much again once warm, a small batch."""
+    ours, base = figures["ours"], figures["baseline"]
+    rows: Rows = []
+    for name, seconds in (("first load", "load_seconds"), ("as much again, warm", "warm_seconds")):
+        mine, theirs = events / ours[seconds], events / base[seconds]
+        rows.append((f"{name}{into}, foreachBatch", rate(theirs), ""))
+        rows.append((f"{name}{into}, tidesink", rate(mine), f"{mine / theirs:.2f}× the baseline (aim 2)"))
+    mine, theirs = (statistics.median(side["batch_seconds"]) for side in (ours, base))
+    rows.append((f"1,000-event batch{into}, foreachBatch", f"{theirs:.2f} s", ""))
+    rows.append((f"1,000-event batch{into}, tidesink", f"{mine:.2f} s", f"{theirs / mine:.2f}× the baseline"))
+    return rows
 
 
 def rate(found: float) -> str:
