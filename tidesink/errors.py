@@ -83,6 +83,15 @@ class TidesinkError(Exception):
         return _restore, (type(self), self.message, self.context)
 
 
+def told(error: BaseException) -> str:
+    """An error's class and text. Some of Spark's ask the JVM for theirs, and fail where that has ended."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  (whatever keeps it from speaking, its class is known)
+        text = "it cannot say more, since the process it asks has ended"
+    return f"{type(error).__name__}: {text}"
+
+
 def _restore(cls: type[TidesinkError], message: str, context: dict[str, ContextValue]) -> TidesinkError:
     return cls(message, **context)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import structlog
 
 from tidesink.change import TableId
-from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError
+from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, told
 from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding
@@ -344,7 +344,7 @@ class Lane:
             exc.with_context(brokers=self._around.config.source.bootstrap_servers)
         if passes:
             self.cooldown.start()
-        self._change("FAILING", f"{type(exc).__name__}: {exc}")
+        self._change("FAILING", told(exc))
 
     def _change(self, state: TableState, error: str | None) -> None:
         self.state, self._error = state, error
