@@ -49,6 +49,15 @@ def test_a_target_that_holds_less_is_refused_until_a_person_says_so(store: SqlSt
     _refused(store, 2)
 
 
+def test_a_word_that_was_used_is_not_there_for_the_next_time(store: SqlStateStore) -> None:
+    _saw(store, 4)
+    accept_restored(store, "shop", TABLE)
+    check_not_restored(store, progress(3, 3), "here")
+    # The worker came as far as before, and then the same backup was brought back again.
+    _saw(store, 4)
+    _refused(store, 3)
+
+
 def test_a_word_is_for_one_going_back(store: SqlStateStore) -> None:
     _saw(store, 4)
     accept_restored(store, "shop", TABLE)

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tidesink.change import TableId
+from tidesink.cli.known_tables import known_table, worked_with
 from tidesink.cli.options import ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, write_json
-from tidesink.errors import ConfigError
 
 
 def accept_restored(
@@ -23,22 +22,12 @@ def accept_restored(
     one.
     """
     from tidesink.sinks.restored import accept_restored
-    from tidesink.sinks.state_store import open_state_store
 
     settings = chosen_config(None, config_option)
-    store = open_state_store(settings.state)
-    try:
-        batch = accept_restored(store, settings.pipeline, _table_id(table))
-    finally:
-        store.close()
+    with worked_with(settings) as store:
+        found = [status.table for status in store.statuses(settings.pipeline)]
+        batch = accept_restored(store, settings.pipeline, known_table(table, settings, found))
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "table": table, "accepted_below_batch": batch})
     else:
         typer.echo(f"{table}: goes on from a backup older than batch {batch}; start the worker again")
-
-
-def _table_id(text: str) -> TableId:
-    schema, dot, name = text.partition(".")
-    if not (schema and dot and name):
-        raise ConfigError(f"{text!r} is no table: write schema.table")
-    return TableId(schema, name)

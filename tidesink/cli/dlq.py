@@ -127,7 +127,7 @@ def drop(
     with _opened(settings) as letters:
         count = records.counted(letters.groups(chosen))
         if count and not yes:
-            _ask(count, letters.place)
+            count = count if _agreed(count, letters.place) else 0
         # A worker that keeps letters of the same table at this moment is in the way for a moment.
         dropped = RetryPolicy(settings.retry.for_).call(lambda: letters.remove(chosen)) if count else 0
     if output is OutputFormat.JSON:
@@ -215,11 +215,11 @@ def _age(text: str) -> timedelta:
         raise ConfigError(f"--older-than {text}: give a number with a unit: 90m, 12h, 168h") from exc
 
 
-def _ask(count: int, place: str) -> None:
+def _agreed(count: int, place: str) -> bool:
+    """What a person says; asked on stderr, since stdout is for the answer."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{count} dead letters in {place} would be dropped for good: say --yes to do it")
-    if not typer.confirm(f"Drop {count} dead letters in {place} for good?"):
-        raise typer.Exit
+    return typer.confirm(f"Drop {count} dead letters in {place} for good?", err=True)
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tidesink.change import TableId
+from tidesink.cli.known_tables import known_table, worked_with
 from tidesink.cli.options import ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, write_json
 from tidesink.config import Config
-from tidesink.config.problems import nearest
 from tidesink.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,34 +90,16 @@ def _ask(
     change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
 ) -> list[Asked]:
     """Ask something of each table; of none where one of them cannot be asked."""
-    from tidesink.sinks.state_store import open_state_store
     from tidesink.sinks.table_control import change_control
 
-    if "://" not in config.state and not Path(config.state).exists():
-        raise ConfigError("no worker ever ran: tidesink run makes the state store", state=config.state)
-    store = open_state_store(config.state)
-    try:
+    with worked_with(config) as store:
         found = {status.table: status for status in store.statuses(config.pipeline)}
-        tables = [_table(name, config, found) for name in dict.fromkeys(names)]
+        tables = [known_table(name, config, found) for name in dict.fromkeys(names)]
         changes = [(table, change(table, found.get(table))) for table in tables]
         return [
             (table, found.get(table), change_control(store, config.pipeline, table, asked))
             for table, asked in changes
         ]
-    finally:
-        store.close()
-
-
-def _table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
-    """The table of a name, as the worker or the config spells it."""
-    named = [entry.table for entry in config.tables if entry.table is not None]
-    known = {str(table).lower(): table for table in (*named, *found)}
-    if name.lower() not in known:
-        raise ConfigError(
-            f"no table {name} is known to pipeline {config.pipeline}{nearest(name, known)}; tidesink status "
-            "lists those that were worked on"
-        )
-    return known[name.lower()]
 
 
 def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word: str) -> None:

@@ -64,7 +64,7 @@ def replay(config: Config, chosen: Chosen, *, stop: StopFlag | None = None) -> R
         SourceError: the topic is gone, or was made again.
         TidesinkError: a step failed; nothing is lost, and the letters that were not settled are still there.
     """
-    _refuse_mode(config, str(chosen.table))
+    _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
     flag = stop if stop is not None else StopFlag()
     with assembled(config, (), flag) as around:
         _refuse_beside_worker(around)
@@ -77,14 +77,13 @@ def replay(config: Config, chosen: Chosen, *, stop: StopFlag | None = None) -> R
             beat.end()
 
 
-def _refuse_mode(config: Config, name: str) -> None:
-    schema, _, rest = name.partition(".")
-    mode = config.table_config(TableId(schema, rest)).mode
+def _refuse_mode(config: Config, table: TableId) -> None:
+    mode = config.table_config(table).mode
     if mode != "upsert":
         raise ConfigError(
-            f"a table of mode {mode} keeps what it was given in the order it came, so a dead letter cannot "
-            "take its place among it later: load the table anew, or drop the letters",
-            table=name,
+            f"a table of mode {mode} takes no replay in this version, since only mode upsert tells which "
+            "change of a row is the newer: load the table anew, or drop the letters",
+            table=str(table),
         )
 
 
@@ -101,6 +100,7 @@ def _refuse_beside_worker(around: Surroundings) -> None:
 def _replay(around: Surroundings, chosen: Chosen) -> ReplayReport:
     letters = around.dead_letters()
     table = _table_of(around, str(chosen.table))
+    _refuse_mode(around.config, table)
     topics = sorted({group.topic for group in letters.groups(chosen)})
     if not topics:
         return ReplayReport(table)

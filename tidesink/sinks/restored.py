@@ -10,6 +10,7 @@ was lost, or is older than the target, says nothing.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Final
 
 from tidesink.change import TableId
@@ -36,11 +37,14 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str)
     name = _name(progress.pipeline, progress.table)
     accepted = store.load_document(_KIND, name)
     if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
-        if accepted is not None:  # it was for one going back, and that one is behind us
+        if accepted is not None:  # it was for one going back, which somebody undid
             store.save_document(_KIND, name, None)
         return
     if accepted != status.batch:
         raise _refusal(status.batch, progress, place)
+    # The word is used up: what was seen from now on is where the target stands, and the next time is another.
+    store.save_status(replace(status, batch=progress.batch))
+    store.save_document(_KIND, name, None)
 
 
 def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:

@@ -1,0 +1,58 @@
+"""``tidesink accept-restored``: which table is meant, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.config_samples import CANAL_JSON, changed
+from tidesink.change import TableId
+from tidesink.cli.main import app
+from tidesink.config import Config
+from tidesink.sinks.restored import PLACE
+from tidesink.sinks.state_store import TableStatus, open_state_store
+
+DOTTED = TableId("a.b", "Orders")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tidesink.yaml"
+    path.write_text(json.dumps(changed(CANAL_JSON, state=str(tmp_path / "state.db"))))
+    return path
+
+
+def _run(config: Path, table: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["accept-restored", table, "-c", str(config), "-o", "json"])
+    return done.exit_code, done.output
+
+
+def _worked_on(config: Path, table: TableId) -> None:
+    settings = Config.model_validate(json.loads(config.read_text()))
+    store = open_state_store(settings.state)
+    store.save_status(TableStatus(settings.pipeline, table, "IDLE", batch=4, details={PLACE: "here"}))
+    store.close()
+
+
+def test_a_name_is_looked_up_among_the_tables_that_were_worked_on(config: Path) -> None:
+    _worked_on(config, DOTTED)
+    code, said = _run(config, "a.b.orders")
+    assert code == 0, said
+    assert json.loads(said)["accepted_below_batch"] == 4
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(config: Path) -> None:
+    _worked_on(config, DOTTED)
+    code, said = _run(config, "a.b.order")
+    assert code == 2
+    assert "a.b.Orders" in said or "a.b.orders" in said
+
+
+def test_where_no_worker_ran_no_store_is_made(config: Path, tmp_path: Path) -> None:
+    code, said = _run(config, "a.b")
+    assert code == 2
+    assert "no worker ever ran" in said
+    assert not (tmp_path / "state.db").exists()

@@ -1,0 +1,51 @@
+"""Tables that people name in a command, found among those that a pipeline knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidesink.change import TableId
+from tidesink.config import Config
+from tidesink.config.problems import nearest
+from tidesink.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tidesink.sinks.state_store import StateStore
+
+
+@contextmanager
+def worked_with(config: Config) -> Iterator[StateStore]:
+    """The state store of a pipeline that was worked on.
+
+    Raises:
+        ConfigError: no worker ever made it.
+        StateStoreError: it does not answer.
+    """
+    from tidesink.sinks.state_store import open_state_store
+
+    if "://" not in config.state and not Path(config.state).exists():
+        raise ConfigError("no worker ever ran: tidesink run makes the state store", state=config.state)
+    store = open_state_store(config.state)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
+    """The table of a name, as the worker or the config spells it; either of its parts may hold a dot.
+
+    Raises:
+        ConfigError: neither knows it.
+    """
+    named = [entry.table for entry in config.tables if entry.table is not None]
+    known = {str(table).lower(): table for table in (*named, *found)}
+    if name.lower() not in known:
+        raise ConfigError(
+            f"no table {name} is known to pipeline {config.pipeline}{nearest(name, known)}; tidesink status "
+            "lists those that were worked on"
+        )
+    return known[name.lower()]
