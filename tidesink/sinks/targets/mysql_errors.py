@@ -61,6 +61,10 @@ _GONE: Final[_Meaning] = (
     TransientTargetError,
     "a table is gone that was there: was it dropped by another program?",
 )
+_ADDED: Final[_Meaning] = (
+    TransientTargetError,
+    "another worker of the table added a column at this moment",
+)
 # Numbers of the engine's (126, 127, 144, 145) come through as they are in MariaDB.
 _CRASHED: Final[_Meaning] = (
     TransientTargetError,
@@ -96,6 +100,7 @@ _NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
         _LIMIT: (1070, 1071, 1117, 1118, 1074),
         _NAME: (1059, 1102, 1103, 1166, 1300),
         _GONE: (1146, 1051),
+        _ADDED: (1060,),
         _CRASHED: (126, 127, 144, 145, 1034, 1194, 1195),
         _ENGINE: (3161,),
         _KEY_WANTED: (3750, 1173),

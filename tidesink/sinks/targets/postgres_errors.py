@@ -51,6 +51,7 @@ _STATES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     ("42501", TargetError, "the user may not do this: grant CREATE on the database and schema, or ownership"),
     ("42P10", SchemaRefusedError, "the table has no unique index on the key's columns: make its primary key"),
     ("42P01", TransientTargetError, "a table is gone that was there: was it dropped by another program?"),
+    ("42701", TransientTargetError, "another worker of the table added a column at this moment"),
     (
         "54",
         SchemaRefusedError,

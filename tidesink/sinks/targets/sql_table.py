@@ -6,10 +6,9 @@ table writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from tidesink.errors import (
@@ -26,20 +25,13 @@ from tidesink.sinks.targets.base import (
     Claim,
     Collected,
     DeleteMode,
-    EvolveResult,
     ReducedBatch,
     check_order,
     check_versions,
 )
 from tidesink.sinks.targets.shards import Turns
 from tidesink.sinks.targets.sql_changed_columns import ChangedColumns
-from tidesink.sinks.targets.sql_columns import (
-    SqlEvolution,
-    check_shape,
-    default_literals,
-    plan_columns,
-    wanted_type,
-)
+from tidesink.sinks.targets.sql_columns import check_shape, wanted_type
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
 from tidesink.sinks.targets.sql_history import merged_versions
@@ -111,52 +103,6 @@ class SqlTable(ChangedColumns):
             if entry is not None:
                 self._check_rows(entry, cursor)
         return entry.progress if entry else None
-
-    def evolve(self, shape: TableShape) -> EvolveResult:
-        """Add columns with their defaults for rows already there; widen types."""
-        check_shape(shape)
-        if self._changing:  # the last one was cut off: what it did is only in the table
-            with self._transaction(writes=False) as cursor:
-                self._present, self._changing = self._dialect.present(cursor, self.place), False
-        plan = self._planned(shape)
-        created, self._created = self._created, False
-        new = self._shard.new(shape) if self._shard else plan.added
-        defaults, warnings = default_literals(new, shape)
-        if plan.needed or (self._shard and new):
-            # Of a shared table only our own rows get our defaults.
-            of_all = {} if self._shard else defaults
-            added = {
-                column.name: (found, self._literal(of_all.get(column.name), found))
-                for column, found in plan.added
-            }
-            statements = self._dialect.alter(
-                self.place.location, added, plan.widened, frozenset(key.lower() for key in shape.keys)
-            )
-            grown = partial(self._grow, shape=shape, defaults=defaults)
-            self._altered(statements, widens=bool(plan.widened), then=grown)
-        else:
-            with self._transaction(writes=False) as cursor:
-                self._held(cursor, self._claimed_epoch(), lock=False)
-        names = tuple(column.name for column, _ in plan.added)
-        return EvolveResult(created, names, tuple(plan.widened), tuple(defaults), warnings)
-
-    def _planned(self, shape: TableShape) -> SqlEvolution:
-        """What the columns lack; of a shared table they are looked up where they seem to lack something."""
-        database = self._dialect.database
-        try:
-            plan = plan_columns(self._present, shape, database)
-            if self._shard and plan.needed:
-                with self._transaction(writes=False) as cursor:
-                    self._present = self._dialect.present(cursor, self.place)
-                plan = plan_columns(self._present, shape, database)
-        except SchemaRefusedError as exc:
-            raise self._shard.refused(exc) if self._shard else exc from None
-        return plan
-
-    def _grow(self, cursor: Any, entry: Entry, *, shape: TableShape, defaults: Mapping[str, str]) -> None:
-        """Give a shard's rows the defaults of columns that are new to them."""
-        if self._shard:
-            self._shard.fill(cursor, entry, shape, defaults=defaults, present=self._present)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Merge a batch and its progress in one transaction."""
@@ -242,48 +188,12 @@ class SqlTable(ChangedColumns):
             return
         with self._transaction(writes=False) as cursor:
             check_room_for_deletes(cursor, self._dialect, self.place, batch.shape)
-        missing = missing_columns(self._present, self._dialect)
-        if missing:
-            statements = self._dialect.alter(self.place.location, missing, {}, frozenset())
-            self._altered(statements, widens=False)
+        if missing_columns(self._present, self._dialect):
+            with self._altering() as (cursor, _):
+                missing = missing_columns(self._present, self._dialect)
+                added = self._dialect.alter(self.place.location, missing, {}, frozenset()) if missing else []
+                self._alter(cursor, added, widens=False)
         self._ordered = batch.shape
-
-    def _looked_up(self) -> Mapping[str, str]:
-        with self._transaction(writes=False) as cursor:
-            self._held(cursor, self._claimed_epoch(), lock=False)
-            self._present = self._dialect.present(cursor, self.place)
-        return self._present
-
-    def _altered(
-        self, statements: list[str], *, widens: bool, then: Callable[[Any, Entry], None] | None = None
-    ) -> None:
-        """Change the table's columns, and its view with them, where it is still ours."""
-        with self._turns.mine(), self._transaction() as cursor:
-            entry = self._held(cursor, self._claimed_epoch())
-            before, after = self._view.in_the_way(cursor) if self._view and widens else ([], [])
-            self._changing = True
-            self._change(cursor, [*before, *statements])
-            self._present = self._dialect.present(cursor, self.place)
-            shown = self._view.statements(cursor, self._present) if self._view else []
-            self._change(cursor, [*shown, *after])
-            if then is not None:
-                then(cursor, entry)
-        self._changing = False
-
-    def _change(self, cursor: Any, statements: list[str]) -> None:
-        """Change the schema, with the ledger's row locked; on another connection where DDL commits."""
-        if not statements:
-            return
-        if not self._dialect.ddl_commits:
-            for statement in statements:
-                cursor.execute(statement)
-            return
-        with self._transaction() as changing:
-            for statement in statements:
-                changing.execute(statement)
-
-    def _literal(self, text: str | None, found: str) -> str | None:
-        return None if text is None else self._dialect.literal(text, found)
 
     def _staging_types(self, shape: TableShape) -> list[str]:
         """The types of the shape's columns at the target.

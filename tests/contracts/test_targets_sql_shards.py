@@ -1,0 +1,93 @@
+"""A SQL table that several source tables share, changed by others at the worst moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.contracts.sql_beds import mysql_bed, postgres_bed
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.config.routes import Destination
+from tidesink.sinks.routing import routed_shape
+from tidesink.sinks.shape import Shard, TableShape
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
+from tidesink.sinks.targets.postgres_dialect import PostgresDialect
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_place import Place
+from tidesink.sinks.targets.sql_target import SqlTarget
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
+GOAL = TableId("shop", "orders")
+MINE = TableId("shop_1", "orders")
+LATE = Column("late", ColumnType("varchar", length=9), default="mine")
+
+
+@pytest.fixture(params=list(BEDS))
+def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
+    """Each SQL target in turn."""
+    return BEDS[request.param](request, tmp_path)
+
+
+def target_of(bed: Bed) -> SqlTarget:
+    assert isinstance(bed.target, SqlTarget)
+    return bed.target
+
+
+def shard_shape(*columns: Column) -> TableShape:
+    return routed_shape(shape(*columns, table=MINE), Destination(GOAL, Shard("shard", str(MINE))))
+
+
+def execute(bed: Bed, statement: str) -> None:
+    """A statement as another program would send it; ``{}`` is the table."""
+    with target_of(bed).connections.transaction("test") as cursor:
+        cursor.execute(statement.format(target_of(bed).place_of(GOAL).location))
+
+
+class _Watched:
+    """Calls back once after the next look at the shared table's columns."""
+
+    after_a_look: Callable[[], None] | None = None
+
+    def present(self, cursor: Any, place: Place) -> dict[str, str]:
+        found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]
+        act = self.after_a_look if place.name == GOAL.name else None
+        if act is not None:
+            self.after_a_look = None
+            act()
+        return found
+
+
+class _WatchedPostgres(_Watched, PostgresDialect):
+    pass
+
+
+class _WatchedMysql(_Watched, MysqlDialect):
+    pass
+
+
+WATCHED = {"postgres": _WatchedPostgres, "mysql": _WatchedMysql}
+
+
+def test_a_column_that_another_shard_adds_after_the_look_is_taken_as_it_is(
+    sql: Bed, request: pytest.FixtureRequest
+) -> None:
+    dialect: Any = WATCHED[sql.name]()
+    target = SqlTarget(Connections(dialect, target_of(sql).connections.endpoint))
+    request.addfinalizer(target.connections.close)
+    plain, wider = shard_shape(ID, NAME, AMOUNT), shard_shape(ID, NAME, AMOUNT, LATE)
+    table = target.open_table(plain, pipeline="shop")
+    table.claim()
+    table.evolve(plain)
+    first = {"id": 1, "name": "a", "amount": 1, "shard": str(MINE)}
+    table.apply(sql.batch(plain, [first]), progress(1, 1, table=MINE))
+    dialect.after_a_look = lambda: execute(sql, "ALTER TABLE {} ADD COLUMN late varchar(9)")
+    grown = table.evolve(wider)
+    assert dialect.after_a_look is None
+    assert (grown.added, grown.backfilled) == ((), ("late",))
+    table.apply(sql.batch(wider, [{**first, "id": 2, "late": "x"}]), progress(1, 2, table=MINE))
+    found = {row["id"]: row["late"] for row in sql.read(GOAL)}
+    assert found == {1: "mine", 2: "x"}
