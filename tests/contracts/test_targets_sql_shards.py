@@ -42,9 +42,10 @@ def shard_shape(*columns: Column) -> TableShape:
 
 
 def execute(bed: Bed, statement: str) -> None:
-    """A statement as another program would send it; ``{}`` is the table."""
+    """A statement as another program would send it; ``{}`` is the table, ``[]`` the shards' ledger."""
+    place = target_of(bed).place_of(GOAL)
     with target_of(bed).connections.transaction("test") as cursor:
-        cursor.execute(statement.format(target_of(bed).place_of(GOAL).location))
+        cursor.execute(statement.replace("[]", place.shards).replace("{}", place.location))
 
 
 class _Watched:
@@ -91,3 +92,17 @@ def test_a_column_that_another_shard_adds_after_the_look_is_taken_as_it_is(
     table.apply(sql.batch(wider, [{**first, "id": 2, "late": "x"}]), progress(1, 2, table=MINE))
     found = {row["id"]: row["late"] for row in sql.read(GOAL)}
     assert found == {1: "mine", 2: "x"}
+
+
+def test_a_ledger_of_shards_of_an_earlier_version_gets_its_columns(sql: Bed) -> None:
+    plain = shard_shape(ID, NAME, AMOUNT)
+    table = sql.target.open_table(plain, pipeline="shop")
+    table.claim()
+    table.apply(
+        sql.batch(plain, [{"id": 1, "name": "a", "amount": 1, "shard": str(MINE)}]),
+        progress(1, 1, table=MINE),
+    )
+    drops = ", ".join(f"DROP COLUMN {name}" for name in ("horizon", "table_identity", "known_columns"))
+    execute(sql, f"ALTER TABLE [] {drops}")
+    again = sql.reopen().open_table(plain, pipeline="shop")
+    assert again.claim().progress == progress(2, 1, table=MINE)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from tidesink.config.routes import LONGEST_SHARD
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
 from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
 from tidesink.sinks.targets.mysql_errors import code_of, error_of
 from tidesink.sinks.targets.mysql_keys import check_keys, only_unique
+from tidesink.sinks.targets.mysql_ledger import LEDGER_COLUMNS, SHARDS_COLUMNS, prepare_ledger
 from tidesink.sinks.targets.mysql_merge import merged
 from tidesink.sinks.targets.mysql_order import merged_in_order
 from tidesink.sinks.targets.sql_columns import KEY_COLLATIONS
@@ -31,19 +31,6 @@ _KEY_OF: Final = {"InnoDB": "t_row bigint unsigned NOT NULL AUTO_INCREMENT PRIMA
 _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
 _NO_TABLE: Final = frozenset({"1146", "1049"})
 _LONGEST_COMMENT: Final = 1000
-_LEDGER: Final = (
-    "CREATE TABLE IF NOT EXISTS {} (table_name varchar(64) NOT NULL PRIMARY KEY, "
-    "source_table longtext NOT NULL, pipeline longtext NOT NULL, epoch bigint NOT NULL, "
-    "txn_version bigint NOT NULL, progress longtext, key_columns longtext NOT NULL, result longtext, "
-    "commits bigint NOT NULL, horizon bigint, table_identity longtext, "
-    "updated_at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP) "
-    "ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {}"
-)
-_SHARDS: Final = _LEDGER.replace(
-    "table_name varchar(64) NOT NULL PRIMARY KEY",
-    f"table_name varchar(64) NOT NULL, shard varchar({LONGEST_SHARD}) NOT NULL, known_columns longtext, "
-    "PRIMARY KEY (table_name, shard)",
-)
 
 
 class MysqlDialect:
@@ -108,13 +95,11 @@ class MysqlDialect:
         if not cursor.fetchone()[0]:
             database = quote_mysql(place.schema)
             cursor.execute(f"CREATE DATABASE IF NOT EXISTS {database} DEFAULT CHARACTER SET utf8mb4")
-        columns = dict(self._columns(cursor, place.ledger))
-        if not columns:
-            cursor.execute(_LEDGER.format(place.ledger, self._collation))
-        elif "horizon" not in columns:  # made before there was one
-            cursor.execute(f"ALTER TABLE {place.ledger} ADD COLUMN horizon bigint")
-        if place.shard and not self._columns(cursor, place.shards):
-            cursor.execute(_SHARDS.format(place.shards, self._collation))
+        ledgers = [(place.ledger, LEDGER_COLUMNS)]
+        if place.shard:
+            ledgers.append((place.shards, SHARDS_COLUMNS))
+        for location, columns in ledgers:
+            prepare_ledger(cursor, location, dict(self._columns(cursor, location)), columns, self._collation)
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table, without the display widths of integers."""

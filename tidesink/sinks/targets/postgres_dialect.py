@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final
 
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
@@ -30,12 +31,17 @@ _SESSION: Final = (
     f"SET lock_timeout TO '{LOCK_SECONDS}s'",
     "SET idle_in_transaction_session_timeout TO '5min'",
 )
+# Those that take NULL may be missing in a ledger of an earlier version; they are added to it.
+_OPTIONAL: Final = MappingProxyType(
+    {"progress": "text", "result": "text", "horizon": "bigint", "table_identity": "text"}
+)
+_SHARDS_OPTIONAL: Final = MappingProxyType({**_OPTIONAL, "known_columns": "text"})
 _LEDGER: Final = (
     "CREATE TABLE IF NOT EXISTS {} (table_name text PRIMARY KEY, source_table text NOT NULL, "
-    "pipeline text NOT NULL, epoch bigint NOT NULL, txn_version bigint NOT NULL, progress text, "
-    "key_columns text NOT NULL, result text, commits bigint NOT NULL, horizon bigint, "
-    "table_identity text, "
-    "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+    "pipeline text NOT NULL, epoch bigint NOT NULL, txn_version bigint NOT NULL, "
+    "key_columns text NOT NULL, commits bigint NOT NULL, "
+    + "".join(f"{name} {found}, " for name, found in _OPTIONAL.items())
+    + "updated_at timestamp with time zone NOT NULL DEFAULT CURRENT_TIMESTAMP)"
 )
 _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
@@ -170,23 +176,25 @@ class PostgresDialect:
 
     def prepare_schema(self, cursor: Any, place: Place) -> None:
         """The schema and its ledger; what is there is not touched, and needs no right to make it."""
-        cursor.execute(
-            "SELECT to_regnamespace(%s) IS NULL, to_regclass(%s) IS NULL",
-            (place.quote(place.schema), place.ledger),
-        )
-        no_schema, no_ledger = cursor.fetchone()
-        if no_schema or no_ledger:
-            cursor.execute(_ONE_MAKER)
+        cursor.execute("SELECT to_regnamespace(%s) IS NULL", (place.quote(place.schema),))
+        (no_schema,) = cursor.fetchone()
         if no_schema:
+            cursor.execute(_ONE_MAKER)
             cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {place.quote(place.schema)}")
-        if no_ledger:
-            cursor.execute(_LEDGER.format(place.ledger))
-        elif "horizon" not in self.present(cursor, replace(place, name=LEDGER)):  # made before there was one
+        self._prepare_ledger(cursor, replace(place, name=LEDGER), _LEDGER, _OPTIONAL)
+        if place.shard:
+            self._prepare_ledger(cursor, replace(place, name=SHARDS), _SHARDS, _SHARDS_OPTIONAL)
+
+    def _prepare_ledger(self, cursor: Any, ledger: Place, create: str, optional: Mapping[str, str]) -> None:
+        """Make a ledger, or give one of an earlier version the columns that there were not."""
+        present = self.present(cursor, ledger)
+        missing = [
+            f"ADD COLUMN IF NOT EXISTS {n} {found}" for n, found in optional.items() if n not in present
+        ]
+        if missing:
             cursor.execute(_ONE_MAKER)
-            cursor.execute(f"ALTER TABLE {place.ledger} ADD COLUMN IF NOT EXISTS horizon bigint")
-        if place.shard and not self.present(cursor, replace(place, name=SHARDS)):
-            cursor.execute(_ONE_MAKER)
-            cursor.execute(_SHARDS.format(place.shards))
+            way = f"ALTER TABLE {ledger.location} {', '.join(missing)}"
+            cursor.execute(way if present else create.format(ledger.location))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         """The columns of the table."""
