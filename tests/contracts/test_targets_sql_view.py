@@ -82,6 +82,14 @@ def test_a_view_of_another_table_by_its_name_is_refused(sql: Bed) -> None:
         held(sql)
 
 
+def test_a_table_by_the_name_of_a_view_is_refused_and_its_rows_are_safe(sql: Bed) -> None:
+    held(sql).apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    named = shape(ID, NAME, AMOUNT, table=TableId("shop", "orders_live"))
+    with pytest.raises(SchemaRefusedError, match=r"shop\.orders_live is a view"):
+        sql.target.open_table(named, pipeline="shop")
+    assert answers(sql, SHOWN) == [(1, "a", 1)]
+
+
 def test_a_view_in_step_is_left_alone_and_keeps_its_rights(
     request: pytest.FixtureRequest, tmp_path: Any
 ) -> None:

@@ -17,7 +17,7 @@ from tidesink.sinks.targets.mysql_ledger import LEDGER_COLUMNS, SHARDS_COLUMNS, 
 from tidesink.sinks.targets.mysql_merge import merged
 from tidesink.sinks.targets.mysql_order import merged_in_order
 from tidesink.sinks.targets.sql_columns import KEY_COLLATIONS
-from tidesink.sinks.targets.sql_dialect import Counts, Merge
+from tidesink.sinks.targets.sql_dialect import Counts, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_stage import Load
@@ -29,6 +29,8 @@ _STAGING_ENGINES: Final = {"ARIA": "Aria TRANSACTIONAL=0", "INNODB": "InnoDB"}
 # A server may refuse tables without a primary key (sql_require_primary_key, innodb_force_primary_key).
 _KEY_OF: Final = {"InnoDB": "t_row bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "}
 _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
+# What SHOW COLUMNS knows as well.
+_NO_TABLES: Final = frozenset({"VIEW", "SYSTEM VIEW", "SEQUENCE"})
 _NO_TABLE: Final = frozenset({"1146", "1049"})
 _LONGEST_COMMENT: Final = 1000
 
@@ -102,11 +104,19 @@ class MysqlDialect:
             prepare_ledger(cursor, location, dict(self._columns(cursor, location)), columns, self._collation)
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """The columns of the table, without the display widths of integers."""
-        return {
-            name: found if found == "tinyint(1)" else _WIDTH.sub(r"\1", found)
-            for name, found in self._columns(cursor, place.location)
-        }
+        """The columns of the table, without the display widths of integers; a view is refused."""
+        columns = self._columns(cursor, place.location)
+        if columns and self._is_view(cursor, place):
+            raise no_table(place)
+        return {name: found if found == "tinyint(1)" else _WIDTH.sub(r"\1", found) for name, found in columns}
+
+    def _is_view(self, cursor: Any, place: Place) -> bool:
+        cursor.execute(
+            "SELECT TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            (place.schema, place.name),
+        )
+        found = cursor.fetchone()
+        return found is not None and found[0] in _NO_TABLES
 
     def identity(self, cursor: Any, place: Place) -> str | None:  # noqa: ARG002
         """None: InnoDB's ids and the time of creation change with an ALTER that copies the table."""

@@ -15,7 +15,7 @@ from tidesink.sinks.targets.postgres_errors import code_of, error_of
 from tidesink.sinks.targets.postgres_merge import merged
 from tidesink.sinks.targets.postgres_order import merged_in_order
 from tidesink.sinks.targets.postgres_view import view_in_the_way, view_uses
-from tidesink.sinks.targets.sql_dialect import Counts, Merge
+from tidesink.sinks.targets.sql_dialect import Counts, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
 from tidesink.sinks.targets.sql_place import LEDGER, SHARDS, Place
 from tidesink.sinks.targets.sql_stage import Load
@@ -197,16 +197,20 @@ class PostgresDialect:
             cursor.execute(way if present else create.format(ledger.location))
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """The columns of the table."""
+        """The columns of the table; what has its name and is no table is refused."""
         cursor.execute(
-            "SELECT a.attname, CASE a.atttypmod WHEN -1 THEN format_type(a.atttypid, -1) "
+            "SELECT c.relkind IN ('r', 'p'), a.attname, "
+            "CASE a.atttypmod WHEN -1 THEN format_type(a.atttypid, -1) "
             "ELSE replace(format_type(a.atttypid, a.atttypmod), '(6) ', ' ') END "
             "FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid "
             "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s "
-            "AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+            "AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
             (place.schema, place.name),
         )
-        return dict(cursor.fetchall())
+        found = cursor.fetchall()
+        if found and not found[0][0]:
+            raise no_table(place)
+        return {name: spelt for _, name, spelt in found}
 
     def identity(self, cursor: Any, place: Place) -> str | None:
         """Their OIDs: VACUUM FULL, CLUSTER, TRUNCATE and every ALTER leave them, DROP and CREATE do not."""

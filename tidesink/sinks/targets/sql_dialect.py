@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from tidesink.errors import TidesinkError
+from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_stage import Load
@@ -67,6 +67,15 @@ class Merge:
     def rows(self, *, deletes: bool) -> str:
         """The condition for the rows of one kind, of the attempts that count."""
         return f"s.t_delete = {int(deletes)} AND {self.counted}"
+
+
+def no_table(place: Place) -> SchemaRefusedError:
+    """The error of a name under which something else stands: what is written to a view changes its table."""
+    return SchemaRefusedError(
+        f"{place.shown} is a view, or another thing that is no table, and rows are to be written there: give "
+        "target.table (or target.view, where it names the view) another template",
+        table=str(place.source),
+    )
 
 
 class Counts(NamedTuple):
@@ -136,7 +145,10 @@ class Dialect(Protocol):
         """Make the table's schema and its ledger where they are missing."""
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
-        """A table's columns and types, as ``render_sql`` spells them; empty where there is no table."""
+        """A table's columns and types, as ``render_sql`` spells them; empty where there is no table.
+
+        Raises: SchemaRefusedError, where a view or the like has the name.
+        """
 
     def identity(self, cursor: Any, place: Place) -> str | None:
         """What the table and its ledger are to the server, as long as nobody makes them anew.
