@@ -26,7 +26,7 @@ setup-dev: setup
 	@scripts/install.sh $(VENV) dev
 
 test: setup-dev ## The whole test suite, on a real broker and registry
-	@$(BIN)/python -m pytest
+	@scripts/test.sh $(VENV)
 
 test-unit: setup-dev ## The fast tests: no Java, under a minute
 	@$(BIN)/python -m pytest -m "not spark and not servers and not slow and not soak" --vectors tests/golden/data -p no:cacheprovider
