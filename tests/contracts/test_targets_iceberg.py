@@ -134,11 +134,11 @@ def test_a_commit_that_was_cut_off_is_looked_for(iceberg: Bed) -> None:
     state = holder.staging()
     done = table_result()
     jvm_table.cut = "after"
-    entry = ledger.batch(claimed, progress(2, 3), done, snapshot=claimed.snapshot)
+    entry = ledger.batch(claimed, progress(2, 3), done, snapshot=claimed.snapshot, shape=shape())
     assert holder.publish(entry, on=state.head)
     assert table.committed() == progress(2, 3)
     jvm_table.cut = "before"
-    later = ledger.batch(claimed, progress(2, 4), done, snapshot=claimed.snapshot)
+    later = ledger.batch(claimed, progress(2, 4), done, snapshot=claimed.snapshot, shape=shape())
     with pytest.raises(CommitUnknownError):
         holder.publish(later, on=state.head)
     assert table.committed() == progress(2, 3)
