@@ -16,6 +16,7 @@ from tidesink.codecs.debezium_told import UNTYPED, LoneCodec, Told
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.identity import topic_tables
+from tidesink.config.merged import check_merged
 from tidesink.config.schema_change_checks import shown_policies
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
@@ -263,6 +264,7 @@ def plan_of(config: Config, topic: str, source: TableShape, *, types_from: Types
     """The plan of a table whose shape at the source is known."""
     settings = config.table_config(source.table)
     try:
+        check_merged(settings)
         shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
         told = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
         shape = planned_shape(routed_shape(shape, config.destination(source.table)), settings)

@@ -10,6 +10,7 @@ from tidesink.config.kafka import KafkaProperties
 from tidesink.config.kafka_checks import file_problems, kafka_problems, security_problems
 from tidesink.config.large_messages import large_message_problems
 from tidesink.config.layout import layout_problems
+from tidesink.config.merged import merged_problems
 from tidesink.config.models import Config
 from tidesink.config.modes import mode_problems
 from tidesink.config.passed_on import message_target_problems
@@ -70,7 +71,9 @@ _FOREIGN = {
 
 def cross_problems(config: Config) -> list[Problem]:
     """Every contradiction in a config whose fields are right one by one."""
-    return [problem for check in _CHECKS for problem in check(config)]
+    found = [problem for check in _CHECKS for problem in check(config)]
+    # Of sections that are wrong alone, what they come to together says nothing new.
+    return found or list(merged_problems(config))
 
 
 def _given(source: SourceSettings, names: tuple[str, ...]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from tidesink.config.merged import ENDS_A_VERSION, words_of
 from tidesink.config.models import Config, HistorySettings, TableDefaults, TableOverride
 from tidesink.config.problems import Problem
 
@@ -20,7 +21,7 @@ def history_problems(config: Config) -> Iterator[Problem]:
         if section.mode == "history":
             for reason, remedy in _obstacles(config):
                 yield Problem(f"{place}.mode", reason, remedy)
-            yield from _without_effect(place, section)
+        yield from _without_effect(config, place, section)
         if section.history is not None and "history" in section.model_fields_set:
             yield from _names(place, section.history, used=kept)
 
@@ -40,8 +41,10 @@ def _obstacles(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-def _without_effect(place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
-    given = section.model_fields_set
+def _without_effect(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    given = section.model_fields_set & {"sequence_by", "deletes"}
+    if not given or words_of(config, section).mode != "history":
+        return
     if "sequence_by" in given and section.sequence_by == "kafka":
         yield Problem(
             f"{place}.sequence_by",
@@ -49,11 +52,7 @@ def _without_effect(place: str, section: TableDefaults | TableOverride) -> Itera
             "remove it, or set sequence_by: source",
         )
     if "deletes" in given:
-        yield Problem(
-            f"{place}.deletes",
-            "has no effect in a history, where a delete ends a version and takes nothing away",
-            "remove it",
-        )
+        yield Problem(f"{place}.deletes", *ENDS_A_VERSION)
 
 
 def _names(place: str, names: HistorySettings, *, used: bool) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from tidesink.config.merged import section_problems
 from tidesink.config.models import Config, TableDefaults, TableOverride
 from tidesink.config.problems import Problem
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -16,8 +17,6 @@ from tidesink.typemap.shape import shape_of
 
 # Targets with rows whose values can stay; held to their capabilities by a test.
 KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
-# What each row of a change log says of itself (``sinks.change_log``).
-_IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
 
 
 def layout_problems(config: Config) -> Iterator[Problem]:
@@ -28,7 +27,7 @@ def layout_problems(config: Config) -> Iterator[Problem]:
     for place, section in sections:
         found += [*_lists(place, section), *_names(place, section), *_filter(place, section)]
         found += [*_metadata(config, place, section), *_nulls(config, place, section)]
-        found += _with_mode(config, place, section)
+        found += section_problems(config, place, section)
     yield from found
     if not found:
         yield from _defined(config)
@@ -98,33 +97,11 @@ def _nulls(config: Config, place: str, section: TableDefaults | TableOverride) -
     field = f"{place}.ignore_null_updates"
     if config.target.type not in KEEPING_TARGETS:
         yield Problem(field, f"a {config.target.type} target keeps no values that could stay", "remove it")
-    if (section.sequence_by or config.defaults.sequence_by) == "source":
-        yield Problem(
-            field,
-            "under sequence_by: source a change may come late, and nothing tells which value it left",
-            "use sequence_by: kafka, or remove it",
-        )
     if config.source.protocol.startswith("debezium"):
         yield Problem(
             field,
             "Debezium's records can leave a value out, which is not the same as NULL, and the two are not "
             "told apart in this version",
-            "remove it",
-        )
-
-
-def _with_mode(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
-    """What a change log or a history does not take."""
-    mode = section.mode or config.defaults.mode
-    if mode == "append" and section.filter is not None:
-        yield Problem(f"{place}.filter", "mode: append keeps every change, whatever its row is", "remove it")
-    had = sorted(_IN_LOGS & (section.metadata or {}).keys()) if mode == "append" else []
-    for kind in had:
-        yield Problem(f"{place}.metadata", f"mode: append has a column for {kind} already", f"remove {kind}")
-    if mode != "upsert" and section.ignore_null_updates:
-        yield Problem(
-            f"{place}.ignore_null_updates",
-            f"mode: {mode} keeps each row as it was",
             "remove it",
         )
 

@@ -25,6 +25,7 @@ from tidesink.config.fields import (
     PositiveDuration,
     StatePlace,
 )
+from tidesink.config.inherited import without_use
 from tidesink.config.metadata_names import Metadata
 from tidesink.config.mode_words import Mode, ScdType, TableMode, said_mode
 from tidesink.config.routes import Destination, Route, destination
@@ -182,10 +183,13 @@ class TableOverride(Model):
 
     def covers(self, table: TableId) -> bool:
         """Whether these settings are for a table; names match in any case, as TiCDC's rules do."""
-        pattern = self.name or self.match or ""
+        return self.fits(str(table).lower())
+
+    def fits(self, table: str) -> bool:
+        """``covers``, of a name in lower case."""
         if self.name:
-            return pattern.lower() == str(table).lower()
-        return fnmatchcase(str(table).lower(), pattern.lower())
+            return self.name.lower() == table
+        return fnmatchcase(table, (self.match or "").lower())
 
 
 class DeadLetterSettings(Model):
@@ -298,7 +302,8 @@ class Config(Model):
 
     def table_config(self, table: TableId) -> TableConfig:
         """The settings of one table: its own by name first, then patterns in order, then the defaults."""
-        overrides = [entry for entry in self.tables if entry.covers(table)]
+        spelled = str(table).lower()
+        overrides = [entry for entry in self.tables if entry.fits(spelled)]
         overrides.sort(key=lambda entry: entry.name is None)
         definition = _first(overrides, "definition")
         own = {name: _first(overrides, name) for name in _POLICIES}
@@ -306,8 +311,7 @@ class Config(Model):
         sections = [entry.schema_changes for entry in overrides]
         merged["schema_changes"] = merged_changes(self.defaults.schema_changes, sections)
         merged |= selection([*overrides, self.defaults])
-        if merged["mode"] == "append":
-            merged |= _OF_NO_KEYS
+        merged |= without_use([*overrides, self.defaults], merged)
         return TableConfig.model_construct(
             table=table,
             keys=_first(overrides, "keys"),
@@ -389,8 +393,6 @@ def _record_names(table: TableId) -> TableId:
 
 # What the scd type says is in the mode.
 _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
-# What defaults say of rows of one key is not meant for a table that keeps every change.
-_OF_NO_KEYS = {"sequence_by": "kafka", "deletes": "hard"}
 
 
 def _first(overrides: list[TableOverride], name: str) -> Any:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tidesink.config.history import history_problems
+from tidesink.config.merged import without_keys, words_of
 from tidesink.config.mode_words import TableMode
 from tidesink.config.models import Config, TableDefaults, TableOverride
 from tidesink.config.problems import Problem
@@ -25,10 +26,6 @@ _OF_KEYS: Final = (
     ("deletes", "deletes", "hard"),
     ("tombstone_retention", "tombstone-retention", None),
 )
-_NO_FILTER: Final = (
-    "is not there in mode append: rows that come to fit it, or fit it no more, would be other changes than "
-    "those of the source"
-)
 
 
 def mode_problems(config: Config) -> Iterator[Problem]:
@@ -44,18 +41,14 @@ def mode_problems(config: Config) -> Iterator[Problem]:
                 f"a target of type {config.target.type} holds no table in mode {mode}",
                 "use mode: upsert, or another target",
             )
-        if (mode or config.defaults.mode) == "append":
-            yield from _without_effect(place, section)
-            chosen = section.filter if section.filter is not None else config.defaults.filter
-            if chosen is not None:
-                yield Problem(f"{place}.filter", _NO_FILTER, "make a view over the log that has the filter")
+        yield from _without_effect(config, place, section)
 
 
-def _without_effect(place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
-    for field, name, nothing in _OF_KEYS:
-        if field in section.model_fields_set and getattr(section, field) not in (nothing, None):
-            yield Problem(
-                f"{place}.{name}",
-                "has no effect in mode append, where every change is a row of its own",
-                f"remove it, or use mode: upsert for the tables that need {name}",
-            )
+def _without_effect(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    said = [
+        name
+        for field, name, nothing in _OF_KEYS
+        if field in section.model_fields_set and getattr(section, field) not in (nothing, None)
+    ]
+    if said and words_of(config, section).mode == "append":
+        yield from (Problem(f"{place}.{name}", *without_keys(name)) for name in said)

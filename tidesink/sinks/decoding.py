@@ -15,6 +15,7 @@ from tidesink.change import Column as TableColumn
 from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.definition import Definition
+from tidesink.config.merged import check_merged
 from tidesink.errors import ConfigError
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
@@ -139,11 +140,14 @@ def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: 
     """The decoding of one table by the config's protocol, laid out and named as its target has it.
 
     Raises:
-        ConfigError: the table's filter cannot be read, or its route makes no name.
+        ConfigError: the table's filter cannot be read, its settings contradict each other, or its route
+            makes no name.
     """
+    settings = around.config.table_config(table)
+    check_merged(settings)
     module = import_module(DECODINGS[around.config.source.protocol])
     found: Decoding = module.open_decoding(around, topic, table, session=session)
-    layout = around.config.table_config(table).layout
+    layout = settings.layout
     if not layout.plain:
         from tidesink.sinks.layout import LaidOutDecoding
 
