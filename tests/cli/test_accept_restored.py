@@ -12,7 +12,9 @@ from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.change import TableId
 from tidesink.cli.main import app
 from tidesink.config import Config
-from tidesink.sinks.restored import PLACE
+from tidesink.errors import StaleProgressError
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.restored import PLACE, check_not_restored
 from tidesink.sinks.state_store import TableStatus, open_state_store
 
 DOTTED = TableId("a.b", "Orders")
@@ -30,22 +32,24 @@ def _run(config: Path, table: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def _worked_on(config: Path, table: TableId) -> None:
+def _found_brought_back(config: Path, table: TableId) -> None:
     settings = Config.model_validate(json.loads(config.read_text()))
     store = open_state_store(settings.state)
     store.save_status(TableStatus(settings.pipeline, table, "IDLE", batch=4, details={PLACE: "here"}))
+    with pytest.raises(StaleProgressError):
+        check_not_restored(store, Progress(table, settings.pipeline, 2, 3), "here")
     store.close()
 
 
 def test_a_name_is_looked_up_among_the_tables_that_were_worked_on(config: Path) -> None:
-    _worked_on(config, DOTTED)
+    _found_brought_back(config, DOTTED)
     code, said = _run(config, "a.b.orders")
     assert code == 0, said
     assert json.loads(said)["accepted_below_batch"] == 4
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(config: Path) -> None:
-    _worked_on(config, DOTTED)
+    _found_brought_back(config, DOTTED)
     code, said = _run(config, "a.b.order")
     assert code == 2
     assert "a.b.Orders" in said or "a.b.orders" in said

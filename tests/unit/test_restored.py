@@ -51,6 +51,7 @@ def test_a_target_that_holds_less_is_refused_until_a_person_says_so(store: SqlSt
 
 def test_a_word_that_was_used_is_not_there_for_the_next_time(store: SqlStateStore) -> None:
     _saw(store, 4)
+    _refused(store, 3)
     accept_restored(store, "shop", TABLE)
     check_not_restored(store, progress(3, 3), "here")
     # The worker came as far as before, and then the same backup was brought back again.
@@ -58,8 +59,17 @@ def test_a_word_that_was_used_is_not_there_for_the_next_time(store: SqlStateStor
     _refused(store, 3)
 
 
+def test_what_was_not_found_brought_back_cannot_be_accepted(store: SqlStateStore) -> None:
+    _saw(store, 4)
+    with pytest.raises(ConfigError, match="nothing to accept"):
+        accept_restored(store, "shop", TABLE)
+    check_not_restored(store, progress(3, 4), "here")
+    _refused(store, 3)
+
+
 def test_a_word_is_for_one_going_back(store: SqlStateStore) -> None:
     _saw(store, 4)
+    _refused(store, 3)
     accept_restored(store, "shop", TABLE)
     check_not_restored(store, progress(3, 3), "here")
     _saw(store, 4)

@@ -48,7 +48,7 @@ def status(
         return
     found = read_statuses(settings)
     if output is OutputFormat.JSON:
-        write_json({"pipeline": settings.pipeline, "tables": [status_json(entry) for entry in found]})
+        write_json({**_around_json(settings, found), "tables": [status_json(entry) for entry in found]})
     else:
         show_statuses(found)
         for table in _asked_to_rest(settings, found):
@@ -56,6 +56,17 @@ def status(
         typer.echo(_worker_line(seconds_since_turn(settings), found))
     if any(entry.state in UNWELL_STATES for entry in found):
         raise typer.Exit(exits.UNWELL)
+
+
+def _around_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, Any]:
+    """Of the whole pipeline: whether a worker is alive, and the tables that are to rest and do not yet."""
+    seconds = seconds_since_turn(config)
+    alive = seconds is not None and seconds <= ALIVE_SECONDS
+    return {
+        "pipeline": config.pipeline,
+        "worker": {"alive": alive, "seconds_since_turn": seconds},
+        "asked_to_rest": [table._asdict() for table in _asked_to_rest(config, found)],
+    }
 
 
 def _show_life(config: Config, alive_within: float, output: OutputFormat) -> None:

@@ -21,6 +21,8 @@ from tidesink.sinks.state_store import StateStore, TableStatus
 # In a status's details: where its table is kept. A table given another place is another one.
 PLACE: Final = "place"
 _KIND: Final = "accepted-restore"
+# The batch that a target which was refused stands at: without it there is nothing to accept.
+_REFUSED: Final = "refused-restore"
 
 
 def check_not_restored(store: StateStore, progress: Progress | None, place: str) -> None:
@@ -37,29 +39,42 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str)
     name = _name(progress.pipeline, progress.table)
     accepted = store.load_document(_KIND, name)
     if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
-        if accepted is not None:  # it was for one going back, which somebody undid
-            store.save_document(_KIND, name, None)
+        _forget(store, name)  # it was of one going back, which somebody undid
         return
     if accepted != status.batch:
+        store.save_document(_REFUSED, name, progress.batch)
         raise _refusal(status.batch, progress, place)
     # The word is used up: what was seen from now on is where the target stands, and the next time is another.
     store.save_status(replace(status, batch=progress.batch))
-    store.save_document(_KIND, name, None)
+    _forget(store, name)
 
 
 def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
     """Let a table go on from where its target stands now; the batch it was seen to have.
 
     Raises:
-        ConfigError: no worker of this pipeline knows the table.
+        ConfigError: no worker of this pipeline knows the table, or none found it brought back.
     """
     status = _status_of(store, pipeline, table)
     if status is None:
         raise ConfigError(
             f"no worker of pipeline {pipeline!r} has worked on {table}: tidesink status shows the tables"
         )
-    store.save_document(_KIND, _name(pipeline, table), status.batch)
+    name = _name(pipeline, table)
+    if store.load_document(_REFUSED, name) is None:
+        raise ConfigError(
+            f"no worker found {table} brought back from a backup, so there is nothing to accept: run one "
+            "first, which says so where it is",
+            table=str(table),
+        )
+    store.save_document(_KIND, name, status.batch)
     return status.batch
+
+
+def _forget(store: StateStore, name: str) -> None:
+    for kind in (_KIND, _REFUSED):
+        if store.load_document(kind, name) is not None:
+            store.save_document(kind, name, None)
 
 
 def _status_of(store: StateStore, pipeline: str, table: TableId) -> TableStatus | None:
