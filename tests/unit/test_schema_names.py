@@ -11,7 +11,7 @@ from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
 from tidesink.sinks.decoding import Decoding, Renamed, ToldColumns
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names
-from tidesink.sinks.schema_policy import Policies
+from tidesink.sinks.schema_policy import Accepted, Policies
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTable, MemoryTarget
 from tidesink.typemap.ddl import TableDefinitions
@@ -51,9 +51,16 @@ def _table(*names: str) -> MemoryTable:
     return table
 
 
-def _settled(table: MemoryTable, *, readable: bool = True, policy: ChangePolicy = "pause") -> dict[str, str]:
-    decoding = _Told({"Old": Renamed("new", readable)})
-    policies = Policies(SchemaChanges.model_validate({"rename": policy}), {}, CAPABILITIES)
+def _settled(
+    table: MemoryTable,
+    *,
+    readable: bool = True,
+    policy: ChangePolicy = "pause",
+    reused: bool = False,
+    accepted: Accepted | None = None,
+) -> dict[str, str]:
+    decoding = _Told({"Old": Renamed("new", readable, reused=reused)})
+    policies = Policies(SchemaChanges.model_validate({"rename": policy}), accepted or {}, CAPABILITIES)
     settle_names(table, cast(Decoding, decoding), policies)
     return dict(decoding.read)
 
@@ -89,6 +96,49 @@ def test_what_cannot_be_read_under_its_new_name_is_never_renamed() -> None:
     assert _settled(_table("new"), readable=False) == {}
 
 
+@pytest.mark.parametrize("columns", [(), ("old", "new")], ids=["neither", "both"])
+@pytest.mark.parametrize("policy", ["pause", "apply"])
+def test_a_name_that_another_column_had_waits_until_it_is_ignored(
+    columns: tuple[str, ...], policy: ChangePolicy
+) -> None:
+    with pytest.raises(ChangesWaitError) as waits:
+        _settled(_table(*columns), policy=policy, reused=True)
+    (pending,) = waits.value.pending
+    assert pending.accepts == ("ignore",)
+    accepted: Accepted = {pending.change.digest: "ignore"}
+    table = _table(*columns)
+    assert _settled(table, policy=policy, reused=True, accepted=accepted) == {}
+    assert _settled(_table(*columns), policy="ignore", reused=True) == {}
+
+
+def test_a_rename_that_is_done_waits_no_more_though_its_name_is_reused() -> None:
+    assert _settled(_table("new"), reused=True) == {"Old": "new"}
+    assert _settled(_table("new"), reused=True, readable=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("statements", "reused"),
+    [
+        (("RENAME COLUMN a TO c", "RENAME COLUMN c TO a"), set()),
+        (("RENAME COLUMN a TO c", "RENAME COLUMN c TO d"), set()),
+        (("RENAME COLUMN a TO c, RENAME COLUMN b TO a",), {"a"}),
+        (("RENAME COLUMN a TO t", "RENAME COLUMN b TO a", "RENAME COLUMN t TO b"), {"a", "b"}),
+        (("DROP COLUMN b", "RENAME COLUMN a TO b"), {"b"}),
+        (("RENAME COLUMN a TO c", "ADD COLUMN a INT"), {"a"}),
+        (("RENAME COLUMN a TO c", "ADD COLUMN a INT", "DROP COLUMN a"), {"a"}),
+        (("RENAME COLUMN a TO c", "ADD COLUMN a INT", "RENAME COLUMN a TO d"), {"a"}),
+        (("RENAME COLUMN a TO c", "DROP COLUMN c", "RENAME COLUMN b TO a"), {"a"}),
+    ],
+)
+def test_ddl_tells_of_names_that_several_columns_had(statements: tuple[str, ...], reused: set[str]) -> None:
+    definitions = TableDefinitions()
+    definitions.apply("CREATE TABLE shop.orders (id BIGINT PRIMARY KEY, A INT, b INT)")
+    for statement in statements:
+        definitions.apply(f"ALTER TABLE shop.orders {statement}")
+    assert definitions.reused(TABLE) == reused
+    assert TableDefinitions.from_json(definitions.to_json()).reused(TABLE) == reused
+
+
 @pytest.mark.parametrize(
     ("statements", "renamed"),
     [
@@ -96,7 +146,9 @@ def test_what_cannot_be_read_under_its_new_name_is_never_renamed() -> None:
         (("CHANGE A b BIGINT",), {"A": "b"}),
         (("RENAME COLUMN A TO b", "RENAME COLUMN b TO c"), {"b": "c", "A": "c"}),
         (("RENAME COLUMN A TO b", "RENAME COLUMN b TO A"), {"b": "A"}),
-        (("RENAME COLUMN A TO b", "ADD COLUMN A INT"), {}),
+        (("RENAME COLUMN A TO b", "ADD COLUMN A INT"), {"A": "b"}),
+        (("RENAME COLUMN A TO b", "ADD COLUMN A INT", "RENAME COLUMN A TO c"), {"A": "c"}),
+        (("RENAME COLUMN A TO b, RENAME COLUMN id TO A",), {"id": "A", "A": "b"}),
         (("RENAME COLUMN A TO b", "DROP COLUMN b"), {}),
         (("CHANGE A A BIGINT",), {}),
     ],

@@ -60,12 +60,14 @@ class Apart(NamedTuple):
 class Renamed(NamedTuple):
     """A column's name now, and whether rows with its old name can be read as rows with this one.
 
-    ``target``: the name it has at the target, where that is another one.
+    ``target``: the name it has at the target, where that is another one. ``reused``: another column has, or
+    had, one of its two names too, so that a target with both does not say that the rename was ignored.
     """
 
     name: str
     readable: bool
     target: str | None = None
+    reused: bool = False
 
 
 @dataclass(frozen=True)

@@ -128,16 +128,18 @@ class CanalJsonDecoding:
 
     def told(self) -> ToldColumns | None:
         """What the topic's DDL told of the table, where no definition in the config comes before it."""
-        current = self._ddl.get(self._table)
-        if self._declared is not None or current is None:
+        known = self._ddl.told(self._table)
+        if self._declared is not None or known is None:
             return None
-        former = {column.name.casefold(): column for column in self._ddl.former(self._table)}
+        former = {column.name.casefold(): column for column in known.former}
+        columns = {column.name.casefold(): column for column in known.current.columns}
         renamed = {}
-        for old, new in self._ddl.renamed(self._table).items():
-            column = next(c for c in current.columns if c.name.casefold() == new.casefold())
-            renamed[old] = Renamed(new, _reads_on(column, former.pop(old.casefold(), None)))
-        readded = self._ddl.readded(self._table)
-        return ToldColumns(current, tuple(former.values()), renamed, readded)
+        for old, new in known.renamed.items():
+            was = former.pop(old.casefold(), None)
+            reads_on = old.casefold() not in known.reused and _reads_on(columns[new.casefold()], was)
+            reused = not known.reused.isdisjoint((old.casefold(), new.casefold()))
+            renamed[old] = Renamed(new, reads_on, reused=reused)
+        return ToldColumns(known.current, tuple(former.values()), renamed, known.readded)
 
     def read_as(self, renamed: Mapping[str, str]) -> None:
         """Plan anew where other columns are read by their old names than before."""

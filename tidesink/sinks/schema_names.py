@@ -5,6 +5,9 @@ The target says by its columns what became of a rename, so that nothing else has
 - the old name alone: it is still to be judged;
 - the new name, or neither: rows that have the old one are read as if they had the new one;
 - both: the rename was ignored, and each column goes on by itself.
+
+That fails where one of the two names was another column's too: a target that has both may never have heard
+of the rename. Then nothing but a person's word, or the policy, says that it is ignored.
 """
 
 from __future__ import annotations
@@ -66,13 +69,15 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
     """What becomes of one rename: ``apply`` it, ``read`` the old name as the new one, or ``ignore`` it."""
-    if old.lower() not in present:
-        return "read" if new.readable else "ignore"
     name = new.target or new.name
-    if name.lower() in present:
+    there = (old.lower() in present, name.lower() in present)
+    if there == (False, True) or (there == (False, False) and not new.reused):
+        return "read" if new.readable else "ignore"
+    if there == (True, True) and not new.reused:
         return "ignore"
+    follows = there == (True, False) and new.readable
     change = SchemaChange("rename", old, old, name)
     policy = policies.decide(change)
-    if policy == "pause" or (policy == "apply" and not new.readable):
-        return policies.pending(change, reason="" if new.readable else _UNREADABLE)
+    if policy == "pause" or (policy == "apply" and not follows):
+        return policies.pending(change, reason="" if follows else _UNREADABLE)
     return policy

@@ -70,6 +70,31 @@ class DdlWarning(NamedTuple):
         return schema == table.schema.casefold() and name in ("", table.name.casefold())
 
 
+class ToldTable(NamedTuple):
+    """What DDL told of one table's columns, as ``TableDefinitions`` names it; names alone are folded."""
+
+    current: TableSchema
+    former: tuple[Column, ...]
+    renamed: dict[str, str]
+    reused: frozenset[str]
+    readded: frozenset[str]
+
+
+def told_by(definitions: TableDefinitions, table: TableId) -> ToldTable | None:
+    """What the definitions tell of a table; None where they do not know it."""
+    current = definitions.get(table)
+    if current is None:
+        return None
+    readded = frozenset(name.casefold() for known, name in definitions.readded() if known == table)
+    return ToldTable(
+        current,
+        definitions.former(table),
+        definitions.renamed(table),
+        definitions.reused(table),
+        readded,
+    )
+
+
 class _Unread(NamedTuple):
     """What of partition 0 was not read yet, and what was known when that was found."""
 
@@ -110,16 +135,10 @@ class TopicDdl:
         with self._lock:
             return self._definitions.former(table)
 
-    def renamed(self, table: TableId) -> dict[str, str]:
-        """The names that columns of a table had before, each with its name now."""
+    def told(self, table: TableId) -> ToldTable | None:
+        """All that the DDL told of a table so far, as of one moment; None where it told of none."""
         with self._lock:
-            return self._definitions.renamed(table)
-
-    def readded(self, table: TableId) -> frozenset[str]:
-        """The columns, folded, that were added under the name of one dropped before."""
-        with self._lock:
-            found = self._definitions.readded()
-        return frozenset(name.casefold() for known, name in found if known == table)
+            return told_by(self._definitions, table)
 
     def tables(self) -> tuple[TableId, ...]:
         """Every table the topic's DDL knows."""

@@ -105,7 +105,9 @@ def _without(definition: TableDefinition, name: str) -> TableDefinition:
     at = definition.place_of(name)
     columns = definition.columns[:at] + definition.columns[at + 1 :]
     uniques = tuple(u for u in definition.uniques if name.casefold() not in (c.casefold() for c in u.columns))
-    dropped = tuple(dict.fromkeys((*definition.dropped, name.casefold())))
+    # A column that is gone is gone under the names it had before, too.
+    its = (old.casefold() for old, new in definition.renamed if new.casefold() == name.casefold())
+    dropped = tuple(dict.fromkeys((*definition.dropped, name.casefold(), *its)))
     renamed = tuple(pair for pair in definition.renamed if pair[1].casefold() != name.casefold())
     return replace(definition, columns=columns, uniques=uniques, dropped=dropped, renamed=renamed)
 
@@ -195,9 +197,8 @@ def _renames(known: tuple[tuple[str, str], ...], old: str, new: str) -> tuple[tu
     followed = tuple((was, new if now.casefold() == old.casefold() else now) for was, now in known)
     if old.casefold() == new.casefold():
         return followed
-    # One that has its old name again never had another.
-    used = (old.casefold(), new.casefold())
-    return ((old, new), *(pair for pair in followed if pair[0].casefold() not in used))
+    # One that has its old name again never had another. A name that is taken again keeps its pair.
+    return ((old, new), *((was, now) for was, now in followed if was.casefold() != now.casefold()))
 
 
 def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:

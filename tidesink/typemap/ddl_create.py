@@ -7,6 +7,7 @@ else the unique index of NOT NULL stored columns with the fewest columns, the ol
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -47,6 +48,13 @@ class TableDefinition:
     def readded(self) -> tuple[str, ...]:
         """The columns that were added under the name of one dropped before."""
         return tuple(column.name for column in self.columns if column.name.casefold() in self.dropped)
+
+    @property
+    def reused(self) -> frozenset[str]:
+        """Names, folded, that several columns had: one now, those that were dropped or have another name."""
+        now = (column.name.casefold() for column in self.columns)
+        times = Counter((*now, *self.dropped, *(old.casefold() for old, _ in self.renamed)))
+        return frozenset(name for name, columns in times.items() if columns > 1)
 
     def schema(self) -> TableSchema:
         """The columns with their keys marked."""

@@ -144,15 +144,19 @@ class TableDefinitions:
     def renamed(self, table: TableId) -> dict[str, str]:
         """The names that columns of a table had before, each with its name now, newest first.
 
-        A name that another column has now is not among them.
+        A name that several columns had in turn is there once, with the last of them; see ``reused``.
         """
         definition = self._find(table)
-        if definition is None:
-            return {}
-        now = {column.name.casefold() for column in definition.columns}
-        return {
-            old: new for old, new in definition.renamed if old.casefold() not in now and new.casefold() in now
-        }
+        known: dict[str, tuple[str, str]] = {}
+        for old, new in definition.renamed if definition else ():
+            known.setdefault(old.casefold(), (old, new))
+        now = {column.name.casefold() for column in definition.columns} if definition else set()
+        return {old: new for old, new in known.values() if new.casefold() in now}
+
+    def reused(self, table: TableId) -> frozenset[str]:
+        """Names, folded, that were those of several columns of a table, one after the other."""
+        definition = self._find(table)
+        return definition.reused if definition else frozenset()
 
     def to_json(self) -> str:
         """All definitions as JSON text."""

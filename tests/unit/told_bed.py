@@ -1,0 +1,124 @@
+"""A canal-json table at a target in memory, under DDL that is told statement by statement."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tidesink.change import Column, TableId, TableSchema
+from tidesink.codecs.base import CodecOptions
+from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
+from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
+from tidesink.sinks.layout import LaidOutDecoding
+from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
+from tidesink.sinks.schema_policy import Pending, Policies, judge
+from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTarget
+from tidesink.sinks.topic_ddl import ToldTable, told_by
+from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.layout import Layout
+
+T = TableId("s", "t")
+
+
+class ToldDdl:
+    """The topic's DDL, without a topic. ``later``: what another lane reads after each answer."""
+
+    def __init__(self) -> None:
+        self.definitions = TableDefinitions()
+        self.since = 10
+        self.later: list[str] = []
+
+    def alter(self, statement: str) -> None:
+        """The next DDL, ten TSOs later."""
+        self.definitions.apply(statement, "s", since=self.since)
+        self.since += 10
+
+    def _answered(self, found: Any) -> Any:
+        if self.later:
+            self.alter(self.later.pop(0))
+        return found
+
+    def told(self, table: TableId) -> ToldTable | None:
+        found: ToldTable | None = self._answered(told_by(self.definitions, table))
+        return found
+
+    def get(self, table: TableId) -> TableSchema | None:
+        found: TableSchema | None = self._answered(self.definitions.get(table))
+        return found
+
+    def former(self, table: TableId) -> tuple[Column, ...]:
+        found: tuple[Column, ...] = self._answered(self.definitions.former(table))
+        return found
+
+    def recall(self, _found: object) -> None:
+        pass
+
+    def scan(self, _session: object, _found: object) -> bool:
+        return False
+
+
+class Bed:
+    """One table, from ``CREATE TABLE t (...)``, and what becomes of each DDL at its target."""
+
+    def __init__(self, columns: str, layout: Layout | None = None, **policies: ChangePolicy) -> None:
+        self.policies = SchemaChanges.model_validate(policies)
+        self.accepted: dict[str, ChangePolicy] = {}
+        self.ddl = ToldDdl()
+        self.ddl.alter(f"CREATE TABLE t ({columns})")
+        self.layout = layout
+        self.start()
+        self.table = MemoryTarget().open_table(self.decoding.columns().shape, pipeline="p")
+        self.table.claim()
+
+    def start(self) -> None:
+        """A new worker."""
+        settings = SimpleNamespace(
+            definition=None, keys=None, zero_date="null", time_zone="UTC", mode="upsert"
+        )
+        source = SimpleNamespace(codec_options=CodecOptions)
+        around = SimpleNamespace(
+            config=SimpleNamespace(table_config=lambda _table: settings, source=source),
+            topics=SimpleNamespace(ddl=lambda _topic: self.ddl, tables=lambda _topic: None),
+        )
+        self.inner = CanalJsonDecoding(cast("Any", around), "cdc", T, session=cast("Any", None))
+        self.inner.prepare(cast("Any", None))
+        self.decoding: Any = self.inner
+        if self.layout is not None:
+            self.decoding = LaidOutDecoding(self.inner, self.layout, cast("Any", None))
+
+    def alter(self, *statements: str) -> tuple[Pending, ...]:
+        """Statements of one scan, and the batch after them: what waits then."""
+        for statement in statements:
+            self.ddl.alter(f"ALTER TABLE t {statement}")
+        return self.batch()
+
+    def batch(self) -> tuple[Pending, ...]:
+        """A batch's changes of the target's columns; what waits."""
+        self.inner._newer_ddl(cast("Any", None))
+        policies = Policies(self.policies, self.accepted, CAPABILITIES)
+        try:
+            settle_names(self.table, self.decoding, policies)
+        except ChangesWaitError as waits:
+            return waits.pending
+        shape = self.decoding.columns().shape
+        judged = judge(self.table.gap(shape), shape, policies, told_of(self.decoding, policies))
+        if not judged.pending:
+            self.table.drop_columns(judged.drops)
+            self.table.evolve(judged.given)
+        return judged.pending
+
+    def accept(self, pending: tuple[Pending, ...], policy: ChangePolicy) -> tuple[Pending, ...]:
+        """Accept what waits; what waits then."""
+        self.accepted |= {one.change.digest: policy for one in pending}
+        return self.batch()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The target's columns."""
+        found: tuple[str, ...] = self.table.gap(self.decoding.columns().shape).columns
+        return found
+
+
+def said(pending: tuple[Pending, ...]) -> list[tuple[str, str, tuple[ChangePolicy, ...]]]:
+    """What waits: its kind, what it is about, and what it may be accepted as."""
+    return [(p.change.kind, f"{p.change.before} {p.change.after}".strip(), p.accepts) for p in pending]
