@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.told_bed import Bed, said
 from tidesink.config.schema_changes import ChangePolicy
+from tidesink.typemap.layout import Layout
 
 AB = "id INT PRIMARY KEY, a INT, b INT"
 
@@ -59,3 +60,53 @@ def test_what_is_told_is_of_one_moment() -> None:
         ["id", "c", "b"],
         ["id", "c"],
     ]
+
+
+TOTALS = "id INT PRIMARY KEY, total INT, total_v2 INT"
+V2 = Layout(None, ("total",), {"total_v2": "total"})
+
+
+@pytest.mark.parametrize("statement", ["DROP COLUMN total", "RENAME COLUMN total TO total_old"])
+@pytest.mark.parametrize("policy", ["pause", "apply"])
+def test_what_the_target_does_not_hold_is_neither_dropped_nor_renamed_there(
+    statement: str, policy: ChangePolicy
+) -> None:
+    bed = Bed(TOTALS, V2, drop=policy, rename=policy)
+    assert bed.columns == ("id", "total")
+    assert bed.alter(statement) == ()
+    assert bed.columns[:2] == ("id", "total")
+    readded = bed.alter("ADD COLUMN total INT")
+    assert readded == ()
+    assert bed.columns[:2] == ("id", "total")
+
+
+def test_a_dropped_column_is_dropped_under_the_name_the_target_has() -> None:
+    bed = Bed(AB, drop="apply")
+    bed.layout = Layout(rename={"b": "beta"})
+    bed.start()
+    bed.table.evolve(bed.decoding.columns().shape)
+    bed.ddl.alter("ALTER TABLE t DROP COLUMN b")
+    (former,) = bed.decoding.told().former
+    assert former.name == "beta"
+    bed.ddl.alter("ALTER TABLE t ADD COLUMN b INT")
+    assert bed.decoding.told().readded == {"beta"}
+
+
+def test_a_rename_is_one_from_the_name_the_target_has_to_the_one_it_gets() -> None:
+    bed = Bed(AB, rename="apply")
+    bed.layout = Layout(rename={"b": "beta"})
+    bed.start()
+    bed.ddl.alter("ALTER TABLE t RENAME COLUMN b TO c")
+    assert bed.decoding.told().renamed["b"][2:4] == ("c", "beta")
+
+
+def test_a_list_of_columns_that_has_the_new_name_alone_still_tells_of_the_rename() -> None:
+    bed = Bed(AB, rename="apply")
+    bed.ddl.alter("ALTER TABLE t RENAME COLUMN b TO c")
+    bed.layout = Layout(("id", "a", "c"))
+    bed.start()
+    assert list(bed.decoding.told().renamed) == ["b"]
+    # The target's b is another column of the source's by now.
+    bed.layout = Layout(("id", "a", "c"), rename={"a": "b"})
+    bed.start()
+    assert bed.decoding.told().renamed == {}

@@ -60,13 +60,15 @@ class Apart(NamedTuple):
 class Renamed(NamedTuple):
     """A column's name now, and whether rows with its old name can be read as rows with this one.
 
-    ``target``: the name it has at the target, where that is another one. ``reused``: another column has, or
-    had, one of its two names too, so that a target with both does not say that the rename was ignored.
+    ``target``, ``was``: its names now and before at the target, where those are others. ``reused``: another
+    column has, or had, one of its two names too, so that a target with both does not say that the rename was
+    ignored.
     """
 
     name: str
     readable: bool
     target: str | None = None
+    was: str | None = None
     reused: bool = False
 
 

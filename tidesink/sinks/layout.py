@@ -1,14 +1,16 @@
 """A decoding whose plan is laid out as the target has the table: between decoding and reducing.
 
-What it learns, and what it is asked of the topic, stays in the source's names.
+What it learns, and what it is asked of the topic, stays in the source's names; what DDL told is given in the
+target's, without the columns that the target does not hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tidesink.change import Column as TableColumn
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
 from tidesink.sinks.offsets import TopicOffsets
@@ -61,17 +63,35 @@ class LaidOutDecoding:
         return self._plans[1]
 
     def told(self) -> ToldColumns | None:
-        """What DDL tells, in the target's names; a column that was renamed keeps the source's beside it."""
+        """What DDL tells of the columns that the target holds, by their names there.
+
+        A column that was renamed keeps the source's names beside them.
+        """
         told = self._decoding.told()
         if told is None:
             return None
-        names = {old.lower(): new for old, new in self._layout.rename.items()}
-        columns = tuple(replace(c, name=names.get(c.name.lower(), c.name)) for c in told.current.columns)
+        layout = self._layout
+        current = tuple(column for column in told.current.columns if layout.chooses(column.name))
+        holders = {layout.target_name(column.name).lower(): column.name.lower() for column in current}
+        excluded = {name.lower() for name in layout.except_columns}
+
+        def own(name: str) -> bool:
+            """Whether the target's column of that name, if any, is this one of the source's."""
+            return holders.get(layout.target_name(name).lower(), name.lower()) == name.lower()
+
+        # A list of columns names a column by what it is called now: the old name need not be in it.
         renamed = {
-            old: new._replace(target=names.get(new.name.lower(), new.name))
+            old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
             for old, new in told.renamed.items()
+            if layout.chooses(new.name) and old.lower() not in excluded and own(old)
         }
-        return replace(told, current=replace(told.current, columns=columns), renamed=renamed)
+        former = tuple(column for column in told.former if layout.chooses(column.name) and own(column.name))
+        readded = (layout.target_name(name).casefold() for name in told.readded if layout.chooses(name))
+        named = replace(told.current, columns=tuple(self._named(current)))
+        return ToldColumns(named, tuple(self._named(former)), renamed, frozenset(readded))
+
+    def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
+        return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
 
     def read_as(self, renamed: Mapping[str, str]) -> None:
         """As the decoding below."""

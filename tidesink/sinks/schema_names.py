@@ -62,21 +62,21 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     for old, found in decided.items():
         if found == "apply":
             new = told.renamed[old]
-            table.rename_column(present[old.lower()], new.target or new.name)
+            table.rename_column(present[(new.was or old).lower()], new.target or new.name)
     read = {old: told.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
     decoding.read_as(read)
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
     """What becomes of one rename: ``apply`` it, ``read`` the old name as the new one, or ``ignore`` it."""
-    name = new.target or new.name
-    there = (old.lower() in present, name.lower() in present)
+    was, name = new.was or old, new.target or new.name
+    there = (was.lower() in present, name.lower() in present)
     if there == (False, True) or (there == (False, False) and not new.reused):
         return "read" if new.readable else "ignore"
     if there == (True, True) and not new.reused:
         return "ignore"
     follows = there == (True, False) and new.readable
-    change = SchemaChange("rename", old, old, name)
+    change = SchemaChange("rename", was, was, name)
     policy = policies.decide(change)
     if policy == "pause" or (policy == "apply" and not follows):
         return policies.pending(change, reason="" if follows else _UNREADABLE)

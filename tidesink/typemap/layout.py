@@ -30,6 +30,18 @@ class Layout:
     metadata: Mapping[MetadataKind, str] = field(default_factory=dict)
     ignore_nulls: bool = False
 
+    def chooses(self, name: str) -> bool:
+        """Whether the target holds a column of the source's."""
+        name = name.lower()
+        if name in {left_out.lower() for left_out in self.except_columns}:
+            return False
+        return self.columns is None or name in {wanted.lower() for wanted in self.columns}
+
+    def target_name(self, name: str) -> str:
+        """The target's name of a column of the source's."""
+        names = {old.lower(): new for old, new in self.rename.items()}
+        return names.get(name.lower(), name)
+
     @property
     def plain(self) -> bool:
         """True where the target holds what the source does."""
@@ -77,12 +89,7 @@ def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
 
 def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
     """The source's order: columns that are added later come last, wherever the config names them."""
-    wanted = None if layout.columns is None else {name.lower() for name in layout.columns}
-    left_out = {name.lower() for name in layout.except_columns}
-    for column in source.columns:
-        name = column.name.lower()
-        if (wanted is None or name in wanted) and name not in left_out:
-            yield column
+    return (column for column in source.columns if layout.chooses(column.name))
 
 
 def _check_named(layout: Layout, source: TableShape, gone: frozenset[str]) -> None:
