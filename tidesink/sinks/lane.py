@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import replace
 from itertools import count
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import structlog
 
@@ -39,8 +39,8 @@ from tidesink.sinks.report import TableReport
 from tidesink.sinks.restored import PLACE, check_not_restored
 from tidesink.sinks.retry import Cooldown, may_pass
 from tidesink.sinks.schema_policy import pending_of
-from tidesink.sinks.source import RecordReader, open_reading_session
-from tidesink.sinks.state_store import TableState, TableStatus
+from tidesink.sinks.source import RecordReader, fit_shuffle, open_reading_session
+from tidesink.sinks.state_store import UNKNOWN_SCHEMA, TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.table_control import TableControl
@@ -51,13 +51,6 @@ from tidesink.sinks.topic_growth import held_back
 from tidesink.sinks.topic_reads import Limits
 
 _log = structlog.get_logger("tidesink.worker")
-# Spark spreads the shuffle of a batch over so many records a task.
-_RECORDS_A_SHUFFLE_TASK: Final = 25_000
-
-
-# Stands for the schema of a table whose name nobody knows: its topic's name is all there is to show, and
-# the state store keeps no status of it.
-UNKNOWN_SCHEMA: Final = "?"
 
 
 class Lane:
@@ -79,6 +72,7 @@ class Lane:
         self._tally = Tally()
         self._tombstones: Tombstones | None = None
         self._error: str | None = None
+        self._refusal: TidesinkError | None = None
         self._pauses = Pauses(table)
         self._lag = 0
         self._reads = around.topics.reads(topic)
@@ -129,6 +123,11 @@ class Lane:
             self._fail(error, passes=may_pass(error))
             self._settle()
 
+    def refuse(self, error: TidesinkError) -> None:
+        """Fail for what no other try changes: said again whenever the table is to go on."""
+        self._refusal = error
+        self.fail(error)
+
     def heed(self, asked: TableControl) -> None:
         """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
         turn = self._pauses.heed(asked, waits=self.state in ("PAUSED", "FAILING"))
@@ -137,9 +136,8 @@ class Lane:
             self._change("PAUSED", self._pauses.reason)
             self._settle()
         elif turn == "go on":
-            self.close()
             self._decoding = None  # what it could not take may be another thing now
-            self._change("IDLE", None)
+            self._begin_again()
 
     def leave(self) -> None:
         """Nothing more is to be read in this run: nobody waits for the table."""
@@ -165,9 +163,8 @@ class Lane:
         if self.table.schema == UNKNOWN_SCHEMA:
             return  # nothing to open: its topic is looked at again instead
         if self.state == "FAILING" and self.cooldown.over:
-            self.close()
             self.cooldown = Cooldown(self._around.config.retry.for_)
-            self._change("IDLE", None)
+            self._begin_again()
 
     def rest(self) -> None:
         """Nothing is left to read for now."""
@@ -196,6 +193,13 @@ class Lane:
             warnings=self._warnings(),
             error=self._error,
         )
+
+    def _begin_again(self) -> None:
+        self.close()
+        if self._refusal is None:
+            self._change("IDLE", None)
+        else:
+            self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None) -> None:
         around = self._around
@@ -295,9 +299,7 @@ class Lane:
 
     def _batch(self, plan: BatchPlan, reader: RecordReader, *, again: bool) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
-        cores = self._session.sparkContext.defaultParallelism
-        tasks = max(1, min(2 * cores, plan.records // _RECORDS_A_SHUFFLE_TASK))
-        self._session.conf.set("spark.sql.shuffle.partitions", str(tasks))
+        fit_shuffle(self._session, plan.records)
         return Batch(
             self._around,
             replace(self._hold, fresh=self._hold.fresh or again, accepted=self._pauses.accepted),
@@ -323,9 +325,7 @@ class Lane:
             self._pauses.wait_for(outcome.pending)
             self._change("PAUSED", self._pauses.reason)
         elif outcome.bad is not None:
-            bad = outcome.bad
-            where = f"{bad.place.topic}[{bad.place.partition}]@{bad.offset}"
-            self._change("PAUSED", f"{bad.error}: {where}: {bad.reason}")
+            self._change("PAUSED", str(outcome.bad))
         else:
             self._change("RUNNING", None)
         self._around.failpoints.reach("reported")

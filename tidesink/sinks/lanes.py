@@ -9,9 +9,10 @@ from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.sinks.debezium_tables import debezium_tables
 from tidesink.sinks.goals import Goals
-from tidesink.sinks.lane import UNKNOWN_SCHEMA, Lane
+from tidesink.sinks.lane import Lane
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import topic_gone
+from tidesink.sinks.state_store import UNKNOWN_SCHEMA
 from tidesink.sinks.surroundings import Surroundings
 
 # The tables of a topic; the flag says that none of its lanes reads on.
@@ -104,7 +105,7 @@ class Lanes:
         lane = self._lanes[topic, table] = Lane(self._around, topic, table)
         owner = self._owners.setdefault(table, topic)
         if owner != topic:
-            lane.fail(
+            lane.refuse(
                 ConfigError(
                     f"{table} comes in two topics, {owner} and {topic}, whose order nobody knows: narrow "
                     "source.topics to one of them",
@@ -113,7 +114,7 @@ class Lanes:
             )
         refused = self._goals.refusal(table)
         if refused is not None:
-            lane.fail(refused)
+            lane.refuse(refused)
 
     def _refuse(self, topic: str, error: TidesinkError) -> None:
         """Show a topic whose tables cannot be known; it is looked at again, and stops no other."""

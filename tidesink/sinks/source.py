@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
 # One task reads so many records at least: a short batch is not worth a second task on a partition.
 _RECORDS_A_TASK: Final = 50_000
+# Spark spreads the shuffle of a batch over so many records a task.
+_RECORDS_A_SHUFFLE_TASK: Final = 25_000
 
 # How the Java client is to read a batch, unless the config says otherwise. All offsets of a batch exist, so
 # that there is nothing to wait for, and Spark asks the broker for the topic's bounds with each poll: behind
@@ -154,6 +156,12 @@ def open_reading_session(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
     session.conf.set(*_EXCLUDED)
     return session
+
+
+def fit_shuffle(session: SparkSession, records: int) -> None:
+    """Have the session spread the shuffle of so many records over tasks that are worth their start."""
+    tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))
+    session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
 
 def _by_topic(ranges: Sequence[OffsetRange]) -> dict[str, list[int]]:

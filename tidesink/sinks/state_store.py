@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from tidesink.change import TableId
 from tidesink.sinks.progress import Progress
@@ -19,6 +19,9 @@ from tidesink.sinks.progress import Progress
 if TYPE_CHECKING:
     from tidesink.sinks.sql_state_store import SqlStateStore
 
+# Stands for the schema of a table whose name nobody knows: its topic's name is all there is to show, and
+# the state store keeps no status of it.
+UNKNOWN_SCHEMA: Final = "?"
 TableState = Literal["RUNNING", "IDLE", "PAUSED", "FAILING"]
 
 

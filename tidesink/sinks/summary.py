@@ -32,6 +32,9 @@ class BadRecord(NamedTuple):
     error: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.error}: {self.place.topic}[{self.place.partition}]@{self.offset}: {self.reason}"
+
 
 class Doubt(NamedTuple):
     """The first row of a topic-partition that is applied with a warning: where, and the warning."""

@@ -1,0 +1,114 @@
+"""Two tables that were given one place, and one table in two topics, stay refused whatever is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.change import TableId
+from tidesink.config import Config
+from tidesink.errors import SourceUnavailableError
+from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.lane import Lane
+from tidesink.sinks.lanes import Lanes
+from tidesink.sinks.listener import Listeners
+from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.table_control import NOTHING_ASKED, TableControl
+from tidesink.sinks.topics import Topics
+
+SALES, LEGACY = TableId("sales", "orders"), TableId("legacy", "orders")
+HTTP = {"type": "http", "url": "http://127.0.0.1:1/x"}
+ROUTED = changed(CANAL_JSON, target=HTTP, routes=[{"match": r"legacy\.orders", "to": "sales.orders"}])
+
+
+class _Session:
+    """What a lane asks of Spark before it has anything to read."""
+
+    def __init__(self) -> None:
+        self.conf = SimpleNamespace(set=lambda _name, _value: None)
+
+    def newSession(self) -> _Session:  # noqa: N802  (Spark's own name)
+        return _Session()
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Iterator[Callable[[Config], Surroundings]]:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+
+    def made(config: Config) -> Surroundings:
+        nothing: Any = None
+        return Surroundings(
+            config=config,
+            spark=cast("Any", _Session()),
+            source=KafkaSource({}),
+            target=nothing,
+            store=store,
+            dead_letters=nothing,
+            registry=None,
+            topics=Topics(config.pipeline, KafkaSource({}), store),
+            failpoints=Failpoints(None),
+            listeners=Listeners(),
+            stop=StopFlag(),
+        )
+
+    yield made
+    store.close()
+
+
+def _offsets(topic: str) -> TopicOffsets:
+    return TopicOffsets(topic, f"id of {topic}", {0: PartitionOffsets(0, 9)})
+
+
+def _followed(around: Surroundings, **tables: tuple[TableId, ...]) -> tuple[Lane, Lane]:
+    lanes = Lanes(around, lambda found, _stuck: tables[found.topic])
+    lanes.follow({topic: _offsets(topic) for topic in tables})
+    first, second = lanes
+    return first, second
+
+
+Asked = Callable[[], tuple[TableControl, ...]]
+RESUMED: Asked = lambda: (NOTHING_ASKED, NOTHING_ASKED.resume({}))  # noqa: E731
+RESTED: Asked = lambda: (NOTHING_ASKED.pause(), NOTHING_ASKED.pause().resume({}))  # noqa: E731
+
+
+@pytest.mark.parametrize("asked", [RESUMED, RESTED])
+@pytest.mark.parametrize(
+    ("data", "tables", "reason"),
+    [
+        (ROUTED, {"app": (SALES, LEGACY)}, "sales.orders goes to sales.orders already"),
+        (CANAL_JSON, {"app": (SALES,), "again": (SALES,)}, "comes in two topics, app and again"),
+    ],
+)
+def test_going_on_lifts_no_refusal(
+    around: Callable[[Config], Surroundings],
+    asked: Asked,
+    data: dict[str, Any],
+    tables: dict[str, tuple[TableId, ...]],
+    reason: str,
+) -> None:
+    healthy, refused = _followed(around(right(data)), **tables)
+    for control in asked():
+        for lane in (healthy, refused):
+            lane.heed(control)
+    assert (healthy.state, refused.state) == ("IDLE", "FAILING")
+    assert reason in str(refused.report().error)
+    found = _offsets(refused.topic)
+    assert not refused.has_work(found)
+    assert healthy.has_work(found._replace(topic=healthy.topic))
+
+
+def test_a_table_that_failed_for_another_reason_goes_on(around: Callable[[Config], Surroundings]) -> None:
+    lane, _ = _followed(around(right(CANAL_JSON)), app=(SALES, LEGACY))
+    lane.fail(SourceUnavailableError("no answer"))
+    for control in RESUMED():
+        lane.heed(control)
+    assert lane.state == "IDLE"
