@@ -22,6 +22,8 @@ from tidesink.sinks.replay_spark import (
     letter_events,
     outcomes,
 )
+from tidesink.sinks.schema_names import ChangesWaitError
+from tidesink.sinks.schema_policy import Pending
 from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.summary import Truncate
 from tidesink.sinks.targets.base import ApplyResult
@@ -58,11 +60,15 @@ class ReplayBatch(Batch):
     def replay(self) -> Replayed:
         """Apply what the letters and what follows them say of the letters' keys.
 
-        Raises: as ``Batch.run``; SourceError where the table was emptied after a letter.
+        Raises: as ``Batch.run``; SourceError where the table was emptied after a letter, SchemaRefusedError
+            where a change of the table's columns waits.
         """
         with translated_read_errors(self._plan.found.topic):
             self._decoding.catch_up(self._plan.ranges, self._plan.found)
-            reduction = self._reduced(self._plan)
+            try:
+                reduction = self._reduced(self._plan)
+            except ChangesWaitError as exc:
+                raise self._waits(exc.pending[0]) from exc
         try:
             if reduction.truncates:
                 self._refuse(reduction.summary.truncates[0])
@@ -102,12 +108,7 @@ class ReplayBatch(Batch):
         before = self._hold.progress
         judged = self._judged(self._shape())
         if judged.pending:
-            raise SchemaRefusedError(
-                f"the letters need a change of the table's columns that waits for a person "
-                f"({judged.pending[0].change}): let the worker come to it, and go on with tidesink resume "
-                "--accept",
-                table=str(self._settings.table),
-            )
+            raise self._waits(judged.pending[0])
         progress = replace(before, epoch=self._hold.epoch, batch=before.batch + 1)
         self._around.stop.check()
         self._around.store.record_progress(progress)
@@ -120,6 +121,13 @@ class ReplayBatch(Batch):
                 table=str(self._settings.table),
             )
         return result
+
+    def _waits(self, pending: Pending) -> SchemaRefusedError:
+        return SchemaRefusedError(
+            f"the letters need a change of the table's columns that waits for a person ({pending.change}): "
+            "let the worker come to it, and go on with tidesink resume --accept",
+            table=str(self._settings.table),
+        )
 
     def _account(self, reduction: Reduction, events: LetterEvents, result: ApplyResult | None) -> Account:
         """``read`` comes from the store of letters, what became of them from the frames and the target."""
