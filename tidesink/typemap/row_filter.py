@@ -6,6 +6,7 @@ read here decides what is refused, and never what the condition means.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,8 +42,17 @@ unix_micros unix_millis unix_seconds upper url_decode url_encode weekday weekofy
 xxhash64 year zeroifnull bigint boolean binary varchar numeric array_contains array
 """
 FUNCTIONS: Final = frozenset(_FUNCTIONS.split())
-# In DATE'…' and TIMESTAMP'…' these are the time of the query.
-_MOMENTS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
+# Spark takes a text that becomes a date or a timestamp, by a cast or only by what it is compared with, for
+# the time of the query where it begins so, a zone behind it or not (Catalyst's ``SpecialDatetimeValues``).
+# Which texts become one is not known here: no text may.
+_MOMENT: Final = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f]*(now|today|tomorrow|yesterday)([\s\x00-\x1f\x7f-\x9f+-]|$)", re.IGNORECASE
+)
+_AS_TEXT: Final = (
+    "has the text {text!r}, which Spark takes for the time of the query where it becomes a date or a "
+    "timestamp, so that the answer is not the same at another time: give a fixed time, as "
+    "TIMESTAMP'2026-01-01 00:00:00', or compare a column of texts by rlike '^{word}$'"
+)
 # Words that are no function when a parenthesis follows.
 _WORDS: Final = frozenset(
     {"and", "or", "not", "in", "is", "between", "like", "ilike", "rlike", "regexp", "case", "when", "then"}
@@ -94,7 +104,7 @@ def read_filter(text: str) -> RowFilter | None:
     if text.strip().lower() == ALWAYS:
         return None
     tree = _parsed(text)
-    for check in (_refuse_nodes, _refuse_no_condition):
+    for check in (_refuse_nodes, _refuse_moments, _refuse_no_condition):
         check(tree)
     _refuse_functions(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
@@ -138,11 +148,27 @@ def _refuse_nodes(tree: exp.Expression) -> None:
             if isinstance(node, kinds):
                 raise ConfigError(f"{what}: {node.sql(dialect='spark')}")
         bare = isinstance(node, exp.Func) and not any(True for _ in node.iter_expressions())
-        moment = isinstance(node, exp.Literal) and node.is_string and node.name.strip().lower() in _MOMENTS
-        if (bare and not isinstance(node, exp.Array)) or (moment and isinstance(node.parent, exp.Cast)):
+        if bare and not isinstance(node, exp.Array):
             raise ConfigError(f"has {node.sql(dialect='spark')}, which is not the same at another time")
         if isinstance(node, exp.Column) and (node.table or not isinstance(node.this, exp.Identifier)):
             raise ConfigError(f"names {node.sql(dialect='spark')}: give columns by their bare names")
+
+
+def _refuse_moments(tree: exp.Expression) -> None:
+    for text in _texts(tree):
+        moment = _MOMENT.match(text)
+        if moment is not None:
+            raise ConfigError(_AS_TEXT.format(text=text, word=moment[1]))
+
+
+def _texts(tree: exp.Expression) -> Iterator[str]:
+    """The texts in a condition, and those that are put together of texts alone, as 'to' 'day' is."""
+    from sqlglot import exp
+
+    for node in tree.find_all(exp.Literal, exp.RawString, exp.Concat):
+        parts = node.expressions if isinstance(node, exp.Concat) else [node]
+        if all(isinstance(part, exp.RawString) or part.is_string for part in parts):
+            yield "".join(part.name for part in parts)
 
 
 def _refuse_no_condition(tree: exp.Expression) -> None:
