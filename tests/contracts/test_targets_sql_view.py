@@ -82,6 +82,27 @@ def test_a_view_of_another_table_by_its_name_is_refused(sql: Bed) -> None:
         held(sql)
 
 
+@pytest.mark.parametrize("made", ["SELECT id, name, amount FROM {}", "SELECT 1 AS one"])
+def test_a_view_of_others_is_neither_replaced_nor_taken_for_ours(sql: Bed, made: str) -> None:
+    """One over soft deletes that has all columns would show the deleted rows."""
+    plain = target_of(sql)
+    table = replace(plain, view=None).open_table(SHAPE, pipeline="shop", delete_mode="soft")
+    table.claim()
+    answers(sql, f"CREATE VIEW [] AS {made}")
+    before = answers(sql, "SELECT * FROM []")
+    with pytest.raises(SchemaRefusedError, match="a view that tidesink did not make"):
+        held(sql, delete_mode="soft")
+    assert answers(sql, "SELECT * FROM []") == before
+    answers(sql, "DROP VIEW []")
+    held(sql, delete_mode="soft").apply(
+        sql.batch(SHAPE, [row(1)], [{"id": 2}], delete_mode="soft"), progress(2, 1)
+    )
+    assert answers(sql, SHOWN) == [(1, "a", 1)]
+    answers(sql, "DROP VIEW []", f"CREATE VIEW [] AS {made}")
+    with pytest.raises(SchemaRefusedError, match="a view that tidesink did not make"):
+        held(sql, delete_mode="soft")
+
+
 def test_a_table_by_the_name_of_a_view_is_refused_and_its_rows_are_safe(sql: Bed) -> None:
     held(sql).apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
     named = shape(ID, NAME, AMOUNT, table=TableId("shop", "orders_live"))

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Final
 
 from tidesink.errors import SchemaRefusedError, TidesinkError
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
 from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
 from tidesink.sinks.targets.mysql_errors import code_of, error_of
@@ -216,21 +215,16 @@ class MysqlDialect:
         changes = ", ".join(f"MODIFY {quote_mysql(name)} {found} NULL" for name, found in columns.items())
         return f"ALTER TABLE {place.location} {changes}"
 
-    def view_uses(self, cursor: Any, place: Place, name: str) -> frozenset[str] | None:
-        """The view's own columns, and the mark of deletes where its text has it."""
+    def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
+        """As information_schema has it."""
         cursor.execute(
-            "SELECT t.TABLE_TYPE, LOCATE(%s, v.VIEW_DEFINITION) FROM information_schema.TABLES t "
+            "SELECT v.VIEW_DEFINITION FROM information_schema.TABLES t "
             "LEFT JOIN information_schema.VIEWS v USING (TABLE_SCHEMA, TABLE_NAME) "
             "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s",
-            (quote_mysql(SOFT_DELETE_COLUMN), place.schema, name),
+            (place.schema, name),
         )
         found = cursor.fetchone()
-        if found is None:
-            return frozenset()
-        if found[0] != "VIEW":
-            return None
-        columns = {column for column, _ in self._columns(cursor, place.beside(name))}
-        return frozenset(columns | ({SOFT_DELETE_COLUMN} if found[1] else set()))
+        return None if found is None else str(found[0] or "")
 
     def view_statements(self, view: str, query: str) -> list[str]:
         """With the rights of whoever made it: readers need none on the table."""

@@ -14,7 +14,7 @@ from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
 from tidesink.sinks.targets.postgres_merge import merged
 from tidesink.sinks.targets.postgres_order import merged_in_order
-from tidesink.sinks.targets.postgres_view import view_in_the_way, view_uses
+from tidesink.sinks.targets.postgres_view import view_in_the_way, view_text
 from tidesink.sinks.targets.sql_dialect import Counts, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
 from tidesink.sinks.targets.sql_place import LEDGER, SHARDS, Place
@@ -316,9 +316,9 @@ class PostgresDialect:
         changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)
         return f"ALTER TABLE {place.location} {changes}"
 
-    def view_uses(self, cursor: Any, place: Place, name: str) -> frozenset[str] | None:
+    def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
         """See ``postgres_view``."""
-        return view_uses(cursor, place, name)
+        return view_text(cursor, place, name)
 
     def view_statements(self, view: str, query: str) -> list[str]:
         """One at a time: two who make the same view at once would be refused."""

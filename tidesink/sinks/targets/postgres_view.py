@@ -7,19 +7,15 @@ from typing import Any
 from tidesink.sinks.targets.sql_place import Place
 
 
-def view_uses(cursor: Any, place: Place, name: str) -> frozenset[str] | None:
-    """The columns of the table that the view ``name`` reads; empty where there is none, None for no view."""
-    cursor.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", (place.beside(name),))
-    kind = cursor.fetchone()
-    if kind is not None and kind[0] != "v":
-        return None
+def view_text(cursor: Any, place: Place, name: str) -> str | None:
+    """The definition of the view ``name``; None where nothing has the name, empty for what is no view."""
     cursor.execute(
-        "SELECT DISTINCT a.attname FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid "
-        "JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid "
-        "WHERE r.ev_class = to_regclass(%s) AND d.refobjid = to_regclass(%s)",
-        (place.beside(name), place.location),
+        "SELECT CASE relkind WHEN 'v' THEN pg_get_viewdef(oid) ELSE '' END FROM pg_class "
+        "WHERE oid = to_regclass(%s)",
+        (place.beside(name),),
     )
-    return frozenset(column for (column,) in cursor.fetchall())
+    found = cursor.fetchone()
+    return None if found is None else str(found[0])
 
 
 def view_in_the_way(cursor: Any, view: str) -> tuple[list[str], list[str]]:

@@ -198,8 +198,11 @@ class Dialect(Protocol):
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
         """The statement, for people, that lets columns take NULL; with their types."""
 
-    def view_uses(self, cursor: Any, place: Place, name: str) -> frozenset[str] | None:
-        """The columns of the table that the view ``name`` beside it reads; None where it is no view."""
+    def view_text(self, cursor: Any, place: Place, name: str) -> str | None:
+        """The definition of the view ``name`` beside a table, as the server keeps it; None for nothing there.
+
+        Empty for what is no view, or one whose definition the user may not see.
+        """
 
     def view_statements(self, view: str, query: str) -> list[str]:
         """What makes a view, or changes it, to one of a query."""

@@ -1,10 +1,16 @@
-"""A view that shows a table's living rows without tidesink's own columns, kept in step with the table."""
+"""A view that shows a table's living rows without tidesink's own columns, kept in step with the table.
+
+In it the table has a name that only tidesink gives, with a digest of the query. Every database keeps that
+name in the view's definition and loses it where somebody puts another view in the place of ours: so it says
+whose the view is, and whether it is still the one that the table's columns ask for.
+"""
 
 # ruff: noqa: S608  every name in a statement is quoted by identifier.py
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError
@@ -15,6 +21,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.targets.sql_dialect import Dialect
 
 _OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN})
+_MARK: Final = "_tidesink_view_"
 
 
 @dataclass(frozen=True)
@@ -29,27 +36,32 @@ class SqlView:
         """What makes the view fit the table's columns; empty where it does, so that readers are not held up.
 
         Raises:
-            SchemaRefusedError: a table has the view's name.
+            SchemaRefusedError: a table has the view's name, or a view that is not ours.
         """
-        uses = self.dialect.view_uses(cursor, self.place, self.name)
-        if uses is None:
+        text = self.dialect.view_text(cursor, self.place, self.name)
+        if text is not None and _MARK not in text:
             raise SchemaRefusedError(
-                f"{self.place.schema}.{self.name} is a table, and target.view gives its name to the view of "
-                f"{self.place.shown}: set target.view to another name",
+                f"{self.place.schema}.{self.name} is a table, or a view that tidesink did not make (or whose "
+                f"definition this user may not see), and target.view gives its name to the view of "
+                f"{self.place.shown}: set target.view to another name, or drop what stands there",
                 table=str(self.place.source),
             )
-        if uses == present.keys() - {SEQUENCE_COLUMN}:
+        alias = _MARK + sha256(living_query(self.place, present).encode()).hexdigest()[:16]
+        if text is not None and alias in text:
             return []
-        query = living_query(self.place, present)
+        query = living_query(self.place, present, alias)
         return self.dialect.view_statements(self.place.beside(self.name), query)
 
     def in_the_way(self, cursor: Any) -> tuple[list[str], list[str]]:
-        """What is to be done before and after a change of types, where a view holds it up."""
+        """What is to be done before and after a change of types, where our view holds it up."""
+        text = self.dialect.view_text(cursor, self.place, self.name)
+        if text is None or _MARK not in text:
+            return [], []
         return self.dialect.view_in_the_way(cursor, self.place.beside(self.name))
 
 
-def living_query(place: Place, columns: Mapping[str, str]) -> str:
-    """The living rows of a table with these columns, in a database's SQL."""
+def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> str:
+    """The living rows of a table with these columns, in a database's SQL; ``alias`` is the table's in it."""
     named = ", ".join(place.quote(name) for name in columns if name not in _OWN)
     marked = f" WHERE {place.quote(SOFT_DELETE_COLUMN)} IS NOT TRUE" if SOFT_DELETE_COLUMN in columns else ""
-    return f"SELECT {named} FROM {place.location}{marked}"
+    return f"SELECT {named} FROM {place.location}{alias and f' AS {place.quote(alias)}'}{marked}"
