@@ -9,6 +9,8 @@ import pytest
 
 from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.test_targets_history import Event, batch_of
+from tests.contracts.test_targets_history import held as history_held
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.targets.base import DeleteMode
@@ -80,6 +82,14 @@ def test_a_view_of_another_table_by_its_name_is_refused(sql: Bed) -> None:
     sql.target.open_table(other, pipeline="shop")
     with pytest.raises(SchemaRefusedError, match="orders_live is a table"):
         held(sql)
+
+
+def test_of_a_history_the_current_versions_are_shown(sql: Bed) -> None:
+    table, epoch = history_held(sql)
+    events = [Event(10, 1, "a"), Event(20, 1, "b"), Event(10, 2, "c"), Event(20, 2), Event(30, 3)]
+    table.apply(batch_of(sql, events), progress(epoch, 1))
+    assert len(sql.rows()) == 4
+    assert answers(sql, "SELECT id, name, amount, current FROM []") == [(1, "b", 20, True)]
 
 
 @pytest.mark.parametrize("made", ["SELECT id, name, amount FROM {}", "SELECT 1 AS one"])

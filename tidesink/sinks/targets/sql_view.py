@@ -11,16 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.change_log import OP
+from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.sql_place import Place
 
 if TYPE_CHECKING:
     from tidesink.sinks.targets.sql_dialect import Dialect
 
-_OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN})
+_OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN})
+# What is said of our columns by a row that lives. A version that ended has an end, a delete's mark too.
+_LIVING: Final = MappingProxyType({SOFT_DELETE_COLUMN: "IS NOT TRUE", TO_COLUMN: "IS NULL"})
 _MARK: Final = "_tidesink_view_"
 
 
@@ -35,9 +40,13 @@ class SqlView:
     def statements(self, cursor: Any, present: Mapping[str, str]) -> list[str]:
         """What makes the view fit the table's columns; empty where it does, so that readers are not held up.
 
+        A log of changes (``mode: append``) has no view: its rows are neither living nor deleted.
+
         Raises:
             SchemaRefusedError: a table has the view's name, or a view that is not ours.
         """
+        if OP in present:
+            return []
         text = self.dialect.view_text(cursor, self.place, self.name)
         if text is not None and _MARK not in text:
             raise SchemaRefusedError(
@@ -61,7 +70,11 @@ class SqlView:
 
 
 def living_query(place: Place, columns: Mapping[str, str], alias: str = "") -> str:
-    """The living rows of a table with these columns, in a database's SQL; ``alias`` is the table's in it."""
+    """The living rows of a table with these columns, in a database's SQL; ``alias`` is the table's in it.
+
+    Of a table that keeps every version of a row these are the current versions.
+    """
     named = ", ".join(place.quote(name) for name in columns if name not in _OWN)
-    marked = f" WHERE {place.quote(SOFT_DELETE_COLUMN)} IS NOT TRUE" if SOFT_DELETE_COLUMN in columns else ""
-    return f"SELECT {named} FROM {place.location}{alias and f' AS {place.quote(alias)}'}{marked}"
+    living = [f"{place.quote(name)} {said}" for name, said in _LIVING.items() if name in columns]
+    where = f" WHERE {' AND '.join(living)}" if living else ""
+    return f"SELECT {named} FROM {place.location}{alias and f' AS {place.quote(alias)}'}{where}"

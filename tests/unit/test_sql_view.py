@@ -1,0 +1,46 @@
+"""Which rows the view of a SQL table's living rows shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contracts.targets_bed import shape
+from tidesink.change import TableId
+from tidesink.sinks.change_log import OP, log_shape
+from tidesink.sinks.history import HistoryNames, history_shape
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
+from tidesink.sinks.targets.sql_place import place_in
+from tidesink.sinks.targets.sql_view import SqlView, living_query
+
+SHAPE = shape()
+DIALECT = MysqlDialect()
+PLACE = place_in("{schema}.{table}", TableId("shop", "orders"), DIALECT.quote)
+
+
+def present(of: TableShape, *more: str) -> dict[str, str]:
+    return dict.fromkeys((*(column.name for column in of.columns), *more), "bigint")
+
+
+@pytest.mark.parametrize(
+    ("columns", "where"),
+    [
+        (present(SHAPE), ""),
+        (present(SHAPE, SEQUENCE_COLUMN, SOFT_DELETE_COLUMN), " WHERE `_tidesink_deleted` IS NOT TRUE"),
+        (present(history_shape(SHAPE, HistoryNames())), " WHERE `_tidesink_to_ts` IS NULL"),
+    ],
+    ids=["plain", "marked", "history"],
+)
+def test_a_view_shows_what_lives_without_our_columns(columns: dict[str, str], where: str) -> None:
+    query = living_query(PLACE, columns, "it")
+    named, _, rest = query.partition(" FROM ")
+    assert "_tidesink" not in named
+    assert "`amount`" in named
+    assert rest == f"`shop`.`orders` AS `it`{where}"
+
+
+def test_a_log_of_changes_has_no_view() -> None:
+    log = present(log_shape(SHAPE))
+    assert OP in log
+    assert SqlView(DIALECT, PLACE, "orders_live").statements(None, log) == []
