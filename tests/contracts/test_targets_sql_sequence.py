@@ -137,6 +137,19 @@ def test_a_ledger_made_before_horizons_gets_them(sql: Bed) -> None:
     assert again.horizon() == 10
 
 
+SPELT: dict[str, str] = {
+    "postgres": """CREATE TABLE {} ("ID" bigint PRIMARY KEY, name text, amount integer)""",
+    "mysql": "CREATE TABLE {} (`ID` bigint PRIMARY KEY, name varchar(64), amount int)",
+}
+
+
+def test_deletes_are_forgotten_where_the_table_spells_its_key_otherwise(sql: Bed) -> None:
+    execute(sql, "CREATE SCHEMA shop", SPELT[sql.name])
+    table = held(sql)
+    table.apply(sql.batch(SHAPE, [row(9)], [{"id": 1}], at=[5, 10]), progress(1, 1))
+    assert table.collect(10) == Collected(10, 1, 0, None)
+
+
 def test_many_deletes_are_forgotten_in_pieces(sql: Bed) -> None:
     table = held(sql)
     keys = [{"id": number} for number in range(1, 6)]

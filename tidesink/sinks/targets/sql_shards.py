@@ -28,8 +28,8 @@ class SqlShard:
         """The condition for the shard's rows; ``present`` are the table's columns with their types."""
         assert self._place.shard is not None  # noqa: S101  (a shard's place has it)
         column, value = self._place.shard
-        found = next(kind for name, kind in present.items() if name.lower() == column.lower())
-        return f"{self._dialect.quote(column)} = {self._dialect.literal(value, found)}"
+        name, found = next(both for both in present.items() if both[0].lower() == column.lower())
+        return f"{self._dialect.quote(name)} = {self._dialect.literal(value, found)}"
 
     def new(self, shape: TableShape) -> tuple[tuple[ShapeColumn, str], ...]:
         """The columns that the shard's rows have no value for yet, whether the table has them or not."""

@@ -142,7 +142,8 @@ class SqlTable(ChangedColumns):
             transaction=self._transaction,
             held=lambda cursor: self._held(cursor, epoch),
         )
-        return tombstones.collect(horizon, self._ledger.keys)
+        there = {name.lower(): name for name in self._present}
+        return tombstones.collect(horizon, [there.get(key.lower(), key) for key in self._ledger.keys])
 
     def close(self) -> None:
         """Close the target's connections that nobody uses; another table opens what it needs."""

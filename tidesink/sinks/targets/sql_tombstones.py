@@ -33,7 +33,7 @@ class SqlTombstones:
     held: Callable[[Any], Entry]
 
     def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
-        """Raise the horizon and remove the deletes up to it; ``keys`` are the key's columns."""
+        """Raise the horizon and remove the deletes up to it; ``keys`` are the table's names of its key."""
         removed = 0
         while True:
             with self.transaction() as cursor:
