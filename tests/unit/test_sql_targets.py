@@ -22,6 +22,7 @@ from tidesink.errors import (
 )
 from tidesink.sinks.targets import mysql_errors, postgres_errors, target_module
 from tidesink.sinks.targets.identifier import quote_mysql, quote_postgres, text_mysql, text_postgres
+from tidesink.sinks.targets.mysql_merge import is_computed
 from tidesink.sinks.targets.sql_columns import plan_columns
 from tidesink.sinks.targets.sql_csv import CsvLines
 from tidesink.sinks.targets.sql_endpoint import endpoint_of
@@ -237,3 +238,20 @@ def test_a_cut_commit_is_unknown_and_a_refused_one_is_not(errors: Any) -> None:
     unique = {"postgres_errors": "23505", "mysql_errors": "1062"}[errors.__name__.rpartition(".")[2]]
     assert type(errors.error_of(unique, table="t", committing=True)) is TargetError
     assert errors.code_of(ValueError("not the database's")) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "computed"),
+    [
+        ("", False),
+        ("auto_increment", False),
+        ("DEFAULT_GENERATED", False),
+        ("DEFAULT_GENERATED on update CURRENT_TIMESTAMP", False),
+        ("VIRTUAL GENERATED", True),
+        ("STORED GENERATED", True),
+        ("STORED GENERATED INVISIBLE", True),
+        ("PERSISTENT", True),
+    ],
+)
+def test_a_default_that_is_an_expression_is_no_computed_column(extra: str, computed: bool) -> None:
+    assert is_computed(extra) is computed

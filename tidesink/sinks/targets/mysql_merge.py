@@ -16,6 +16,7 @@ from tidesink.sinks.targets.mysql_errors import code_of
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
 
 _DUPLICATE: Final = "1062"
+_COMPUTED: Final = ("VIRTUAL", "STORED GENERATED", "PERSISTENT")
 _SWAPPED: Final = "`_tidesink_swapped`"
 
 
@@ -111,12 +112,19 @@ def _referenced(cursor: Any, merge: Merge) -> bool:
     return bool(cursor.fetchone()[0])
 
 
+def is_computed(extra: str) -> bool:
+    """Whether a column takes no value, by what SHOW COLUMNS says last of it.
+
+    MySQL 8's DEFAULT_GENERATED is a default that is an expression: such a column has values of its own.
+    """
+    said = extra.upper()
+    return any(words in said for words in _COMPUTED)
+
+
 def _swapped(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) -> int:
     """Uniqueness is looked at row by row: take the rows out as they are, change them, and put them back."""
     cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
-    stored = [
-        merge.place.quote(name) for name, *_, extra in cursor.fetchall() if "GENERATED" not in extra.upper()
-    ]
+    stored = [merge.place.quote(name) for name, *_, extra in cursor.fetchall() if not is_computed(extra)]
     names = ", ".join(stored)
     keys = ", ".join(column.target for column in merge.keys)
     # A temporary table is made and dropped without a commit. Servers may ask for a primary key of it.
