@@ -11,6 +11,7 @@ from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.config.routes import Destination
+from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
@@ -106,3 +107,19 @@ def test_a_ledger_of_shards_of_an_earlier_version_gets_its_columns(sql: Bed) -> 
     execute(sql, f"ALTER TABLE [] {drops}")
     again = sql.reopen().open_table(plain, pipeline="shop")
     assert again.claim().progress == progress(2, 1, table=MINE)
+
+
+def test_a_column_of_others_is_neither_dropped_nor_renamed_by_a_shard(sql: Bed) -> None:
+    plain = shard_shape(ID, NAME, AMOUNT)
+    table = sql.target.open_table(plain, pipeline="shop")
+    table.claim()
+    table.apply(
+        sql.batch(plain, [{"id": 1, "name": "a", "amount": 1, "shard": str(MINE)}]),
+        progress(1, 1, table=MINE),
+    )
+    with pytest.raises(SchemaRefusedError, match=r"several source tables share shop\.orders"):
+        table.drop_columns(["amount"])
+    with pytest.raises(SchemaRefusedError, match=r"several source tables share shop\.orders"):
+        table.rename_column("amount", "total")
+    table.drop_columns(["gone"])
+    assert [found["amount"] for found in sql.read(GOAL)] == [1]

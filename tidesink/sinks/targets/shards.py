@@ -95,6 +95,16 @@ def is_shared(place: str, shards: Iterable[str], *, table: TableId) -> StaleProg
     )
 
 
+def others_columns(place: str, shard: Shard, *, table: TableId) -> SchemaRefusedError:
+    """The error of a shard that drops or renames a column, in which other shards have values."""
+    return SchemaRefusedError(
+        f"several source tables share {place}, each under its name in {shard.column}: a column of it is not "
+        "dropped or renamed for one of them, since the others have values there. Set drop and rename under "
+        "schema-changes to ignore for this table; and once no source table has the column, drop it by hand",
+        table=str(table),
+    )
+
+
 def taken(place: str, shard: Shard, *, pipeline: str, source: str, table: TableId) -> StaleProgressError:
     """The error of a shard whose name another source table, or another pipeline, has."""
     return StaleProgressError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import EvolveResult, SchemaGap
-from tidesink.sinks.targets.shards import Turns
+from tidesink.sinks.targets.shards import Turns, others_columns
 from tidesink.sinks.targets.sql_columns import SqlEvolution, check_shape, default_literals, plan_columns
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_shards import SqlShard
@@ -136,6 +136,8 @@ class ChangedColumns(ABC):
             self._present = self._dialect.present(cursor, self.place)
         if not statements(self._present):
             return
+        if self.place.shard:
+            raise others_columns(self.place.shown, self.place.shard, table=self.place.source)
         with self._altering() as (cursor, _):
             self._alter(cursor, statements(self._present), widens=True)
 
