@@ -121,6 +121,22 @@ def test_a_table_by_the_name_of_a_view_is_refused_and_its_rows_are_safe(sql: Bed
     assert answers(sql, SHOWN) == [(1, "a", 1)]
 
 
+GIVEN = (
+    'GRANT SELECT ON [] TO pg_monitor, "pg_read_all_stats"',
+    "GRANT SELECT ON [] TO pg_stat_scan_tables WITH GRANT OPTION",
+    "GRANT SELECT (name) ON [] TO pg_signal_backend",
+    "COMMENT ON VIEW [] IS 'o''%s'",
+)
+HAS = (
+    "SELECT has_table_privilege('pg_read_all_stats', '[]', 'SELECT'), "
+    "has_table_privilege('pg_read_all_stats', '[]', 'SELECT WITH GRANT OPTION'), "
+    "has_table_privilege('pg_signal_backend', '[]', 'SELECT'), "
+    "has_column_privilege('pg_signal_backend', '[]', 'name', 'SELECT'), "
+    "has_table_privilege('pg_stat_scan_tables', '[]', 'SELECT WITH GRANT OPTION'), "
+    "obj_description('[]'::regclass, 'pg_class')"
+)
+
+
 def test_a_view_in_step_is_left_alone_and_keeps_its_rights(
     request: pytest.FixtureRequest, tmp_path: Any
 ) -> None:
@@ -128,15 +144,18 @@ def test_a_view_in_step_is_left_alone_and_keeps_its_rights(
     bed = replace(bed, target=replace(target_of(bed), view="{table}_live"))
     table = held(bed)
     made = "SELECT oid, xmin::text FROM pg_class WHERE oid = 'shop.orders_live'::regclass"
-    granted = "SELECT has_table_privilege('pg_monitor', '[]', 'SELECT')"
-    answers(bed, 'GRANT SELECT ON [] TO pg_monitor, "pg_read_all_stats"')
+    answers(bed, *GIVEN)
     before = answers(bed, made)
     held(bed)
     assert answers(bed, made) == before
     table = held(bed)
     table.evolve(WIDER)
     assert answers(bed, made) != before
-    assert answers(bed, granted) == [(True,)]
+    assert answers(bed, HAS) == [(True, False, False, True, True, "o'%s")]
+    # The right to a column goes with the column, and holds nothing up.
+    table.drop_columns(["name"])
+    assert answers(bed, "SELECT has_any_column_privilege('pg_signal_backend', '[]', 'SELECT')") == [(False,)]
+    assert answers(bed, "SELECT has_table_privilege('pg_monitor', '[]', 'SELECT')") == [(True,)]
 
 
 def test_a_view_that_was_dropped_is_made_again(sql: Bed) -> None:

@@ -16,7 +16,7 @@ from tidesink.sinks.targets.mysql_ledger import LEDGER_COLUMNS, SHARDS_COLUMNS, 
 from tidesink.sinks.targets.mysql_merge import merged
 from tidesink.sinks.targets.mysql_order import merged_in_order
 from tidesink.sinks.targets.sql_columns import KEY_COLLATIONS
-from tidesink.sinks.targets.sql_dialect import Counts, Merge, no_table
+from tidesink.sinks.targets.sql_dialect import Counts, ForView, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_stage import Load
@@ -234,7 +234,7 @@ class MysqlDialect:
         self,
         cursor: Any,  # noqa: ARG002
         view: str,  # noqa: ARG002
-    ) -> tuple[list[str], list[str]]:
+    ) -> tuple[list[str], list[ForView]]:
         """Nothing: MySQL looks at a view's columns when it is read."""
         return [], []
 

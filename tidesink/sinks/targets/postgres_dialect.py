@@ -15,7 +15,7 @@ from tidesink.sinks.targets.postgres_errors import code_of, error_of
 from tidesink.sinks.targets.postgres_merge import merged
 from tidesink.sinks.targets.postgres_order import merged_in_order
 from tidesink.sinks.targets.postgres_view import view_in_the_way, view_text
-from tidesink.sinks.targets.sql_dialect import Counts, Merge, no_table
+from tidesink.sinks.targets.sql_dialect import Counts, ForView, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
 from tidesink.sinks.targets.sql_place import LEDGER, SHARDS, Place
 from tidesink.sinks.targets.sql_stage import Load
@@ -324,7 +324,7 @@ class PostgresDialect:
         """One at a time: two who make the same view at once would be refused."""
         return [_ONE_MAKER, f"CREATE OR REPLACE VIEW {view} AS {query}"]
 
-    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[str]]:
+    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
         """See ``postgres_view``."""
         return view_in_the_way(cursor, view)
 

@@ -157,7 +157,8 @@ class ChangedColumns(ABC):
         self._change(cursor, [*before, *statements])
         self._present = self._dialect.present(cursor, self.place)
         shown = self._view.statements(cursor, self._present) if self._view else []
-        self._change(cursor, [*shown, *after])
+        rights = [again.statement for again in after if again.column in (None, *self._present)]
+        self._change(cursor, [*shown, *rights])
 
     def _change(self, cursor: Any, statements: list[str]) -> None:
         """Change the schema, with the ledger's row locked; on another connection where DDL commits."""

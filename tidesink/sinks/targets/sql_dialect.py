@@ -91,6 +91,13 @@ class Counts(NamedTuple):
     absent: int = 0
 
 
+class ForView(NamedTuple):
+    """A statement that gives a view back what it had; ``column``: only while the view has this one."""
+
+    column: str | None
+    statement: str
+
+
 class Dialect(Protocol):
     """A database's side of the SQL targets."""
 
@@ -207,7 +214,7 @@ class Dialect(Protocol):
     def view_statements(self, view: str, query: str) -> list[str]:
         """What makes a view, or changes it, to one of a query."""
 
-    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[str]]:
+    def view_in_the_way(self, cursor: Any, view: str) -> tuple[list[str], list[ForView]]:
         """What is to be done before and after a change of the types of columns that a view reads."""
 
     def delete_some(self, cursor: Any, location: str, keys: Sequence[str], where: str, *, most: int) -> int:

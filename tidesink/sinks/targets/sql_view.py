@@ -21,7 +21,7 @@ from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.sql_place import Place
 
 if TYPE_CHECKING:
-    from tidesink.sinks.targets.sql_dialect import Dialect
+    from tidesink.sinks.targets.sql_dialect import Dialect, ForView
 
 _OWN: Final = frozenset({SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, FROM_COLUMN, TO_COLUMN})
 # What is said of our columns by a row that lives. A version that ended has an end, a delete's mark too.
@@ -61,7 +61,7 @@ class SqlView:
         query = living_query(self.place, present, alias)
         return self.dialect.view_statements(self.place.beside(self.name), query)
 
-    def in_the_way(self, cursor: Any) -> tuple[list[str], list[str]]:
+    def in_the_way(self, cursor: Any) -> tuple[list[str], list[ForView]]:
         """What is to be done before and after a change of types, where our view holds it up."""
         text = self.dialect.view_text(cursor, self.place, self.name)
         if text is None or _MARK not in text:
