@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.told_bed import Bed, said
+from tests.unit.told_bed import Bed, T, said
 from tidesink.config.schema_changes import ChangePolicy
 from tidesink.typemap.layout import Layout
 
@@ -110,3 +110,59 @@ def test_a_list_of_columns_that_has_the_new_name_alone_still_tells_of_the_rename
     bed.layout = Layout(("id", "a", "c"), rename={"a": "b"})
     bed.start()
     assert bed.decoding.told().renamed == {}
+
+
+def test_an_accepted_drop_is_not_the_next_one() -> None:
+    bed = Bed("id INT PRIMARY KEY, x INT", drop="pause")
+    waits = bed.alter("DROP COLUMN x")
+    assert said(waits) == [("drop", "int(11)", ("ignore", "apply"))]
+    assert bed.accept(waits, "apply") == ()
+    assert bed.columns == ("id",)
+    bed.alter("ADD COLUMN x BIGINT")
+    bed.start()
+    waits = bed.batch()
+    # Rows of before may bring the old column's values, of which somebody said that they go.
+    assert said(waits) == [("drop", "dropped added again", ("ignore",))]
+    assert bed.accept(waits, "ignore") == ()
+    waits = bed.alter("DROP COLUMN x")
+    assert said(waits) == [("drop", "bigint(20)", ("ignore", "apply"))]
+    assert bed.columns == ("id", "x")
+    # A new worker, and one that got the definitions from the store, wait for the very same change.
+    bed.start()
+    bed.ddl.definitions = type(bed.ddl.definitions).from_json(bed.ddl.definitions.to_json())
+    assert [one.change.digest for one in bed.batch()] == [one.change.digest for one in waits]
+
+
+def test_an_accepted_rename_is_not_the_next_one() -> None:
+    bed = Bed("id INT PRIMARY KEY, a INT")
+    assert bed.accept(bed.alter("RENAME COLUMN a TO b"), "apply") == ()
+    back = bed.alter("RENAME COLUMN b TO a")
+    assert bed.accept(back, "apply") == ()
+    again = bed.alter("RENAME COLUMN a TO b")
+    assert said(again) == [("rename", "a b", ("apply", "ignore"))]
+    assert bed.columns == ("id", "a")
+
+
+def test_drops_without_a_moment_are_told_apart_by_their_number() -> None:
+    bed = Bed("id INT PRIMARY KEY, x INT")
+    moments = []
+    for statement in ("DROP COLUMN x", "DROP COLUMN x", "ADD COLUMN x INT", "DROP COLUMN x"):
+        bed.ddl.definitions.apply(f"ALTER TABLE t {statement}", "s")
+        moments.append(bed.ddl.definitions.partings(T)["x"])
+    assert moments == ["#1", "#1", "#1", "#2"]
+
+
+def test_a_table_that_is_made_again_has_other_drops() -> None:
+    bed = Bed("id INT PRIMARY KEY, x INT")
+    bed.ddl.alter("ALTER TABLE t DROP COLUMN x")
+    bed.ddl.alter("DROP TABLE t")
+    bed.ddl.alter("CREATE TABLE t (id INT PRIMARY KEY, x INT)")
+    bed.ddl.alter("ALTER TABLE t DROP COLUMN x")
+    assert bed.ddl.definitions.partings(T) == {"id": "30", "x": "50"}
+
+
+def test_a_column_that_has_the_name_again_that_an_ignored_rename_left_waits() -> None:
+    bed = Bed("id INT PRIMARY KEY, a INT")
+    assert bed.accept(bed.alter("RENAME COLUMN a TO b"), "ignore") == ()
+    assert bed.columns == ("id", "a", "b")
+    assert said(bed.alter("RENAME COLUMN b TO a")) == [("rename", "b a", ("ignore",))]

@@ -218,3 +218,10 @@ def test_a_plan_says_what_nothing_tells() -> None:
     assert "rename" not in shown_policies(untold.defaults.schema_changes, untold)
     passing = right(changed(CANAL_JSON, target={"type": "http", "url": "http://127.0.0.1:1/"}))
     assert "passes rows on" in next(untold_changes(passing))
+
+
+def test_what_was_accepted_before_changes_had_a_moment_is_still_ignored() -> None:
+    undated = SchemaChange("rename", "a", "a", "b")
+    for policy, found in (("ignore", "ignore"), ("apply", "pause")):
+        policies = Policies(SchemaChanges(), {undated.digest: policy}, CAPABILITIES)  # type: ignore[dict-item]
+        assert policies.decide(undated._replace(at="7")) == found

@@ -60,6 +60,9 @@ class Apart(NamedTuple):
 class Renamed(NamedTuple):
     """A column's name now, and whether rows with its old name can be read as rows with this one.
 
+    ``at``: the moment of the DDL that renamed it. ``returned``: some column, perhaps this one, had the new
+    name before.
+
     ``target``, ``was``: its names now and before at the target, where those are others. ``reused``: another
     column has, or had, one of its two names too, so that a target with both does not say that the rename was
     ignored.
@@ -70,6 +73,8 @@ class Renamed(NamedTuple):
     target: str | None = None
     was: str | None = None
     reused: bool = False
+    at: str = ""
+    returned: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,15 @@ class ToldColumns:
 
     ``current``: the table now. ``former``: columns it had and has no more, with the types they had.
     ``renamed``: by the names they had before, columns that it has. ``readded``: names, folded, of columns
-    that were dropped and added again.
+    that were dropped and added again. ``partings``: by name, folded, the moments at which columns were last
+    dropped or renamed.
     """
 
     current: TableSchema
     former: tuple[TableColumn, ...] = ()
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
     readded: frozenset[str] = frozenset()
+    partings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Decoding(Protocol):

@@ -138,8 +138,9 @@ class CanalJsonDecoding:
             was = former.pop(old.casefold(), None)
             reads_on = old.casefold() not in known.reused and _reads_on(columns[new.casefold()], was)
             reused = not known.reused.isdisjoint((old.casefold(), new.casefold()))
-            renamed[old] = Renamed(new, reads_on, reused=reused)
-        return ToldColumns(known.current, tuple(former.values()), renamed, known.readded)
+            at = known.partings.get(old.casefold(), "")
+            renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
+        return ToldColumns(known.current, tuple(former.values()), renamed, known.readded, known.partings)
 
     def read_as(self, renamed: Mapping[str, str]) -> None:
         """Plan anew where other columns are read by their old names than before."""

@@ -88,7 +88,12 @@ class LaidOutDecoding:
         former = tuple(column for column in told.former if layout.chooses(column.name) and own(column.name))
         readded = (layout.target_name(name).casefold() for name in told.readded if layout.chooses(name))
         named = replace(told.current, columns=tuple(self._named(current)))
-        return ToldColumns(named, tuple(self._named(former)), renamed, frozenset(readded))
+        partings = {
+            layout.target_name(name).casefold(): at
+            for name, at in told.partings.items()
+            if layout.chooses(name) and own(name)
+        }
+        return ToldColumns(named, tuple(self._named(former)), renamed, frozenset(readded), partings)
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)

@@ -12,7 +12,7 @@ of the rename. Then nothing but a person's word, or the policy, says that it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidesink.sinks.decoding import Renamed
@@ -55,7 +55,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
         decoding.read_as({})
         return
     present = {name.lower(): name for name in table.gap(decoding.columns().shape).columns}
-    decided = {old: _decided(old, new, present, policies) for old, new in told.renamed.items()}
+    decided = {old: _decided(old, new, present, policies) for old, new in _told_apart(told)}
     waiting = tuple(found for found in decided.values() if isinstance(found, Pending))
     if waiting:
         raise ChangesWaitError(waiting)
@@ -67,16 +67,23 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     decoding.read_as(read)
 
 
+def _told_apart(told: ToldColumns) -> Iterator[tuple[str, Renamed]]:
+    """Renames; one to a name that some column had left before says as little as one to a reused name."""
+    for old, new in told.renamed.items():
+        had = (new.target or new.name).casefold() in told.partings
+        yield old, new._replace(returned=had)
+
+
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
     """What becomes of one rename: ``apply`` it, ``read`` the old name as the new one, or ``ignore`` it."""
     was, name = new.was or old, new.target or new.name
     there = (was.lower() in present, name.lower() in present)
     if there == (False, True) or (there == (False, False) and not new.reused):
         return "read" if new.readable else "ignore"
-    if there == (True, True) and not new.reused:
+    if there == (True, True) and not (new.reused or new.returned):
         return "ignore"
     follows = there == (True, False) and new.readable
-    change = SchemaChange("rename", was, was, name)
+    change = SchemaChange("rename", was, was, name, new.at)
     policy = policies.decide(change)
     if policy == "pause" or (policy == "apply" and not follows):
         return policies.pending(change, reason="" if follows else _UNREADABLE)

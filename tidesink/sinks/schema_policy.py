@@ -24,17 +24,26 @@ Accepted = Mapping[str, ChangePolicy]
 
 
 class SchemaChange(NamedTuple):
-    """One change: of which column, from what to what (types, or key columns); empty where there is none."""
+    """One change: of which column, from what to what (types, or key columns); empty where there is none.
+
+    ``at``: the moment of the DDL that told of a drop or a rename. The next drop of a column that came back is
+    another change, whatever was made of this one.
+    """
 
     kind: ChangeKind
     column: str
     before: str = ""
     after: str = ""
+    at: str = ""
 
     @property
     def digest(self) -> str:
         """Tells this very change from any other of the table."""
-        return hashlib.sha256(json.dumps(list(self), ensure_ascii=True).encode()).hexdigest()[:16]
+        told = list(self) if self.at else list(self)[:4]
+        if self.at and self.kind == "drop":
+            # The moment says which column it was; its type is not known any more once it was added again.
+            told = [self.kind, self.column.casefold(), self.after, self.at]
+        return hashlib.sha256(json.dumps(told, ensure_ascii=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         """The change in words."""
@@ -83,7 +92,15 @@ class Policies:
 
     def decide(self, change: SchemaChange) -> ChangePolicy:
         """What becomes of a change; what the target cannot do was refused before."""
-        return self.accepted.get(change.digest, self.said.policy(change.kind))
+        return self.accepted_as(change) or self.said.policy(change.kind)
+
+    def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
+        """What a person made of a change; None where nobody did."""
+        found = self.accepted.get(change.digest)
+        if found is None and self.accepted.get(change._replace(at="").digest) == "ignore":
+            # Accepted before changes had their moment. To ignore it again loses nothing; to apply it would.
+            return "ignore"
+        return found
 
     def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
         """A change that waits, with what it may be accepted as."""
@@ -160,13 +177,17 @@ def _dropped(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldCo
     for column in told.former:
         if column.name.lower() in there | shape.by_name.keys():
             change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
+            change = change._replace(at=told.partings.get(column.name.casefold(), ""))
             policy = policies.decide(change)
             at_target = column.name.lower() in there
             # A column that only rows from before have is no change that anybody waits for.
             yield Judged(change, "ignore" if policy == "pause" and not at_target else policy)
     for name in sorted(told.readded & there):
-        change = SchemaChange("drop", name, before="dropped", after="added again")
-        if policies.said.drop == "apply" and change.digest not in policies.accepted:
+        at = told.partings.get(name.casefold(), "")
+        change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
+        # Where a person had the old column dropped, what rows of before it bring is as unwanted.
+        drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
+        if drops and policies.accepted_as(change) is None:
             yield Judged(change, "pause", _READDED)
 
 

@@ -78,6 +78,7 @@ class ToldTable(NamedTuple):
     renamed: dict[str, str]
     reused: frozenset[str]
     readded: frozenset[str]
+    partings: dict[str, str]
 
 
 def told_by(definitions: TableDefinitions, table: TableId) -> ToldTable | None:
@@ -92,6 +93,7 @@ def told_by(definitions: TableDefinitions, table: TableId) -> ToldTable | None:
         definitions.renamed(table),
         definitions.reused(table),
         readded,
+        definitions.partings(table),
     )
 
 

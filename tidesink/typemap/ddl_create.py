@@ -50,10 +50,14 @@ class TableDefinition:
         return tuple(column.name for column in self.columns if column.name.casefold() in self.dropped)
 
     @property
+    def names(self) -> frozenset[str]:
+        """The columns' names, folded."""
+        return frozenset(column.name.casefold() for column in self.columns)
+
+    @property
     def reused(self) -> frozenset[str]:
         """Names, folded, that several columns had: one now, those that were dropped or have another name."""
-        now = (column.name.casefold() for column in self.columns)
-        times = Counter((*now, *self.dropped, *(old.casefold() for old, _ in self.renamed)))
+        times = Counter((*self.names, *self.dropped, *(old.casefold() for old, _ in self.renamed)))
         return frozenset(name for name, columns in times.items() if columns > 1)
 
     def schema(self) -> TableSchema:

@@ -100,6 +100,18 @@ class TypeVersion(NamedTuple):
 _Versions = tuple[TypeVersion, ...]
 
 
+class Parting(NamedTuple):
+    """How often columns of a name were dropped or renamed, and the TSO of the last time, where it is told."""
+
+    times: int
+    since: int | None
+
+    @property
+    def moment(self) -> str:
+        """Tells this time from any other: the same for all who read the same DDL."""
+        return f"#{self.times}" if self.since is None else str(self.since)
+
+
 class TypeHistory:
     """The types of every column the DDL told of, those of dropped columns and tables too.
 
@@ -112,6 +124,7 @@ class TypeHistory:
         self._columns: dict[Key, dict[str, tuple[str, _Versions]]] = {}
         self._latest: dict[Key, int] = {}
         self._heard: dict[str, None] = {}
+        self._parted: dict[Key, dict[str, Parting]] = {}
 
     def is_repeat(self, table: TableId, since: int | None) -> bool:
         """Whether a statement of this moment is older than the last one the table had."""
@@ -127,6 +140,17 @@ class TypeHistory:
             self._heard[_digest(since, schema, query)] = None
             for oldest in list(self._heard)[:-_MOST_HEARD]:
                 del self._heard[oldest]
+
+    def part(self, table: TableId, names: Iterable[str], since: int | None) -> None:
+        """Take note that columns were dropped, or have another name, from this moment."""
+        known = self._parted.setdefault(table_key(table), {})
+        for name in sorted({name.casefold() for name in names}):
+            times = known[name].times if name in known else 0
+            known[name] = Parting(times + 1, since)
+
+    def partings(self, table: TableId) -> dict[str, Parting]:
+        """When a column of each name, folded, was last dropped or renamed."""
+        return dict(self._parted.get(table_key(table), {}))
 
     def touch(self, table: TableId, since: int | None) -> None:
         """Take note that a statement of this moment was the table's last."""
@@ -152,6 +176,7 @@ class TypeHistory:
         """Know nothing of a table."""
         self._columns.pop(table_key(table), None)
         self._latest.pop(table_key(table), None)
+        self._parted.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
         """Every column that a table of this name ever had."""
@@ -170,12 +195,17 @@ class TypeHistory:
             for key, of in self._columns.items()
         ]
         latest = [[*key, since] for key, since in self._latest.items()]
-        return {"tables": tables, "latest": latest, "heard": list(self._heard)}
+        parted = [[*key, [[name, *one] for name, one in of.items()]] for key, of in self._parted.items()]
+        return {"tables": tables, "latest": latest, "heard": list(self._heard), "parted": parted}
 
     def read(self, found: Mapping[str, Any]) -> None:
-        """Know what ``as_json`` wrote; versions before this one did not keep what was heard."""
+        """Know what ``as_json`` wrote; earlier versions kept neither what was heard nor partings."""
         self._heard = dict.fromkeys(found.get("heard", ()))
         self._latest = {(schema, table): since for schema, table, since in found["latest"]}
+        self._parted = {
+            (schema, table): {name: Parting(times, since) for name, times, since in names}
+            for schema, table, names in found.get("parted", ())
+        }
         self._columns = {
             (schema, table): {name.casefold(): (name, _versions(versions)) for name, versions in columns}
             for schema, table, columns in found["tables"]

@@ -153,6 +153,10 @@ class TableDefinitions:
         now = {column.name.casefold() for column in definition.columns} if definition else set()
         return {old: new for old, new in known.values() if new.casefold() in now}
 
+    def partings(self, table: TableId) -> dict[str, str]:
+        """The moments at which columns of a table were last dropped or renamed, by name, folded."""
+        return {name: parting.moment for name, parting in self._history.partings(table).items()}
+
     def reused(self, table: TableId) -> frozenset[str]:
         """Names, folded, that were those of several columns of a table, one after the other."""
         definition = self._find(table)
@@ -181,11 +185,12 @@ class TableDefinitions:
             definitions.timed = definitions._history.has_changes
         return definitions
 
-    def _set(self, definition: TableDefinition) -> None:
+    def _set(self, definition: TableDefinition, parted: Iterable[str] = ()) -> None:
         """Take a definition on that a statement made, unless a newer one made what there is."""
         table, since = definition.table, self._since
         if not self._history.is_repeat(table, since):
             self._history.touch(table, since)
+            self._history.part(table, parted, since)
             self._keep(self._history.timed(definition, self._find(table), since))
 
     def _keep(self, definition: TableDefinition) -> None:
@@ -200,7 +205,9 @@ class TableDefinitions:
         self._history.touch(table, self._since)
         self._schemas.clear()
         self.version += 1
-        return self._tables.pop(table_key(table), None)
+        removed = self._tables.pop(table_key(table), None)
+        self._history.part(table, removed.names if removed else (), self._since)
+        return removed
 
     def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:
         if not skip_create_table(sql):
@@ -244,15 +251,16 @@ class TableDefinitions:
         definition = self._find(read_table_name(sql, default_schema))
         if definition is None:
             return []
-        table = definition.table
+        table, parted = definition.table, set[str]()
         for part in split_by_comma(_rest(sql)):
             altered = alter(definition, SqlReader(part)) if part else None
             if altered is not None:
+                parted |= definition.names - altered.definition.names
                 definition = replace(altered.definition, table=altered.renamed_to or definition.table)
         if definition.table != table:
             self._remove(table)
             definition = replace(definition, dropped=(), renamed=())
-        self._set(definition)
+        self._set(definition, parted)
         return [definition.table]
 
     def _drop(self, sql: SqlReader, default_schema: str) -> list[TableId]:
