@@ -6,6 +6,9 @@ import pytest
 
 from tests.unit.told_bed import Bed, T, said
 from tidesink.config.schema_changes import ChangePolicy
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.schema_names import ChangesWaitError, settle_names
+from tidesink.sinks.schema_policy import pending_of
 from tidesink.typemap.layout import Layout
 
 AB = "id INT PRIMARY KEY, a INT, b INT"
@@ -166,3 +169,21 @@ def test_a_column_that_has_the_name_again_that_an_ignored_rename_left_waits() ->
     assert bed.accept(bed.alter("RENAME COLUMN a TO b"), "ignore") == ()
     assert bed.columns == ("id", "a", "b")
     assert said(bed.alter("RENAME COLUMN b TO a")) == [("rename", "b a", ("ignore",))]
+
+
+@pytest.mark.parametrize("policy", ["pause", "apply", "ignore"])
+def test_a_key_column_is_never_renamed(policy: ChangePolicy) -> None:
+    bed = Bed("id INT PRIMARY KEY, a INT", rename=policy)
+    bed.ddl.alter("ALTER TABLE t RENAME COLUMN a TO b, RENAME COLUMN id TO uid")
+    # Another lane read the DDL: this one's plan is that of before.
+    with pytest.raises(ChangesWaitError) as waits:
+        settle_names(bed.table, bed.decoding, bed.judging)
+    assert ("key", "id uid", ()) in said(waits.value.pending)
+    assert bed.columns == ("id", "a")
+    # A new worker's plan is that of after it, which the target itself refuses.
+    bed.start()
+    with pytest.raises(SchemaRefusedError) as refused:
+        settle_names(bed.table, bed.decoding, bed.judging)
+    pending = pending_of(refused.value)
+    assert pending is not None
+    assert (pending.change.kind, pending.accepts) == ("key", ())

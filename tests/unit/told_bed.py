@@ -95,7 +95,7 @@ class Bed:
     def batch(self) -> tuple[Pending, ...]:
         """A batch's changes of the target's columns; what waits."""
         self.inner._newer_ddl(cast("Any", None))
-        policies = Policies(self.policies, self.accepted, CAPABILITIES)
+        policies = self.judging
         try:
             settle_names(self.table, self.decoding, policies)
         except ChangesWaitError as waits:
@@ -111,6 +111,11 @@ class Bed:
         """Accept what waits; what waits then."""
         self.accepted |= {one.change.digest: policy for one in pending}
         return self.batch()
+
+    @property
+    def judging(self) -> Policies:
+        """The config's policies, and what was accepted."""
+        return Policies(self.policies, self.accepted, CAPABILITIES)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -26,6 +26,10 @@ _UNREADABLE: Final = (
     "rows from before it cannot be read by what the column is now: accept it as ignore to go on with both "
     "columns, or load the table again"
 )
+_KEY: Final = (
+    "a key column has another name at the source, and rows already there would not be found under it: rename "
+    "it back, name other keys, or load the table again under another name"
+)
 
 
 class ChangesWaitError(Exception):
@@ -54,8 +58,13 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     if not told.renamed:
         decoding.read_as({})
         return
-    present = {name.lower(): name for name in table.gap(decoding.columns().shape).columns}
-    decided = {old: _decided(old, new, present, policies) for old, new in _told_apart(told)}
+    shape = decoding.columns().shape
+    present = {name.lower(): name for name in table.gap(shape).columns}
+    keys = frozenset(name.lower() for name in shape.keys)
+    decided = {
+        old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
+        for old, new in _told_apart(told)
+    }
     waiting = tuple(found for found in decided.values() if isinstance(found, Pending))
     if waiting:
         raise ChangesWaitError(waiting)
@@ -65,6 +74,14 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
             table.rename_column(present[(new.was or old).lower()], new.target or new.name)
     read = {old: told.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
     decoding.read_as(read)
+
+
+def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
+    """A rename of a key column that the target has, by the plan's keys of before it or after it."""
+    was, name = new.was or old, new.target or new.name
+    if was.lower() not in present or keys.isdisjoint((was.lower(), name.lower())):
+        return None
+    return Pending(SchemaChange("key", was, was, name, new.at), reason=_KEY)
 
 
 def _told_apart(told: ToldColumns) -> Iterator[tuple[str, Renamed]]:
