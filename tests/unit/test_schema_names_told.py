@@ -187,3 +187,19 @@ def test_a_key_column_is_never_renamed(policy: ChangePolicy) -> None:
     pending = pending_of(refused.value)
     assert pending is not None
     assert (pending.change.kind, pending.accepts) == ("key", ())
+
+
+def test_of_two_names_that_a_column_had_the_newest_is_renamed() -> None:
+    bed = Bed("id INT PRIMARY KEY, a INT")
+    assert bed.accept(bed.alter("RENAME COLUMN a TO b"), "ignore") == ()
+    waits = bed.alter("RENAME COLUMN b TO c")
+    assert said(waits) == [("rename", "b c", ("apply", "ignore"))]
+    assert bed.accept(waits, "apply") == ()
+    assert bed.columns == ("id", "a", "c")
+    assert bed.batch() == ()
+    bed.start()
+    assert bed.batch() == ()
+    # Where the first was not ignored, its name is the one to rename.
+    bed = Bed("id INT PRIMARY KEY, a INT", rename="apply")
+    assert bed.alter("RENAME COLUMN a TO b", "RENAME COLUMN b TO c") == ()
+    assert bed.columns == ("id", "c")

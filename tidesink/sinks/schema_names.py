@@ -63,7 +63,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     keys = frozenset(name.lower() for name in shape.keys)
     decided = {
         old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
-        for old, new in _told_apart(told)
+        for old, new in _told_apart(told, present)
     }
     waiting = tuple(found for found in decided.values() if isinstance(found, Pending))
     if waiting:
@@ -84,11 +84,20 @@ def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozens
     return Pending(SchemaChange("key", was, was, name, new.at), reason=_KEY)
 
 
-def _told_apart(told: ToldColumns) -> Iterator[tuple[str, Renamed]]:
-    """Renames; one to a name that some column had left before says as little as one to a reused name."""
+def _told_apart(told: ToldColumns, present: Mapping[str, str]) -> Iterator[tuple[str, Renamed]]:
+    """Renames that are to be decided, newest first.
+
+    One to a name that some column had left before says as little as one to a reused name. Of several names
+    that one column had, the newest that the target has is the column: an older one there was ignored.
+    """
+    goals = set()
     for old, new in told.renamed.items():
-        had = (new.target or new.name).casefold() in told.partings
-        yield old, new._replace(returned=had)
+        goal = (new.target or new.name).casefold()
+        if (new.was or old).lower() in present:
+            if goal in goals and not new.reused:
+                continue
+            goals.add(goal)
+        yield old, new._replace(returned=goal in told.partings)
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
