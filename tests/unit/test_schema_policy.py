@@ -24,6 +24,7 @@ from tidesink.sinks.shape import TableShape, merge_shape, shape_of
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.sinks.targets.memory_target import CAPABILITIES
+from tidesink.typemap.layout import Layout
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -225,3 +226,15 @@ def test_what_was_accepted_before_changes_had_a_moment_is_still_ignored() -> Non
     for policy, found in (("ignore", "ignore"), ("apply", "pause")):
         policies = Policies(SchemaChanges(), {undated.digest: policy}, CAPABILITIES)  # type: ignore[dict-item]
         assert policies.decide(undated._replace(at="7")) == found
+
+
+@pytest.mark.parametrize("policy", ["ignore", "pause"])
+def test_a_column_that_the_config_asks_for_is_nobodys_change(policy: ChangePolicy) -> None:
+    """A metadata column, a new name or a listed column, configured when the table is there already."""
+    listed = Layout(columns=("id", "name"))
+    layouts = (Layout(metadata={"commit_ts": "Name"}), Layout(rename={"n": "NAME"}), listed)
+    for asked in (layout.asked for layout in layouts):
+        policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, CAPABILITIES, asked=asked)
+        judged = judge(GAP, SHAPE, policies, None)
+        assert (judged.left_out, judged.pending, judged.warnings) == ((), (), ())
+    assert Layout(columns=("n",), rename={"n": "name"}).asked == {"name"}

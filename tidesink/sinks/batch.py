@@ -151,8 +151,13 @@ class Batch:
         self._refuses_truncates = False
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
-        logs = settings.mode == "append"
-        self._policies = Policies(settings.schema_changes, hold.accepted, around.target.capabilities, logs)
+        self._policies = Policies(
+            settings.schema_changes,
+            hold.accepted,
+            around.target.capabilities,
+            logs=settings.mode == "append",
+            asked=settings.layout.asked,
+        )
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.

@@ -77,13 +77,15 @@ class Pending(NamedTuple):
 class Policies:
     """By what changes are judged: the config's policies, what people accepted, what the target can do.
 
-    ``logs``: the table is a log of changes (``mode: append``).
+    ``logs``: the table is a log of changes (``mode: append``). ``asked``: names, in lower case, of columns
+    that the config itself asks for: to add them is no change at the source.
     """
 
     said: SchemaChanges
     accepted: Accepted
     capabilities: Capabilities
     logs: bool = False
+    asked: frozenset[str] = frozenset()
 
     @property
     def follows(self) -> bool:
@@ -92,6 +94,8 @@ class Policies:
 
     def decide(self, change: SchemaChange) -> ChangePolicy:
         """What becomes of a change; what the target cannot do was refused before."""
+        if change.kind == "add" and change.column.lower() in self.asked:
+            return "apply"
         return self.accepted_as(change) or self.said.policy(change.kind)
 
     def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:

@@ -43,6 +43,13 @@ class Layout:
         return names.get(name.lower(), name)
 
     @property
+    def asked(self) -> frozenset[str]:
+        """Names, in lower case, of the target's columns that the config itself asks for."""
+        listed = (self.target_name(name) for name in self.columns or ())
+        names = (*listed, *self.rename.values(), *self.metadata.values())
+        return frozenset(name.lower() for name in names)
+
+    @property
     def plain(self) -> bool:
         """True where the target holds what the source does."""
         return self == _PLAIN
