@@ -134,7 +134,7 @@ def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
 def test_chosen_and_renamed_columns_are_those_of_old_rows_too(spark: SparkSession) -> None:
     plan = canal_json_columns(SCHEMA, logs=True)
     layout = Layout(except_columns=("d", "n"), rename={"v": "value"})
-    chosen = LaidOutColumns(plan, laid_out(layout, plan.shape, own=()), None, spark)
+    chosen = LaidOutColumns(plan, laid_out(layout, plan.shape, own=()), layout, spark)
     raw = raw_frame(spark, messages(change(row(v="b"), "UPDATE", old=[row()]), change({"id": "9"}, "DELETE")))
     frame = append_frame(chosen.decode(raw), chosen.shape)
     found = [one["after"].asDict() for one in frame.select("after").collect()]
