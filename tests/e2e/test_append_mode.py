@@ -15,6 +15,7 @@ from tests.contracts.sql_beds import postgres_database
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.e2e.test_sql_targets import config_for, execute, wrong
+from tests.soak import SOAK
 from tidesink.config import load_config
 from tidesink.sinks.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE
 from tidesink.sinks.worker import run
@@ -53,7 +54,7 @@ def _folded(log: DataFrame, keys: tuple[str, ...]) -> DataFrame:
     return last.where(~F.col(OP).isin(*GONE)).drop(*(n for n in log.columns if n.startswith("_tidesink_")))
 
 
-@pytest.mark.parametrize("step", ["committing", "committed"])
+@pytest.mark.parametrize("step", [pytest.param("committing", marks=SOAK), "committed"])
 def test_the_folded_lake_is_what_tidb_held(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers, step: str
 ) -> None:

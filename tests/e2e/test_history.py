@@ -124,7 +124,7 @@ def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:
     replay(workload, "canal_ext", servers=servers)
-    config = _config(tmp_path, servers, 450)
+    config = _config(tmp_path, servers, 1500)
     report = _drained(config)
     lake = tmp_path / "lake"
     for table in KEYS:
@@ -158,7 +158,7 @@ def test_a_database_has_the_same_versions(
 ) -> None:
     replay(workload, "canal_ext", servers=servers, only={"bank_account", "bank_pair"})
     server = ("postgres", postgres_database(request))
-    _drained(_with_history(config_for(tmp_path, "canal_ext", servers, server, 450)))
+    _drained(_with_history(config_for(tmp_path, "canal_ext", servers, server, 1500)))
     expected = {found.table.name: found for found in final_state(workload)}
     with connected(server) as connections:
         for table in ("account", "pair"):

@@ -15,6 +15,7 @@ import pytest
 from tests.contracts.sql_beds import mysql_server, postgres_database
 from tests.e2e.retried_tasks import ROWS
 from tests.e2e.sql_beside import Server, connected
+from tests.soak import SOAK
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 SERVERS: Final = {"postgres": postgres_database, "mysql": mysql_server}
@@ -22,13 +23,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 # One of them is enough for every change: what they share is what is tested.
-_SOAK: Final = (
-    pytest.mark.soak,
-    pytest.mark.skipif(not os.environ.get("TIDESINK_SOAK"), reason="long: make soak"),
-)
-
-
-@pytest.mark.parametrize("kind", ["postgres", pytest.param("mysql", marks=_SOAK)])
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("mysql", marks=SOAK)])
 def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: pytest.FixtureRequest) -> None:
     server: Server = kind, SERVERS[kind](request)
     command = [sys.executable, "-m", "tests.e2e.retried_tasks", kind, json.dumps(asdict(server[1]))]
