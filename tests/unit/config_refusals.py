@@ -16,6 +16,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "did you mean protocol?",
         "use one of",
     ),
+    (
+        "a regular expression for a pattern",
+        changed(FLAT_AVRO, tables=[{"match": r"shop\..*"}]),
+        "tables[0].match",
+        "is not allowed",
+        "no regular expression",
+    ),
     ("unknown section", changed(FLAT_AVRO, sorce={}), "sorce", "did you mean source?", "use one of"),
     (
         "decimal mode",

@@ -48,3 +48,13 @@ def test_what_flat_avro_keeps_from_a_log_is_said(
     found = list(flat_avro_warnings(records, keys, settings("append")))
     assert [part in line for part, line in zip(told, found, strict=True)] == [True] * len(told)
     assert not list(flat_avro_warnings(records, keys, settings("upsert")))
+
+
+@pytest.mark.parametrize(("before", "told"), [(False, ["have no commit_ts"]), (True, [])])
+def test_a_history_is_told_that_deletes_may_have_no_moment(before: bool, told: list[str]) -> None:
+    registry = MemorySchemaRegistry()
+    options = {"enable_tidb_extension": True, "producer": "new", "avro_include_before_value": before}
+    codec_with(registry, **options).encode(change(), topic="shop_orders")
+    records = [parse_record(registry.schema_by_version("shop_orders-value", 1).schema_text)]
+    found = list(flat_avro_warnings(records, ("id",), settings("history")))
+    assert [part in line for part, line in zip(told, found, strict=True)] == [True] * len(told)

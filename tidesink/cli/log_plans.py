@@ -18,6 +18,10 @@ _NO_OPS: Final = (
     "the topic does not tell inserts from updates, so both are called upsert: enable-tidb-extension=true in "
     "the changefeed tells them"
 )
+_NO_MOMENTS: Final = (
+    "deletes of classic TiCDC's flat-avro have no commit_ts, so the table pauses before the first of them: "
+    "use canal-json with enable-tidb-extension=true. New TiCDC's delete markers have one"
+)
 _NO_KEY: Final = (
     "the table has no key: a delete without its row is a bad record (flat-avro has the row with "
     "avro-include-before-value=true)"
@@ -36,10 +40,12 @@ def planned_shape(shape: TableShape, settings: TableConfig) -> TableShape:
 def flat_avro_warnings(
     records: Iterable[WriterRecord], keys: tuple[str, ...], settings: TableConfig
 ) -> Iterator[str]:
-    """What flat-avro's schemas keep from a change log."""
+    """What flat-avro's schemas keep from a change log, and from what asks for a commit_ts in each event."""
+    newest = list(records)[-1]
+    if newest.before is None and (settings.mode == "history" or settings.sequence_by == "source"):
+        yield _NO_MOMENTS
     if settings.mode != "append":
         return
-    newest = list(records)[-1]
     if newest.before is None:
         yield _NO_OLD_ROWS
     if "_tidb_op" not in newest.extension:

@@ -119,6 +119,12 @@ def _table_name(name: str) -> str:
     return name
 
 
+def _table_pattern(pattern: str) -> str:
+    if "\\" in pattern:
+        raise ValueError("it is a pattern as in shop.*, no regular expression: take out the backslash")
+    return _table_name(pattern)
+
+
 _DefinitionInput = str | DefinitionFile | DefinitionText
 
 
@@ -127,7 +133,7 @@ class TableOverride(Model):
 
     name: Annotated[str, AfterValidator(_table_name)] | None = None
     """One table, `schema.table`."""
-    match: Annotated[str, AfterValidator(_table_name)] | None = None
+    match: Annotated[str, AfterValidator(_table_pattern)] | None = None
     """All tables that a pattern fits, `shop.*`; names come before patterns, and those in order."""
     topic: str | None = None
     """The topic of this table, where no rule says it. Not for canal-json."""
