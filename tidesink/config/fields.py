@@ -147,3 +147,22 @@ Texts = Annotated[str, Field(pattern=r"^.*[^,\s].*$")] | Annotated[list[str], Fi
 Listed = BeforeValidator(_listed, json_schema_input_type=Texts)
 MaybeListed = BeforeValidator(_listed, json_schema_input_type=str | list[str])
 Count = Annotated[int, BeforeValidator(_counted)]
+
+
+def _table_name(name: str) -> str:
+    schema, dot, table = name.partition(".")
+    if not (schema and dot and table):
+        raise ValueError("give the table as schema.table")
+    return name
+
+
+def _table_pattern(pattern: str) -> str:
+    if "\\" in pattern:
+        raise ValueError("it is a pattern as in shop.*, no regular expression: take out the backslash")
+    return _table_name(pattern)
+
+
+TableName = Annotated[str, AfterValidator(_table_name)]
+"""One table, ``schema.table``."""
+TablePattern = Annotated[str, AfterValidator(_table_pattern)]
+"""Tables that a pattern of file names fits, ``shop.*``."""

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from tidesink.change import TableId
 from tidesink.config.definition import Definition, DefinitionFile, DefinitionText, read_definition
@@ -24,6 +24,8 @@ from tidesink.config.fields import (
     Model,
     PositiveDuration,
     StatePlace,
+    TableName,
+    TablePattern,
 )
 from tidesink.config.inherited import without_use
 from tidesink.config.metadata_names import Metadata
@@ -112,28 +114,15 @@ class TableDefaults(Model):
     _said = model_validator(mode="before")(said_mode)
 
 
-def _table_name(name: str) -> str:
-    schema, dot, table = name.partition(".")
-    if not (schema and dot and table):
-        raise ValueError("give the table as schema.table")
-    return name
-
-
-def _table_pattern(pattern: str) -> str:
-    if "\\" in pattern:
-        raise ValueError("it is a pattern as in shop.*, no regular expression: take out the backslash")
-    return _table_name(pattern)
-
-
 _DefinitionInput = str | DefinitionFile | DefinitionText
 
 
 class TableOverride(Model):
     """Settings of one table (``name``) or of all that a pattern fits (``match``, as ``shop.*``)."""
 
-    name: Annotated[str, AfterValidator(_table_name)] | None = None
+    name: TableName | None = None
     """One table, `schema.table`."""
-    match: Annotated[str, AfterValidator(_table_pattern)] | None = None
+    match: TablePattern | None = None
     """All tables that a pattern fits, `shop.*`; names come before patterns, and those in order."""
     topic: str | None = None
     """The topic of this table, where no rule says it. Not for canal-json."""
