@@ -91,7 +91,12 @@ def test_validate_connect_says_what_does_not_answer(tmp_path: Path) -> None:
 def test_status_before_the_first_run(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     run("init", str(file))
-    assert json.loads(run("status", str(file), "-o", "json").stdout) == {"pipeline": "shop", "tables": []}
+    assert json.loads(run("status", str(file), "-o", "json").stdout) == {
+        "pipeline": "shop",
+        "worker": {"alive": False, "seconds_since_turn": None},
+        "asked_to_rest": [],
+        "tables": [],
+    }
     assert not (tmp_path / ".tidesink").exists()
 
 

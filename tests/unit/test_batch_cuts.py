@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.change import TableId
 from tidesink.sinks.batch import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
@@ -14,12 +15,16 @@ from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.source import KafkaRead
 from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.summary import BadRecord, BatchSummary, Place, Truncate
+from tidesink.sinks.targets.memory_target import MemoryTarget
 
 T, P = TableId("s", "t"), Place("t", 0)
 
 
 class _Knows:
-    """A decoding that has nothing to learn."""
+    """A decoding that has nothing to learn, and no DDL to tell of."""
+
+    def told(self) -> None:
+        return None
 
     def learn(self, _missed: object) -> bool:
         return False
@@ -31,12 +36,10 @@ class _Scripted(Batch):
     def __init__(self, start: int, end: int, *, truncates: Sequence[int], bad: Sequence[int]) -> None:
         found = TopicOffsets("t", "id", {0: PartitionOffsets(0, end)})
         super().__init__(
-            cast("Any", SimpleNamespace(stop=StopFlag())),
+            cast("Any", SimpleNamespace(stop=StopFlag(), target=MemoryTarget())),
             Hold(cast("Any", None), 1, Progress(T, "p", 1, 0)),
             cast("Any", _Knows()),
-            settings=cast(
-                "Any", SimpleNamespace(bad_record="pause", mode="upsert", sequence_by="kafka", table=T)
-            ),
+            settings=right(FLAT_AVRO).table_config(T),
             session=cast("Any", None),
             plan=BatchPlan((OffsetRange("t", 0, start, end),), found),
             reader=cast("Any", None),

@@ -67,7 +67,7 @@ def test_a_table_in_append_mode_has_no_settings_of_keys() -> None:
 def test_a_setting_without_effect_in_append_mode_is_an_error(said: dict[str, str], field: str) -> None:
     entry = {"name": "shop.log", "mode": "append", **said}
     refused = wrong(changed(FLAT_AVRO, tables=[entry]))
-    assert "mode append" in refused[f"tables[0].{field}"].reason
+    assert "append" in refused[f"tables[0].{field}"].reason
 
 
 def test_defaults_of_append_mode_have_none_either() -> None:
