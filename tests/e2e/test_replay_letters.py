@@ -19,6 +19,7 @@ from tests.e2e.changing import dead_letters
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.soak import soaked
 from tidesink.change import Column, ColumnType, Op
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
@@ -115,6 +116,7 @@ def test_a_newer_change_wins_over_a_replayed_one(
     assert counted(shop.replay(code=3)) == (1, 0, 0, 0, 1, 0, 0)
 
 
+@soaked
 def test_letters_that_kafka_no_longer_backs_stay(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_replay_killed_before_it_settled_is_done_again(
     assert counted(shop.replay()) == (0,) * 7
 
 
+@soaked
 def test_order_by_the_source_needs_nothing_of_kafka(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:

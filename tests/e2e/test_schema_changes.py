@@ -16,6 +16,7 @@ from tests.contracts.sql_beds import postgres_database
 from tests.e2e.replay import Servers
 from tests.e2e.writing import ID, TableWriter, lake_rows, schema_of, shop_config
 from tests.servers import create_topics
+from tests.soak import soaked
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.cli.main import app
 from tidesink.cli.status import read_statuses
@@ -115,6 +116,7 @@ def test_an_added_column_waits_until_it_is_accepted(
     assert shop.values("label") == {1: "basic", 2: "gold"}
 
 
+@soaked
 def test_an_added_column_can_be_left_out(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     shop = Shop(tmp_path, servers, add="ignore")
     shop.told.upsert({"id": 1, "name": "one"})

@@ -18,6 +18,7 @@ from tests.contracts.sql_beds import mysql_server, postgres_database
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config
 from tests.e2e.sql_compare import wrong_in_database
+from tests.soak import soaked
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.sinks.failpoints import FAILPOINTS
@@ -114,6 +115,7 @@ def test_the_database_ends_as_tidb_held_it(
     assert wrong(workload, server, {"account", "movement", "pair", "wide"}) == []
 
 
+@soaked
 def test_a_kill_at_every_step_of_a_batch(
     tmp_path: Path, workload: Path, servers: Servers, server: tuple[str, Endpoint]
 ) -> None:

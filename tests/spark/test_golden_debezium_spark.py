@@ -14,6 +14,7 @@ import pytest
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
+from tests.soak import SOAK
 from tests.spark.debezium_rows import differences, place
 from tests.spark.decoded import collect
 from tests.vectors import vectors_dir
@@ -35,10 +36,17 @@ if TYPE_CHECKING:
 _KEYS: Final = {"t_nopk": ("a", "b"), "p_nopk": ("a", "b")}
 
 
+# Those of each form that a record can have; make soak has the others.
+_ALWAYS: Final = frozenset({"mdb_avro", "mdb_schema", "mdb_unwrap", "pg_avro", "pg_plain", "pg_schema"})
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "capture" in metafunc.fixturenames:
         captures = find_captures(vectors_dir(metafunc.config))
-        metafunc.parametrize("capture", [pytest.param(one, id=one.name) for one in captures])
+        metafunc.parametrize(
+            "capture",
+            [pytest.param(one, id=one.name, marks=() if one.name in _ALWAYS else SOAK) for one in captures],
+        )
 
 
 def by_topic(capture: Capture) -> Iterator[tuple[TableId, list[Message]]]:
