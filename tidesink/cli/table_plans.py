@@ -20,8 +20,8 @@ from tidesink.config.merged import check_merged
 from tidesink.config.schema_change_checks import shown_policies
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
-from tidesink.sinks.layout import OWN_COLUMNS
 from tidesink.sinks.routing import routed_shape
+from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
 from tidesink.typemap.render import CALENDAR_READERS

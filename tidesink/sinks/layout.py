@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tidesink.change import Column as TableColumn
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.layout import Layout, laid_out
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-# Names that a column of the source's, or a new name, cannot have.
-OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 
 class LaidOutDecoding:

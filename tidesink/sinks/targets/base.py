@@ -38,7 +38,7 @@ SEQUENCE_COLUMN: Final = "_tidesink_seq"
 SEQUENCE_DDL: Final = "struct<source:array<bigint>,writes:boolean,partition:int,offset:bigint,index:int>"
 
 # Columns at a target that are not the source's.
-OWN_COLUMNS: Final = frozenset({SOFT_DELETE_COLUMN, SEQUENCE_COLUMN})
+OWN_COLUMNS: Final = (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN)
 
 
 @dataclass(frozen=True)

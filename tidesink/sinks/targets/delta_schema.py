@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import Evolution, default_texts
 from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.shape import TableShape
@@ -22,6 +21,7 @@ from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELE
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
 from tidesink.sinks.targets.identifier import quote_identifier, quote_text
+from tidesink.sinks.targets.shape_checks import Reserved
 from tidesink.sinks.targets.spark_tables import SEQUENCE_COMMENT, column_words, literal, soft_delete_column
 
 if TYPE_CHECKING:
@@ -41,34 +41,7 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
 }
 
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
-_RESERVED: Final = frozenset({"_metadata", "_row_dropped_", "_source_row_present_"})
-
-
-def check_shape(shape: TableShape) -> None:
-    """Refuse a shape that no Delta table takes.
-
-    Raises:
-        SchemaRefusedError: it has no key, or a column with a name of Delta's or of ours.
-    """
-    if not shape.keys:
-        raise SchemaRefusedError(
-            "the table has no key to merge rows by: set keys in the config to columns that name a row, "
-            "or mode: append to keep its changes",
-            table=str(shape.table),
-        )
-    reserved = [column.name for column in shape.columns if column.name.lower() in _RESERVED]
-    if reserved:
-        raise SchemaRefusedError(
-            f"Delta keeps the name {', '.join(reserved)} for itself and cannot merge into a table with such "
-            "a column: rename it at the source",
-            table=str(shape.table),
-        )
-    own = [name for name in (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN) if name in shape.by_name]
-    if own:
-        raise SchemaRefusedError(
-            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
-            table=str(shape.table),
-        )
+RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_source_row_present_"}))
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:

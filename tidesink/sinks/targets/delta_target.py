@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
-from tidesink.errors import (
-    ConfigError,
-    StaleProgressError,
-    TargetError,
-    TidesinkError,
-)
+from tidesink.errors import ConfigError, StaleProgressError, TargetError, TidesinkError
 from tidesink.sinks.evolve import Evolution, plan_evolution
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.sessions_spark import in_session
@@ -41,15 +36,12 @@ from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, tra
 from tidesink.sinks.targets.delta_execute import check_stale, empty_table
 from tidesink.sinks.targets.delta_ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
-from tidesink.sinks.targets.delta_merge import (
-    append_statement,
-    merge_statement,
-    result_of,
-)
+from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
 from tidesink.sinks.targets.delta_shards import DeltaShard
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.lake_path import table_path, try_path
+from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns
 
 if TYPE_CHECKING:
@@ -144,7 +136,7 @@ class DeltaTable(DeltaColumns):
         delete_mode: DeleteMode,
         history: ProgressHistory | None,
     ) -> None:
-        delta_schema.check_shape(shape)
+        check_shape(shape, delta_schema.RESERVED)
         self.path = path
         self.location = f"delta.{quote_identifier(path)}"
         self._session = session
@@ -183,7 +175,7 @@ class DeltaTable(DeltaColumns):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        delta_schema.check_shape(shape)
+        check_shape(shape, delta_schema.RESERVED)
         if self._evolving:  # the last one was cut off: what it did is only in the table
             with self._translating(reading_error):
                 self._present = delta_schema.present_columns(self._log)

@@ -19,10 +19,11 @@ from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import Evolution, default_texts
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets import spark_tables
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.delta_merge import rows_of
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
 from tidesink.sinks.targets.identifier import quote_identifier
+from tidesink.sinks.targets.shape_checks import Reserved
 from tidesink.sinks.targets.spark_tables import literal
 
 if TYPE_CHECKING:
@@ -42,53 +43,29 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
     "write.metadata.previous-versions-max": "50",
 }
 # Iceberg's own columns, and those that Spark's MERGE adds to a table's.
-RESERVED: Final = frozenset(
-    {
-        "_file",
-        "_pos",
-        "_deleted",
-        "_spec_id",
-        "_partition",
-        "_row_id",
-        "_last_updated_sequence_number",
-        "_change_type",
-        "_change_ordinal",
-        "_commit_snapshot_id",
-        "__row_operation",
-        "__row_from_source",
-        "__row_from_target",
-        "__row_id",
-    }
+RESERVED: Final = Reserved(
+    "Iceberg",
+    frozenset(
+        {
+            "_file",
+            "_pos",
+            "_deleted",
+            "_spec_id",
+            "_partition",
+            "_row_id",
+            "_last_updated_sequence_number",
+            "_change_type",
+            "_change_ordinal",
+            "_commit_snapshot_id",
+            "__row_operation",
+            "__row_from_source",
+            "__row_from_target",
+            "__row_id",
+        }
+    ),
 )
 _DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
-
-
-def check_shape(shape: TableShape) -> None:
-    """Refuse a shape that no Iceberg table of ours takes.
-
-    Raises:
-        SchemaRefusedError: it has no key, or a column with a name of Iceberg's or of ours.
-    """
-    if not shape.keys:
-        raise SchemaRefusedError(
-            "the table has no key to merge rows by: set keys in the config to columns that name a row, "
-            "or mode: append to keep its changes",
-            table=str(shape.table),
-        )
-    reserved = [c.name for c in shape.columns if c.name.lower() in RESERVED]
-    if reserved:
-        raise SchemaRefusedError(
-            f"Iceberg keeps the name {', '.join(reserved)} for itself and cannot merge into a table with "
-            "such a column: rename it at the source",
-            table=str(shape.table),
-        )
-    own = [name for name in (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN) if name in shape.by_name]
-    if own:
-        raise SchemaRefusedError(
-            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
-            table=str(shape.table),
-        )
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:

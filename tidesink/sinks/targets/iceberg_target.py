@@ -56,6 +56,7 @@ from tidesink.sinks.targets.iceberg_shards import shard_of
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState, numbers
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path
+from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
@@ -147,7 +148,7 @@ class IcebergTable(IcebergColumns):
         pipeline: str,
         delete_mode: DeleteMode,
     ) -> None:
-        iceberg_schema.check_shape(shape)
+        check_shape(shape, iceberg_schema.RESERVED)
         self.location = location
         self._session = session
         self._name = shape.source
@@ -181,7 +182,7 @@ class IcebergTable(IcebergColumns):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        iceberg_schema.check_shape(shape)
+        check_shape(shape, iceberg_schema.RESERVED)
         with self._turns.mine(), self._translating(reading_error):
             created, self._created = self._created, False
             grows = self._shard is not None and bool(self._shard.new_columns(shape))

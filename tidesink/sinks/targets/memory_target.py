@@ -40,6 +40,7 @@ from tidesink.sinks.targets.base import (
 )
 from tidesink.sinks.targets.memory_columns import MemoryColumns
 from tidesink.sinks.targets.memory_history import merged_versions
+from tidesink.sinks.targets.shape_checks import check_key
 from tidesink.sinks.targets.shards import also_of, is_shared, names_of, new_columns, not_shared, taken
 
 if TYPE_CHECKING:
@@ -119,10 +120,7 @@ class MemoryTarget:
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> MemoryTable:
         """The table of ``shape``, created when missing."""
-        if not shape.keys:
-            raise SchemaRefusedError(
-                "the table has no key to merge rows by: name one, or set mode: append", table=str(shape.table)
-            )
+        check_key(shape)
         created = shape.table not in self._tables
         if created:
             columns = {column.name: column.spark for column in shape.columns}

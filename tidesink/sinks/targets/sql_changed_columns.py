@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import EvolveResult, SchemaGap
+from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns, others_columns
-from tidesink.sinks.targets.sql_columns import SqlEvolution, check_shape, default_literals, plan_columns
+from tidesink.sinks.targets.sql_columns import SqlEvolution, default_literals, plan_columns
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_shards import SqlShard
 from tidesink.sinks.targets.sql_view import SqlView

@@ -10,7 +10,6 @@ from typing import Final
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import default_texts, literal_text, plan_evolution
 from tidesink.sinks.shape import ShapeColumn, TableShape
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
 from tidesink.typemap.parse import TargetValue
 from tidesink.typemap.render_sql import (
     DECIMAL_WORD,
@@ -43,26 +42,6 @@ class SqlEvolution:
     def needed(self) -> bool:
         """True when something must change."""
         return bool(self.added or self.widened)
-
-
-def check_shape(shape: TableShape) -> None:
-    """Refuse a shape that no database takes.
-
-    Raises:
-        SchemaRefusedError: it has no key, or a column with a name of ours.
-    """
-    if not shape.keys:
-        raise SchemaRefusedError(
-            "the table has no key to merge rows by: set keys in the config to columns that name a row, "
-            "or mode: append to keep its changes",
-            table=str(shape.table),
-        )
-    own = [name for name in (SOFT_DELETE_COLUMN, SEQUENCE_COLUMN) if name in shape.by_name]
-    if own:
-        raise SchemaRefusedError(
-            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
-            table=str(shape.table),
-        )
 
 
 def wanted_type(

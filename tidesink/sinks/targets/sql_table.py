@@ -29,9 +29,10 @@ from tidesink.sinks.targets.base import (
     check_order,
     check_versions,
 )
+from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns
 from tidesink.sinks.targets.sql_changed_columns import ChangedColumns
-from tidesink.sinks.targets.sql_columns import check_shape, wanted_type
+from tidesink.sinks.targets.sql_columns import wanted_type
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
 from tidesink.sinks.targets.sql_history import merged_versions
