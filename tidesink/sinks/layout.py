@@ -6,46 +6,31 @@ target's, without the columns that the target does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidesink.change import Column as TableColumn
 from tidesink.codecs.columns_base import DecodeColumns
-from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
-from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.decoding import Decoding, ToldColumns
+from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.layout import Layout, laid_out
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
-class LaidOutDecoding:
+class LaidOutDecoding(DecodingAround):
     """One table's decoding with a layout over its plan."""
 
     def __init__(self, decoding: Decoding, layout: Layout, session: SparkSession) -> None:
-        self._decoding = decoding
+        super().__init__(decoding)
         self._layout = layout
         self._session = session
-        self._plans: tuple[DecodeColumns, DecodeColumns] | None = None
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a person should know about the table's types at the source."""
-        return self._decoding.warnings
-
-    def prepare(self, found: TopicOffsets) -> None:
-        """As the decoding below."""
-        self._decoding.prepare(found)
-
-    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
-        """As the decoding below."""
-        self._decoding.catch_up(ranges, found)
-
-    def columns(self) -> DecodeColumns:
-        """The plan as it stands, laid out.
+    def _around(self, inner: DecodeColumns) -> DecodeColumns:
+        """The plan laid out.
 
         Raises:
             ConfigError: the layout does not fit the table's columns.
@@ -53,11 +38,8 @@ class LaidOutDecoding:
         """
         from tidesink.sinks.layout_spark import LaidOutColumns
 
-        inner = self._decoding.columns()
-        if self._plans is None or self._plans[0] is not inner:
-            found = laid_out(self._layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone)
-            self._plans = inner, LaidOutColumns(inner, found, self._layout, self._session)
-        return self._plans[1]
+        found = laid_out(self._layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone)
+        return LaidOutColumns(inner, found, self._layout, self._session)
 
     def told(self) -> ToldColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
@@ -94,23 +76,3 @@ class LaidOutDecoding:
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
-
-    def read_as(self, renamed: Mapping[str, str]) -> None:
-        """As the decoding below."""
-        self._decoding.read_as(renamed)
-
-    def apart(self) -> Apart | None:
-        """As the decoding below."""
-        return self._decoding.apart()
-
-    def meet_others(self, missed: Missed) -> None:
-        """As the decoding below."""
-        self._decoding.meet_others(missed)
-
-    def learn(self, missed: Missed) -> bool:
-        """As the decoding below."""
-        return self._decoding.learn(missed)
-
-    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
-        """As the decoding below."""
-        return self._decoding.take_ddl(reduced, missed)

@@ -23,6 +23,7 @@ from pyspark.sql.types import BooleanType
 from tidesink.codecs.columns_base import BAD, DELETE, UPSERT, DecodeColumns
 from tidesink.codecs.columns_faults import null
 from tidesink.errors import ConfigError, FilterError
+from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.metadata_spark import unstamped
 from tidesink.typemap.layout import LaidOut, Layout
 from tidesink.typemap.row_filter import RowFilter
@@ -48,11 +49,11 @@ _TWO_MEANINGS: Final = (
 _NAMES: Final = ("_zero_dates", "_kept")
 
 
-class LaidOutColumns:
+class LaidOutColumns(ColumnsAround):
     """A plan whose frame is another plan's, with the layout's rows, columns and names."""
 
     def __init__(self, inner: DecodeColumns, found: LaidOut, layout: Layout, session: SparkSession) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._found = found
         self._filter = layout.row_filter
         self._metadata = layout.metadata
@@ -66,11 +67,6 @@ class LaidOutColumns:
     def shape(self) -> TableShape:
         """The target's shape."""
         return self._found.shape
-
-    @property
-    def changes_keys(self) -> bool:
-        """As the plan below."""
-        return self._inner.changes_keys
 
     @property
     def keeps_values(self) -> bool:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.routes import Destination
+from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.routing import routed_shape
 from tidesink.typemap.shape import TableShape, quoted
 
@@ -17,35 +18,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class RoutedColumns:
+class RoutedColumns(ColumnsAround):
     """A plan whose rows are ``goal``'s; one pass with the plan that it is around."""
 
-    def __init__(self, columns: DecodeColumns, goal: Destination) -> None:
-        self._columns, self._goal = columns, goal
+    def __init__(self, inner: DecodeColumns, goal: Destination) -> None:
+        super().__init__(inner)
+        self._goal = goal
 
     @cached_property
     def shape(self) -> TableShape:
         """The shape at the target."""
-        return routed_shape(self._columns.shape, self._goal)
-
-    @property
-    def changes_keys(self) -> bool:
-        """As the plan says."""
-        return self._columns.changes_keys
-
-    @property
-    def keeps_values(self) -> bool:
-        """As the plan says."""
-        return self._columns.keeps_values
-
-    @property
-    def gone(self) -> frozenset[str]:
-        """As the plan says."""
-        return self._columns.gone
+        return routed_shape(self._inner.shape, self._goal)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame; what is no row stays without key and values."""
-        decoded = self._columns.decode(raw)
+        decoded = self._inner.decode(raw)
         if self._goal.shard is None:
             return decoded
         return decoded.withColumns({name: self._placed(name) for name in ("key", "old_key", "after")})
