@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -11,10 +9,8 @@ import typer
 from tidesink.cli import records
 from tidesink.cli.failures import guarded
 from tidesink.cli.options import ConfigOption, chosen_config
-from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
+from tidesink.cli.output import Output, OutputFormat, show_table, write_json
 from tidesink.cli.status import commit_time
-from tidesink.config import Config
-from tidesink.errors import TidesinkError
 
 if TYPE_CHECKING:
     from tidesink.sinks.rejects import RecordStore
@@ -23,6 +19,9 @@ app = typer.Typer(
     help="DDL events: what the topics told of changed tables.", no_args_is_help=True, rich_markup_mode=None
 )
 
+_EVENTS: Final[records.KeptRecords[RecordStore]] = records.KeptRecords(
+    "DDL event", "ddl", lambda found: found.ddl_events
+)
 _COLUMNS: Final = ("table", "committed", "kind", "where", "statement")
 
 
@@ -36,7 +35,7 @@ def list_events(
     from tidesink.sinks.rejects import Chosen
 
     settings = chosen_config(None, config)
-    with _opened(settings) as events:
+    with _EVENTS.opened(settings) as events:
         found = events.rows(Chosen(settings.pipeline, table), limit=most)
         place = events.place
     if output is OutputFormat.JSON:
@@ -56,33 +55,17 @@ def show(
 ) -> None:
     """Show one DDL event: its whole statement, and its bytes. Exit code 1 where there is none here."""
     settings = chosen_config(None, config)
-    chosen = records.chosen_record(settings.pipeline, table, place)
-    with _opened(settings) as events:
-        found = events.rows(chosen, limit=1)
-    if not found:
-        raise TidesinkError(f"no DDL event of {table} at {place}: tidesink ddl list shows those there are")
-    row = found[0]
+    row = _EVENTS.one(settings, table, place)
     if output is OutputFormat.JSON:
         write_json(records.record_json(row))
         return
     typer.echo(f"{row['table']}  {records.place_of(row)}  {row['kind']}  {commit_time(row['commit_ts'])}")
     typer.echo(row["query"])
-    for name in ("key", "value"):
-        for line in records.bytes_lines(name, row[name]):
-            typer.echo(line)
+    records.echo_bytes(row)
 
 
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["table"], commit_time(row["commit_ts"]), row["kind"], records.place_of(row), row["query"]
-
-
-@contextmanager
-def _opened(config: Config) -> Iterator[RecordStore]:
-    from tidesink.sinks.records_place import opened_records
-
-    note(f"{config.pipeline}: opening the DDL events")
-    with opened_records(config) as found:
-        yield found.ddl_events
 
 
 for _name, _command in (("list", list_events), ("show", show)):

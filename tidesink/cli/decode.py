@@ -19,7 +19,6 @@ from tidesink.cli.event_json import error_json, event_json
 from tidesink.cli.human import human_lines
 from tidesink.cli.observed import Observed
 from tidesink.cli.output import Output, OutputFormat, console, warn
-from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.canal_json_schema import CanalJsonSchema
 from tidesink.codecs.compression import compression_of
@@ -67,15 +66,7 @@ def decode(
         config=config,
         glue_region=glue_region,
     )
-    codec = open_codec(
-        found.protocol,
-        options=found.options,
-        registry=found.registry,
-        table_of_topic=found.table_of_topic,
-        definitions=found.definitions,
-        keys=found.keys,
-        glue=found.glue,
-    )
+    codec = found.open_codec()
     checked = _strict(found) if strict else None
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
     logging.getLogger(tidesink.codecs.__name__).addHandler(_TOLD)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -22,10 +20,9 @@ from tidesink.cli.observed import Observed
 from tidesink.cli.options import ConfigOption, chosen_config, config_path
 from tidesink.cli.output import Output, OutputFormat, console, note, show_table, write_json
 from tidesink.cli.sources import setting
-from tidesink.codecs import open_codec
 from tidesink.config import Config
 from tidesink.config.fields import PositiveDuration
-from tidesink.errors import ConfigError, RegistryError, TidesinkError
+from tidesink.errors import ConfigError, RegistryError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +34,9 @@ app = typer.Typer(
     help="Dead letters: records that could not be decoded.", no_args_is_help=True, rich_markup_mode=None
 )
 
+_LETTERS: Final[records.KeptRecords[DeadLetters]] = records.KeptRecords(
+    "dead letter", "dlq", lambda found: found.dead_letters
+)
 _COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
 _DURATION: Final[TypeAdapter[float]] = TypeAdapter(PositiveDuration)
 
@@ -49,7 +49,7 @@ def list_letters(
     from tidesink.sinks.rejects import Chosen
 
     settings = chosen_config(None, config)
-    with _opened(settings) as letters:
+    with _LETTERS.opened(settings) as letters:
         groups = letters.groups(Chosen(settings.pipeline, table))
         place = letters.place
     if output is OutputFormat.JSON:
@@ -72,21 +72,14 @@ def show(
     Exit code 1 where there is none at this place.
     """
     settings = chosen_config(None, config)
-    chosen = records.chosen_record(settings.pipeline, table, place)
-    with _opened(settings) as letters:
-        found = letters.rows(chosen, limit=1)
-    if not found:
-        raise TidesinkError(f"no dead letter of {table} at {place}: tidesink dlq list shows those there are")
-    row = found[0]
+    row = _LETTERS.one(settings, table, place)
     decoded = _decoded(row, config_path(None, config))
     if output is OutputFormat.JSON:
         write_json({**records.record_json(row), "decoded": decoded})
         return
     typer.echo(f"{row['table']}  {records.place_of(row)}  {records.shown_moment(row['time'])}")
     typer.echo(f"{row['error']}: {row['reason']}")
-    for name in ("key", "value"):
-        for line in records.bytes_lines(name, row[name]):
-            typer.echo(line)
+    records.echo_bytes(row)
     typer.echo("today:")
     for event in decoded:
         for text in human_lines(event):
@@ -124,7 +117,7 @@ def drop(
         chosen = replace(chosen, before=before, below=below, kind=error)
     elif (error, older_than, below) != (None, None, None):
         raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
-    with _opened(settings) as letters:
+    with _LETTERS.opened(settings) as letters:
         count = records.counted(letters.groups(chosen))
         if count and not yes:
             count = count if _agreed(count, letters.place) else 0
@@ -228,28 +221,11 @@ def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
     found = setting(
         protocol=None, given={}, schemas=None, schema_registry=None, definitions=None, config=config
     )
-    codec = open_codec(
-        found.protocol,
-        options=found.options,
-        registry=found.registry,
-        table_of_topic=found.table_of_topic,
-        definitions=found.definitions,
-        keys=found.keys,
-        glue=found.glue,
-    )
+    codec = found.open_codec()
     try:
         return list(decoded_lines(codec, message, Observed(found)))
     except RegistryError as error:
         return [error_json(error, message)]
-
-
-@contextmanager
-def _opened(config: Config) -> Iterator[DeadLetters]:
-    from tidesink.sinks.records_place import opened_records
-
-    note(f"{config.pipeline}: opening the dead letters")
-    with opened_records(config) as found:
-        yield found.dead_letters
 
 
 for _name, _command in (("list", list_letters), ("show", show), ("drop", drop), ("replay", replay)):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 
 from tidesink.cli.capture import base64_text
-from tidesink.errors import ConfigError
+from tidesink.cli.output import note
+from tidesink.config import Config
+from tidesink.errors import ConfigError, TidesinkError
 
 if TYPE_CHECKING:
-    from tidesink.sinks.rejects import Chosen, RecordGroup
+    from tidesink.sinks.rejects import Chosen, RecordGroup, Records, RecordStore
 
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
 AnyTable = Annotated[
@@ -26,6 +30,44 @@ Limit = Annotated[int, typer.Option("--max", min=1, help="Show so many records a
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
 _DUMPED: Final = 512
+
+Store = TypeVar("Store", bound="RecordStore")
+
+
+@dataclass(frozen=True)
+class KeptRecords(Generic[Store]):
+    """A sort of kept records: one as people call it, the command that is about them, and their store."""
+
+    word: str
+    command: str
+    store: Callable[[Records], Store]
+
+    @contextmanager
+    def opened(self, config: Config) -> Iterator[Store]:
+        """A pipeline's records of this sort.
+
+        Raises: as ``opened_records``.
+        """
+        from tidesink.sinks.records_place import opened_records
+
+        note(f"{config.pipeline}: opening the {self.word}s")
+        with opened_records(config) as found:
+            yield self.store(found)
+
+    def one(self, config: Config, table: str, place: str) -> dict[str, Any]:
+        """The record at a place.
+
+        Raises:
+            ConfigError: the place is none.
+            TidesinkError: there is no such record at the place.
+        """
+        chosen = chosen_record(config.pipeline, table, place)
+        with self.opened(config) as records:
+            found = records.rows(chosen, limit=1)
+        if not found:
+            shown = f"tidesink {self.command} list"
+            raise TidesinkError(f"no {self.word} of {table} at {place}: {shown} shows those there are")
+        return found[0]
 
 
 def chosen_record(pipeline: str, table: str, place: str) -> Chosen:
@@ -104,6 +146,13 @@ def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
         yield f"  {at:06x}  {part.hex(' '):<47}  {plain}"
     if len(data) > _DUMPED:
         yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
+
+
+def echo_bytes(row: dict[str, Any]) -> None:
+    """Print the key and the value of a kept record."""
+    for name in ("key", "value"):
+        for line in bytes_lines(name, row[name]):
+            typer.echo(line)
 
 
 def _text(data: bytes) -> str | None:

@@ -12,7 +12,8 @@ import typer
 from tidesink.change import Message, TableId, TableSchema
 from tidesink.cli.capture import SchemaFile, read_capture, read_schemas
 from tidesink.cli.codec_options import Given, codec_options, protocol_named
-from tidesink.codecs.base import CodecOptions, TableOfTopic
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.config import Config, load_config
 from tidesink.config.identity import topic_tables
 from tidesink.config.registry_file import load_registry_settings
@@ -68,6 +69,22 @@ class Setting:
     config: Config | None
     keys: Mapping[TableId, tuple[str, ...]] | None = None
     glue: SchemaSource | None = None
+
+    def open_codec(self) -> Codec:
+        """The codec, with all it can be given here.
+
+        Raises:
+            ConfigError: an Avro codec without a registry.
+        """
+        return open_codec(
+            self.protocol,
+            options=self.options,
+            registry=self.registry,
+            table_of_topic=self.table_of_topic,
+            definitions=self.definitions,
+            keys=self.keys,
+            glue=self.glue,
+        )
 
 
 class FileDefinitions(TableDefinitions):
