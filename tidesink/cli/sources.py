@@ -15,7 +15,7 @@ from tidesink.cli.codec_options import Given, codec_options, protocol_named
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.config import Config, load_config
-from tidesink.config.identity import topic_tables
+from tidesink.config.identity import stated_keys, topic_tables
 from tidesink.config.registry_file import load_registry_settings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
@@ -137,7 +137,7 @@ def setting(
         definitions=definitions_of(definitions, loaded),
         table_of_topic=topic_tables(loaded, registry) if loaded and registry else None,
         config=loaded,
-        keys=_keys(loaded),
+        keys=stated_keys(loaded) if loaded else {},
         glue=glue,
     )
 
@@ -149,12 +149,6 @@ def _glue(listed: SchemaFile | None, region: str | None) -> SchemaSource | None:
             raise ConfigError("--schemas with Glue's UUIDs and --glue-region exclude each other: keep one")
         return AwsGlueSchemas(region=region)
     return GlueSchemas(listed.by_uuid, name=listed.name) if listed and listed.by_uuid else None
-
-
-def _keys(config: Config | None) -> dict[TableId, tuple[str, ...]]:
-    """The keys that a config gives to tables by name."""
-    entries = config.tables if config else ()
-    return {entry.table: entry.keys for entry in entries if entry.table and entry.keys}
 
 
 def _declared(config: Config | None) -> dict[str, Any]:

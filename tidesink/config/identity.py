@@ -1,4 +1,7 @@
-"""Which table a flat-avro topic holds, with the registry's help where the topic rule can be read twice."""
+"""What a codec is told of a config's tables: which a flat-avro topic holds, and their keys.
+
+Where the topic rule can be read twice, the registry tells.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,11 @@ def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], Tabl
         return known[topic]
 
     return table_of
+
+
+def stated_keys(config: Config) -> dict[TableId, tuple[str, ...]]:
+    """The keys that a config gives to tables by name."""
+    return {entry.table: entry.keys for entry in config.tables if entry.table and entry.keys}
 
 
 def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None:

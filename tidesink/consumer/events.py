@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from tidesink.change import Event, Message, TableId
+from tidesink.change import Event, Message
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.config import Config, load_config
-from tidesink.config.identity import topic_tables
+from tidesink.config.identity import stated_keys, topic_tables
 from tidesink.consumer.group import ConsumerGroup, Place, Start
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
 
@@ -268,7 +268,7 @@ def consume(
         registry=registry,
         table_of_topic=topic_tables(loaded, registry) if registry else None,
         definitions=loaded.definitions(),
-        keys=_keys(loaded),
+        keys=stated_keys(loaded),
     )
     properties = {**loaded.source.confluent_properties(), "group.id": group or loaded.pipeline}
     members = ConsumerGroup(properties, loaded.topics_among, start=start, refresh=refresh)
@@ -292,7 +292,3 @@ def _require_callback(config: Config, on_bad_record: OnBadRecord | None) -> None
             "bad-record: pause",
             key="bad-record",
         )
-
-
-def _keys(config: Config) -> dict[TableId, tuple[str, ...]]:
-    return {entry.table: entry.keys for entry in config.tables if entry.table and entry.keys}
