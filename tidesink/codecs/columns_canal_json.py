@@ -40,6 +40,7 @@ from tidesink.codecs.columns_faults import (
     log_columns,
     null,
     output_columns,
+    raw_columns,
 )
 from tidesink.errors import SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
@@ -170,14 +171,7 @@ def canal_json_columns(  # noqa: PLR0913  (all that a plan rests on)
 
 
 def _named() -> list[Column]:
-    return [
-        F.col("topic").alias("_topic"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        F.col("key").alias("key_bytes"),
-        F.col("value").alias("value_bytes"),
-        F.col("value").cast("string").alias("text"),
-    ]
+    return [*raw_columns(), F.col("value").cast("string").alias("text")]
 
 
 def _parsed(text: Column, shape: TableShape, renamed: Mapping[str, str]) -> Column:

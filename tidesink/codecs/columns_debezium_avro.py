@@ -20,7 +20,6 @@ from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_avro_faults import framing_faults, schema_id_column, unreadable
 from tidesink.codecs.columns_base import DDL, MESSAGE, UNPLANNED
 from tidesink.codecs.columns_debezium_before import (
-    before_fault,
     change_word,
     logged_before,
     prepared_before,
@@ -31,6 +30,7 @@ from tidesink.codecs.columns_debezium_faults import (
     unnamed_faults,
     watermark_faults,
 )
+from tidesink.codecs.columns_debezium_keys import old_key, row_key, value_fault
 from tidesink.codecs.columns_debezium_readers import Defined, record_columns, source_column
 from tidesink.codecs.columns_debezium_record import Images, RecordColumns, starts
 from tidesink.codecs.columns_debezium_schema import (
@@ -44,10 +44,10 @@ from tidesink.codecs.columns_faults import (
     any_null,
     deletes,
     fault,
-    first_fault,
     log_columns,
     null,
     output_columns,
+    raw_columns,
     unnamed_delete,
 )
 from tidesink.codecs.debezium import TICDC_MODES
@@ -252,11 +252,7 @@ def _read(plan: DebeziumAvroColumns) -> list[Column]:
     """One column a writer schema, null where the record was written with another."""
     records = [*plan.keys.records, *plan.values.records]
     return [
-        F.col("topic").alias("_topic"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        F.col("key").alias("key_bytes"),
-        F.col("value").alias("value_bytes"),
+        *raw_columns(),
         *(record.decoded().alias(record.name) for record in records),
     ]
 
@@ -284,31 +280,24 @@ def _converted(plan: DebeziumAvroColumns) -> list[Column]:
 
 def _keyed(plan: DebeziumAvroColumns) -> list[Column]:
     """The row's key, and the first of its values that could not be read."""
-    names = [column.name for column in plan.shape.key_columns]
-    image = F.col("image")
-    image_key = F.when(image.isNotNull(), F.struct(*(image.getField(name).alias(name) for name in names)))
-    gone = F.when(F.col("key_bytes").isNotNull(), F.col("record_key")).otherwise(F.col("before_key"))
-    if not plan.own_key:
-        gone = F.coalesce(F.col("before_key"), F.col("record_key"))
-    row_key = F.when(is_delete(), gone).otherwise(image_key)
-    keys, values = Images(plan.keys.records), Images(plan.values.records)
-    bad_value = first_fault([*keys.faults("record_key"), *values.faults("image")])
-    if plan.logs:
-        bad_value = F.coalesce(bad_value, before_fault(plan.values.records))
     # A frame's numbers are signed; TiDB's own are far below 2^63.
     event_ts = F.when(F.col("source_commit_ts") >= 0, F.col("source_commit_ts"))
-    return [F.col("*"), row_key.alias("row_key"), bad_value.alias("bad_value"), event_ts.alias("event_ts")]
+    return [
+        F.col("*"),
+        row_key(plan.shape, own_key=plan.own_key).alias("row_key"),
+        value_fault(plan.keys.records, plan.values.records, logs=plan.logs).alias("bad_value"),
+        event_ts.alias("event_ts"),
+    ]
 
 
 def _judged(plan: DebeziumAvroColumns) -> list[Column]:
     """What each record is: its kind and, where it cannot be used, why."""
-    changed = ~is_delete() & ~F.col("before_key").eqNullSafe(F.col("row_key"))
     return [
         F.col("*"),
         *([change_word().alias("row_change")] if plan.logs else []),
         _faults(plan).alias("fault"),
         deletes(is_delete()).alias("row_kind"),
-        F.when(changed, F.col("before_key")).alias("row_old_key"),
+        old_key().alias("row_old_key"),
         Images(plan.values.records).zero_dates("image").alias("row_zero_dates"),
         F.lit(0).alias("row_index"),
     ]

@@ -21,7 +21,6 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, MESSAGE, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_debezium_before import (
-    before_fault,
     change_word,
     logged_before,
     prepared_before,
@@ -31,6 +30,7 @@ from tidesink.codecs.columns_debezium_json_judge import Judging, verdict
 from tidesink.codecs.columns_debezium_json_judged import JudgedRows
 from tidesink.codecs.columns_debezium_json_record import JsonRecord, texts_of
 from tidesink.codecs.columns_debezium_json_schema import JsonSchema
+from tidesink.codecs.columns_debezium_keys import old_key, row_key, value_fault
 from tidesink.codecs.columns_debezium_record import Images
 from tidesink.codecs.columns_faults import (
     STRINGS,
@@ -41,6 +41,7 @@ from tidesink.codecs.columns_faults import (
     log_columns,
     null,
     output_columns,
+    raw_columns,
     unnamed_delete,
 )
 from tidesink.typemap.shape import TableShape
@@ -110,7 +111,7 @@ class DebeziumJsonColumns:
         last = output_columns(self.shape, fields=F.col("lacking"), keeps=F.col("kept"), said=F.col("op"))
         judged = verdict(F.col("value_bytes"), F.col("key_bytes"), ~F.col("regular"), self.judging)
         return (
-            _named(),
+            raw_columns(),
             *texts_of("key", self.key_schemas),
             *texts_of("value", self.value_schemas),
             [everything, *(record.parsed().alias(record.parsed_name) for record in records)],
@@ -123,16 +124,6 @@ class DebeziumJsonColumns:
             [everything, *_judged(self)],
             [*(last if self.keeps_values else last[:-1]), *(log_columns(self.shape) if self.logs else ())],
         )
-
-
-def _named() -> list[Column]:
-    return [
-        F.col("topic").alias("_topic"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        F.col("key").alias("key_bytes"),
-        F.col("value").alias("value_bytes"),
-    ]
 
 
 def _is_regular(plan: DebeziumJsonColumns) -> Column:
@@ -174,25 +165,16 @@ def _converted(plan: DebeziumJsonColumns) -> list[Column]:
 
 def _keyed(plan: DebeziumJsonColumns) -> list[Column]:
     """The row's key, and the first of its values that could not be read."""
-    names = [column.name for column in plan.shape.key_columns]
-    image = F.col("image")
-    image_key = F.when(image.isNotNull(), F.struct(*(image.getField(name).alias(name) for name in names)))
-    gone = F.when(F.col("key_bytes").isNotNull(), F.col("record_key")).otherwise(F.col("before_key"))
-    if not plan.own_key:
-        gone = F.coalesce(F.col("before_key"), F.col("record_key"))
-    bad = first_fault([*Images(plan.keys).faults("record_key"), *Images(plan.values).faults("image")])
-    if plan.logs:
-        bad = F.coalesce(bad, before_fault(plan.values))
+    bad = value_fault(plan.keys, plan.values, logs=plan.logs)
     if plan.judges:
         rows = JudgedRows(plan.shape, F.col("judged"))
         wrong = [*rows.faults("image"), *(rows.old_faults("before_image") if plan.logs else ())]
         bad = F.when(rows.asked, first_fault(wrong)).otherwise(bad)
-    return [F.when(is_delete(), gone).otherwise(image_key).alias("row_key"), bad.alias("bad_value")]
+    return [row_key(plan.shape, own_key=plan.own_key).alias("row_key"), bad.alias("bad_value")]
 
 
 def _judged(plan: DebeziumJsonColumns) -> list[Column]:
     """What each record is: its kind and, where it cannot be used, why."""
-    changed = ~is_delete() & ~F.col("before_key").eqNullSafe(F.col("row_key"))
     zeros = Images(plan.values).zero_dates("image")
     lacking = F.when(~F.col("regular"), F.array(F.lit(IRREGULAR))).otherwise(null(STRINGS))
     if plan.judges:
@@ -202,7 +184,7 @@ def _judged(plan: DebeziumJsonColumns) -> list[Column]:
     return [
         _faults(plan).alias("fault"),
         deletes(is_delete()).alias("row_kind"),
-        F.when(changed, F.col("before_key")).alias("row_old_key"),
+        old_key().alias("row_old_key"),
         zeros.alias("row_zero_dates"),
         F.lit(0).alias("row_index"),
         lacking.alias("lacking"),

@@ -49,6 +49,17 @@ def null(ddl: str) -> Column:
     return F.lit(None).cast(ddl)
 
 
+def raw_columns() -> list[Column]:
+    """Where a record of a raw frame is, and its bytes: what each plan begins with."""
+    return [
+        F.col("topic").alias("_topic"),
+        F.col("partition").alias("_partition"),
+        F.col("offset").alias("_offset"),
+        F.col("key").alias("key_bytes"),
+        F.col("value").alias("value_bytes"),
+    ]
+
+
 def output(
     judged: DataFrame,
     shape: TableShape,

@@ -41,6 +41,7 @@ from tidesink.codecs.columns_faults import (
     log_columns,
     null,
     output_columns,
+    raw_columns,
     unnamed_delete,
 )
 from tidesink.codecs.columns_flat_avro_before import logged_before
@@ -237,11 +238,7 @@ def _read(plan: FlatAvroColumns) -> list[Column]:
     """One column a writer schema, null where the record was written with another."""
     records = [*plan.keys.records, *plan.values.records]
     return [
-        F.col("topic").alias("_topic"),
-        F.col("partition").alias("_partition"),
-        F.col("offset").alias("_offset"),
-        F.col("key").alias("key_bytes"),
-        F.col("value").alias("value_bytes"),
+        *raw_columns(),
         is_marker(F.col("value")).alias("marked"),
         *(record.decoded().alias(record.name) for record in records),
     ]
