@@ -18,6 +18,7 @@ from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.decoding import Apart, Missed, Renamed, ToldColumns, declared_table
+from tidesink.sinks.decoding_planned import PlannedDecoding
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
@@ -45,15 +46,11 @@ class _RowWords(NamedTuple):
     keys: list[str]
 
 
-class CanalJsonDecoding:
+class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
     """One table's types, and the plan they make."""
 
     def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
-        self._around = around
-        self._topic = topic
-        self._table = table
-        self._settings = around.config.table_config(table)
-        self._session = session
+        super().__init__(around, topic, table, session=session)
         self._ddl = around.topics.ddl(topic)
         self._tables = around.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
@@ -62,21 +59,18 @@ class CanalJsonDecoding:
         self._words: list[_RowWords] = []
         self._renamed: dict[str, str] = {}
         self._judges = False
-        self._plan: CanalJsonColumns | None = None
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Columns whose type at the target is not the nearest one, with the reason; DDL not understood."""
-        columns = self._plan.shape.columns if self._plan else ()
-        reasons = [f"column {column.name}: {column.reason}" for column in columns if column.reason]
         texts = [
             f"column {name}: nothing tells its type, so it is kept as text; give a table definition"
             for name in self._text_columns
         ]
         told = self._ddl.warnings(self._table, defined=self._declared is not None)
-        return (*reasons, *texts, *told)
+        return (*super().warnings, *texts, *told)
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's DDL; where it has none of this table, its first rows."""
@@ -119,12 +113,6 @@ class CanalJsonDecoding:
     def _numbers_members(self) -> bool:
         columns = self._plan.shape.columns if self._plan else ()
         return any(column.type.members is not None for column in columns)
-
-    def columns(self) -> CanalJsonColumns:
-        """The plan over every type known."""
-        if self._plan is None:
-            raise ConfigError("prepare the table first", table=str(self._table))
-        return self._plan
 
     def told(self) -> ToldColumns | None:
         """What the topic's DDL told of the table, where no definition in the config comes before it."""

@@ -7,7 +7,7 @@ no schema tells are text, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +16,8 @@ from tidesink.codecs.columns_debezium_json import IRREGULAR, DebeziumJsonColumns
 from tidesink.codecs.columns_debezium_json_heads import Heads, heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns, plans_rows
 from tidesink.codecs.debezium_told import UNTYPED, Told, first_row, told_column
-from tidesink.errors import ConfigError
 from tidesink.sinks.decoding import Missed, declared_table
+from tidesink.sinks.decoding_planned import LoneDecoding
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import with_values
@@ -25,35 +25,29 @@ from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 # So many records of a topic are looked at first for what tells its columns.
 _PEEKED_RECORDS: Final = 1_000
 
 
-class DebeziumJsonDecoding:
+class DebeziumJsonDecoding(LoneDecoding[DebeziumJsonColumns]):
     """One table's schemas, and the plan they make."""
 
     def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
-        self._around = around
-        self._topic = topic
-        self._settings = around.config.table_config(table)
-        self._session = session
+        super().__init__(around, topic, table, session=session)
         self._declared = declared_table(self._settings.definition, table)
         self._options = around.config.source.codec_options()
         self._heads = Heads()
         self._told: dict[str, Told] = {}
         self._told_keys: tuple[str, ...] = ()
         self._judges = False
-        self._plan: DebeziumJsonColumns | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason."""
-        columns = self._plan.shape.columns if self._plan else ()
-        reasons = [f"column {column.name}: {column.reason}" for column in columns if column.reason]
+        """Columns whose type at the target is not the nearest one, with the reason; those nothing tells."""
         texts = [f"column {told.column.name}: {UNTYPED}" for told in self._told.values() if told.guessed]
-        return (*reasons, *texts)
+        return (*super().warnings, *texts)
 
     def prepare(self, found: TopicOffsets) -> None:
         """Look at the topic's first records until one tells the table's columns."""
@@ -62,27 +56,6 @@ class DebeziumJsonDecoding:
             if self._tells(part):
                 break
         self._make()
-
-    def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
-        """Nothing: each record has its schema, or none."""
-
-    def columns(self) -> DebeziumJsonColumns:
-        """The plan over every schema known."""
-        if self._plan is None:
-            raise ConfigError("prepare the table first", table=str(self._settings.table))
-        return self._plan
-
-    def told(self) -> None:
-        """Nothing: no DDL is read."""
-
-    def read_as(self, _renamed: Mapping[str, str]) -> None:
-        """Never asked: no DDL tells of a rename."""
-
-    def apart(self) -> None:
-        """The topic holds one table."""
-
-    def meet_others(self, _missed: Missed) -> None:
-        """Never: there are no others, and a row of another table is a bad record."""
 
     def learn(self, missed: Missed) -> bool:
         """Take the schemas that the batch has and the plan lacks; else have irregular records judged.
@@ -102,10 +75,6 @@ class DebeziumJsonDecoding:
         self._told |= told
         self._make()
         return True
-
-    def take_ddl(self, _reduced: DataFrame, _missed: Missed) -> bool:
-        """Nothing: a schema-change topic is another one."""
-        return False
 
     def _tells(self, ranges: Sequence[OffsetRange]) -> bool:
         """Look at some records; whether one of them told the table's columns."""

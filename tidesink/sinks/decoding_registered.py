@@ -6,16 +6,16 @@ that a batch meets beyond them is asked for by itself.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
 from tidesink.codecs.columns_avro_faults import GLUE_HEADS, UNDER_CONFLUENT
-from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import SubjectPart
 from tidesink.sinks.decoding import Missed
+from tidesink.sinks.decoding_planned import LoneDecoding, Plan
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, plan_ranges
 from tidesink.sinks.records_spark import schema_heads
@@ -24,15 +24,13 @@ from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.writer_schemas import PARTS, Ids, WriterSchemas
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 # Where the registry has no subject for the topic, so many records are looked at for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
 
-Plan = TypeVar("Plan", bound=DecodeColumns)
 
-
-class RegisteredDecoding(ABC, Generic[Plan]):
+class RegisteredDecoding(LoneDecoding[Plan]):
     """One table's writer schemas, and the plan they make."""
 
     def __init__(
@@ -44,12 +42,8 @@ class RegisteredDecoding(ABC, Generic[Plan]):
         schemas: WriterSchemas,
         session: SparkSession,
     ) -> None:
-        self._around = around
-        self._topic = topic
-        self._settings = around.config.table_config(table)
-        self._session = session
+        super().__init__(around, topic, table, session=session)
         self._schemas = schemas
-        self._plan: Plan | None = None
 
     @abstractmethod
     def _planned(self) -> Plan:
@@ -58,12 +52,6 @@ class RegisteredDecoding(ABC, Generic[Plan]):
     @abstractmethod
     def _found_subjects(self) -> bool:
         """Whether the topic's subjects told enough to plan with."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason."""
-        columns = self._plan.shape.columns if self._plan else ()
-        return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's subjects; where they are not there, the ids in its first records."""
@@ -81,30 +69,9 @@ class RegisteredDecoding(ABC, Generic[Plan]):
             raise ConfigError(
                 f"the records of {found.topic} are under headers of the AWS Glue schema registry; workers "
                 f"read Confluent's alone: {UNDER_CONFLUENT[self._around.config.source.protocol]}",
-                table=str(self._settings.table),
+                table=str(self._table),
             )
         return ids
-
-    def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
-        """Nothing: each record names its schemas."""
-
-    def columns(self) -> Plan:
-        """The plan over every schema known."""
-        if self._plan is None:
-            raise ConfigError("prepare the table first", table=str(self._settings.table))
-        return self._plan
-
-    def told(self) -> None:
-        """Nothing: no DDL is read."""
-
-    def read_as(self, _renamed: Mapping[str, str]) -> None:
-        """Never asked: no DDL tells of a rename."""
-
-    def apart(self) -> None:
-        """The topic holds one table."""
-
-    def meet_others(self, _missed: Missed) -> None:
-        """Never: there are no others, and a row of another table is a bad record."""
 
     def learn(self, missed: Missed) -> bool:
         """Look up the ids that the batch's plan did not know, or ask again for those called bad."""
@@ -116,10 +83,6 @@ class RegisteredDecoding(ABC, Generic[Plan]):
             return False
         self._plan = self._planned()
         return True
-
-    def take_ddl(self, _reduced: DataFrame, _missed: Missed) -> bool:
-        """Nothing: types come with the writer schemas."""
-        return False
 
 
 def peeked_heads(
