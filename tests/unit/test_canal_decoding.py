@@ -9,6 +9,7 @@ import pytest
 
 from tidesink.change import TableId
 from tidesink.codecs.base import CodecOptions
+from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.sinks.decoding import Missed
 from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
@@ -27,6 +28,9 @@ class _Ddl:
         self._topic, self._next = topic, 0
         self._definitions = TableDefinitions()
         self.get, self.former = self._definitions.get, self._definitions.former
+
+    def warnings(self, _table: TableId, **_more: bool) -> tuple[str, ...]:
+        return ()
 
     def recall(self, _found: TopicOffsets) -> None:
         pass
@@ -52,12 +56,14 @@ def _found_at(latest: int) -> TopicOffsets:
     return TopicOffsets("cdc", "id", {0: PartitionOffsets(0, latest), 1: PartitionOffsets(0, 9)})
 
 
-def _decoding(*topic: str, known: int) -> _Decoding:
-    """A decoding of a topic with so many DDL events at first."""
-    settings = SimpleNamespace(definition=None, keys=None, zero_date="null", time_zone="UTC", mode="upsert")
+def _decoding(*topic: str, known: int, sends: CodecOptions | None = None, **more: Any) -> _Decoding:
+    """A decoding of a topic with so many DDL events at first; ``sends``: the producer's options."""
+    given = {"definition": None, "keys": None, "zero_date": "null", "time_zone": "UTC", "mode": "upsert"}
+    settings = SimpleNamespace(**{**given, **more})
     around = SimpleNamespace(
         config=SimpleNamespace(
-            table_config=lambda _table: settings, source=SimpleNamespace(codec_options=CodecOptions)
+            table_config=lambda _table: settings,
+            source=SimpleNamespace(codec_options=lambda: sends or CodecOptions()),
         ),
         topics=SimpleNamespace(ddl=lambda _topic: _Ddl(*topic), tables=lambda _topic: None),
     )
@@ -99,3 +105,47 @@ def test_a_dropped_column_whose_type_the_target_cannot_hold_stays_as_it_was() ->
     decoding = _decoding(CREATE, "alter table t modify d int", "alter table t drop column d", known=1)
     assert decoding.learn(Missed(BAD, (), _found_at(3)))
     assert _column(decoding, "d").spark == "date"
+
+
+KEYLESS = "create table t (a int unique, b varchar(5))"
+ROW_KEYS = CodecOptions(enable_tidb_extension=True, output_row_key=True)
+
+
+def _columns(decoding: CanalJsonDecoding) -> tuple[list[str], tuple[str, ...]]:
+    shape = decoding.columns().shape
+    return [column.name for column in shape.columns], shape.keys
+
+
+@pytest.mark.parametrize(
+    ("create", "more", "columns", "keys"),
+    [
+        (KEYLESS, {}, ["_tidb_rowid", "_tidb_table_id", "a", "b"], ("_tidb_rowid", "_tidb_table_id")),
+        (KEYLESS, {"keys": ("b",)}, ["a", "b"], ("b",)),
+        (KEYLESS, {"mode": "append"}, ["a", "b"], ()),
+        ("create table t (a int not null unique, b int)", {}, ["a", "b"], ("a",)),
+        ("create table t (a int, b int, primary key (b, a))", {}, ["a", "b"], ("a", "b")),
+    ],
+)
+def test_only_a_table_without_a_key_goes_by_its_row_keys(
+    create: str, more: dict[str, Any], columns: list[str], keys: tuple[str, ...]
+) -> None:
+    assert _columns(_decoding(create, known=1, sends=ROW_KEYS, **more)) == (columns, keys)
+
+
+@pytest.mark.parametrize("sends", [CodecOptions(), CodecOptions(enable_tidb_extension=True)])
+def test_a_table_without_a_key_and_row_keys_is_refused_with_every_way_out(sends: CodecOptions) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _decoding(KEYLESS, known=1, sends=sends)
+    said = caught.value.message
+    assert all(way in said for way in ("tables: keys", "mode: append", "output-row-key=true"))
+
+
+def test_a_table_by_row_keys_follows_its_ddl_and_no_other_key() -> None:
+    alters = ("alter table t add column c int default 5", "alter table t drop column a")
+    decoding = _decoding(KEYLESS, *alters, "alter table t add primary key (b)", known=1, sends=ROW_KEYS)
+    assert decoding.warnings == ()
+    assert decoding.learn(Missed(BAD, (), _found_at(3)))
+    assert _columns(decoding)[0] == ["_tidb_rowid", "_tidb_table_id", "a", "b", "c"]
+    assert decoding.columns().gone == {"a"}
+    with pytest.raises(SchemaRefusedError, match=r"from \(_tidb_rowid, _tidb_table_id\) to \(b\)"):
+        decoding.learn(Missed(BAD, (), _found_at(4)))

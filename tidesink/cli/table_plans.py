@@ -25,12 +25,13 @@ from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
 from tidesink.typemap.render import CALENDAR_READERS
+from tidesink.typemap.row_key import IDENTITIES, WHY_OF, row_keyed
 from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
 from tidesink.typemap.table import row_of
 
 _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "
-    "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to keep its changes"
+    "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to keep its changes. {identity}"
 )
 _NO_ORDER = (
     "sequence_by: source compares TiDB's commit_ts, and a row of this topic has none: of Debezium's messages "
@@ -238,9 +239,13 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     stated = config.definitions().get(table)
     defined = stated or definitions.get(table)
     schema = defined or found.schema
-    keys = settings.keys or tuple(column.name for column in found.schema.primary_key)
+    # As for the worker: DDL tells of a unique key that rows do not name.
+    handle = schema.handle_columns or found.schema.handle_columns
+    keys = settings.keys or tuple(column.name for column in handle)
     try:
         shape = _shape(dataclasses.replace(schema, table=table), settings, keys)
+        if not keys and settings.mode != "append" and config.source.codec_options().sends_row_keys:
+            shape = row_keyed(shape)
     except TidesinkError as error:
         return _unplanned(config, found.topic, table, error.message)
     types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
@@ -263,6 +268,7 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
 def plan_of(config: Config, topic: str, source: TableShape, *, types_from: TypesFrom) -> TablePlan:
     """The plan of a table whose shape at the source is known."""
     settings = config.table_config(source.table)
+    identity = IDENTITIES[config.source.protocol]
     try:
         check_merged(settings)
         shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
@@ -279,7 +285,7 @@ def plan_of(config: Config, topic: str, source: TableShape, *, types_from: Types
         policies=_policies(config, settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
         warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
-        problem=None if shape.keys else _NO_KEY.format(table=shape.source),
+        problem=None if shape.keys else _NO_KEY.format(table=shape.source, identity=identity),
         types_from=types_from,
         read_as=_read_as(config, shape),
         shard=shape.shard.value if shape.shard else None,
@@ -340,6 +346,8 @@ def _source_type(column: ShapeColumn) -> str:
 def _note(column: ShapeColumn, shape: TableShape) -> str:
     if shape.shard is not None and column.name == shape.shard.column:
         return f"always {shape.shard.value}, by the route"
+    if column.hidden:
+        return WHY_OF[column.name]
     row = row_of(column.type)
     if column.reason:
         return column.reason

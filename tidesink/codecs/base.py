@@ -78,6 +78,11 @@ class CodecOptions:
     debezium_include_start_ts: bool = False
     debezium_output_old_value: bool = True
 
+    @property
+    def sends_row_keys(self) -> bool:
+        """Whether canal-json rows carry TiDB's row key, which is a member of the extension."""
+        return self.enable_tidb_extension and self.output_row_key
+
 
 class Codec(Protocol):
     """A decoder and encoder of one protocol."""

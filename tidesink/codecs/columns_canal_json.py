@@ -13,7 +13,7 @@ Of an update's old row the names and the key are read, the other values by a pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -42,8 +42,10 @@ from tidesink.codecs.columns_faults import (
     output_columns,
     raw_columns,
 )
+from tidesink.codecs.columns_row_key import NAMED_ROW, row_key_faults, row_key_steps
 from tidesink.errors import SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.row_key import is_row_keyed, row_keyed, shown_columns
 from tidesink.typemap.shape import TableShape, merge_shape, quoted, shape_of
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ class CanalJsonColumns:
     large; what cannot be asked for them makes a record ``unplanned``, with ``NOT_JUDGED`` in its ``_fields``.
     Under a ``large-message-handle-compression`` an Arrow function opens what is compressed first.
     ``logs``: the frame has the old row, and what happened to it, besides (``columns_base``).
-    ``renamed``: rows that have a column under one of these names have it under that one.
+    ``renamed``: rows that have a column under one of these names have it under that one. Under a shape with a
+    row key (``typemap.row_key``) the key is read from ``_tidb.rowkey``, and a row without one is bad.
     """
 
     shape: TableShape
@@ -95,7 +98,15 @@ class CanalJsonColumns:
     @property
     def gone(self) -> frozenset[str]:
         """The shape's columns that the table does not have now."""
-        return frozenset(self.shape.by_name) - self.current
+        return frozenset(self.source.by_name) - self.current
+
+    @cached_property
+    def source(self) -> TableShape:
+        """The shape of the rows in the messages: without the row key."""
+        return shown_columns(self.shape)
+
+    def _parsed(self, text: Column) -> Column:
+        return _parsed(text, self.source, self.renamed, by_row_key=self.source is not self.shape)
 
     def judging(self) -> CanalJsonColumns:
         """The plan that has irregular messages judged."""
@@ -114,26 +125,27 @@ class CanalJsonColumns:
     @cached_property
     def _steps(self) -> tuple[list[Column], ...]:
         # Made once a plan: a column is a call to the JVM, and a small batch would wait for thousands.
-        rows = RowColumns(self.shape, self.current)
+        rows, by_row_key = RowColumns(self.source, self.current), self.source is not self.shape
         everything = F.col("*")
-        judged = _judged(rows, self.options, self.renamed) if self.judges else [[everything, *_unjudged()]]
+        judged = _judged(rows, self.options, self._parsed) if self.judges else [[everything, *_unjudged()]]
         return (
             _named(),
             [
                 everything,
-                _parsed(F.col("text"), self.shape, self.renamed).alias("parsed"),
+                self._parsed(F.col("text")).alias("parsed"),
                 form_of(F.col("text")).alias("form"),
             ],
             [everything, _is_regular(F.col("form"), F.col("parsed"), rows).alias("regular")],
             *judged,
             [everything, *_members()],
-            [everything, *_moment(self.shape)],
+            [everything, *_moment(self.source)],
             [everything, F.map_keys("row").alias("names"), F.map_keys("old_row").alias("old_names")],
             [everything, rows.laid_out(F.col("row"), F.col("names")).alias("wire")],
-            [everything, rows.image().alias("image"), *_row_key(rows)],
-            [everything, *_keyed(rows)],
+            *(row_key_steps(self.shape) if by_row_key else ()),
+            [everything, _image(rows, self.shape).alias("image"), *_row_key(rows, self.shape)],
+            [everything, *_keyed(rows, self.shape)],
             *(logged_before(rows) if self.logs else ()),
-            _faulty(rows, own_key=self.own_key, logs=self.logs),
+            _faulty(rows, own_key=self.own_key, logs=self.logs, by_row_key=by_row_key),
             [
                 *output_columns(self.shape, fields=F.col("fields"), said=F.col("message").getField("type")),
                 *(log_columns(self.shape) if self.logs else ()),
@@ -151,19 +163,23 @@ def canal_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     judges: bool = True,
     options: CodecOptions | None = None,
     logs: bool = False,
+    by_row_key: bool = False,
 ) -> CanalJsonColumns:
     """A plan for a table from its columns as they are now.
 
     ``base`` is the shape the target has; it is only added to: a column of it that ``schema`` lacks was
     dropped. ``keys`` override the schema's handle key. ``judges``: see the module. ``options``: see
-    ``CanalJsonColumns``; so is ``logs``, under which a table needs no key.
+    ``CanalJsonColumns``; so is ``logs``, under which a table needs no key. ``by_row_key``: a table without
+    one is kept under its rows' row keys.
 
     Raises:
         ConfigError: ``keys`` names a column the table does not have.
-        SchemaRefusedError: a column's type cannot be one with the base shape's.
+        SchemaRefusedError: a column's type cannot be one with the base shape's, or the keys are others.
     """
     shape = shape_of(schema, keys=keys, zero_date=zero_date, time_zone=time_zone)
     current = frozenset(column.name.lower() for column in shape.columns)
+    if by_row_key and not shape.keys:
+        shape = row_keyed(shape)
     merged = shape if base is None else merge_shape(base, shape)
     return CanalJsonColumns(
         merged, current, judges, own_key=keys is None, options=options or CodecOptions(), logs=logs
@@ -174,15 +190,16 @@ def _named() -> list[Column]:
     return [*raw_columns(), F.col("value").cast("string").alias("text")]
 
 
-def _parsed(text: Column, shape: TableShape, renamed: Mapping[str, str]) -> Column:
+def _parsed(text: Column, shape: TableShape, renamed: Mapping[str, str], *, by_row_key: bool) -> Column:
     names = (*(column.name for column in shape.columns), *renamed)
     types = ", ".join(f"{quoted(name)} string" for name in names)
     es = "es bigint, " if is_timed(shape) else ""
+    row_key = ", rowkey: string" if by_row_key else ""
     parsed = F.from_json(
         text,
         f"corrupt string, database string, `table` string, pkNames array<string>, type string, "
         f"mysqlType struct<{types}>, {es}"
-        f"data {_ROWS}, old {_ROWS}, _tidb struct<commitTs: bigint, watermarkTs: bigint>",
+        f"data {_ROWS}, old {_ROWS}, _tidb struct<commitTs: bigint, watermarkTs: bigint{row_key}>",
         _OPTIONS,
     )
     return under_new_names(parsed, shape, renamed) if renamed else parsed
@@ -214,7 +231,9 @@ def _unjudged() -> list[Column]:
     ]
 
 
-def _judged(rows: RowColumns, options: CodecOptions, renamed: Mapping[str, str]) -> list[list[Column]]:
+def _judged(
+    rows: RowColumns, options: CodecOptions, parsed: Callable[[Column], Column]
+) -> list[list[Column]]:
     """An irregular message as the regular ones that Python made of it, or as its error."""
     everything, judged, text, shape = F.col("*"), F.col("judged"), F.col("judged_text"), rows.shape
     irregular = F.when(~F.col("regular"), F.col("value_bytes"))
@@ -234,7 +253,7 @@ def _judged(rows: RowColumns, options: CodecOptions, renamed: Mapping[str, str])
         [everything, F.posexplode(texts).alias("row_index", "judged_text")],
         [
             everything,
-            _parsed(text, shape, renamed).alias("judged_parsed"),
+            parsed(text).alias("judged_parsed"),
             form_of(text).alias("judged_form"),
         ],
         [
@@ -273,14 +292,24 @@ def _moment(shape: TableShape) -> list[Column]:
     return [moment.alias(WRITTEN_AT)]
 
 
-def _row_key(rows: RowColumns) -> list[Column]:
+def _image(rows: RowColumns, shape: TableShape) -> Column:
+    """The row in the shape's types, its row key too where that is its key."""
+    if not is_row_keyed(shape):
+        return rows.image()
+    hidden = (F.col(NAMED_ROW).getField(c.name).alias(c.name) for c in shape.key_columns)
+    return F.struct(*hidden, *rows.values())
+
+
+def _row_key(rows: RowColumns, shape: TableShape) -> list[Column]:
     old = F.col("old_row")
+    if is_row_keyed(shape):  # an update keeps its row, whatever its columns were
+        return [null(f"struct<{shape.key_ddl}>").alias("old_key")]
     changed = old.isNotNull() & rows.key_differs(old)
     return [F.when(changed, rows.old_key(old)).alias("old_key")]
 
 
-def _keyed(rows: RowColumns) -> list[Column]:
-    names = [column.name for column in rows.shape.key_columns]
+def _keyed(rows: RowColumns, shape: TableShape) -> list[Column]:
+    names = [column.name for column in shape.key_columns]
     key = F.struct(*(F.col("image").getField(name).alias(name) for name in names))
     new = F.array_except(F.array_distinct("names"), rows.known)
     return [
@@ -291,21 +320,21 @@ def _keyed(rows: RowColumns) -> list[Column]:
     ]
 
 
-def _faulty(rows: RowColumns, *, own_key: bool, logs: bool) -> list[Column]:
+def _faulty(rows: RowColumns, *, own_key: bool, logs: bool, by_row_key: bool) -> list[Column]:
     """What each message is that is no row to apply."""
     old_key = F.when(~F.col("old_key").eqNullSafe(F.col("row_key")), F.col("old_key"))
     lacking = F.coalesce(F.col("lacking"), F.when(F.size("new_names") > 0, F.col("new_names")))
     return [
         F.col("*"),
         F.when(F.col("refused").isNotNull(), F.col("refused"))
-        .otherwise(_faults(rows, own_key=own_key, logs=logs))
+        .otherwise(_faults(rows, own_key=own_key, logs=logs, by_row_key=by_row_key))
         .alias("fault"),
         old_key.alias("row_old_key"),
         lacking.alias("fields"),
     ]
 
 
-def _faults(rows: RowColumns, *, own_key: bool, logs: bool) -> Column:
+def _faults(rows: RowColumns, *, own_key: bool, logs: bool, by_row_key: bool) -> Column:
     message, form = F.col("message"), F.col("message_form")
     table, key_names = rows.shape.table, [column.name for column in rows.shape.key_columns]
     foreign = (message.getField("database") != table.schema) | (message.getField("table") != table.name)
@@ -329,6 +358,7 @@ def _faults(rows: RowColumns, *, own_key: bool, logs: bool) -> Column:
             (unknown_old, fault(BAD, SchemaMismatchError, "'old' has a column that 'data' has not")),
             *rows.old_key_faults(),
             *(rows.before_faults() if logs else ()),
+            *(row_key_faults() if by_row_key else ()),
         ]
     )
 

@@ -91,7 +91,11 @@ class RowColumns:
 
     def image(self, laid_out: str = "wire") -> Column:
         """The row in the shape's types."""
-        return F.struct(*(self._value(column, reading) for _, column, reading in self.readings_of(laid_out)))
+        return F.struct(*self.values(laid_out))
+
+    def values(self, laid_out: str = "wire") -> list[Column]:
+        """The row's columns in the shape's types, in order."""
+        return [self._value(column, reading) for _, column, reading in self.readings_of(laid_out)]
 
     def old_wire(self, old: Column) -> Column:
         """The row before an update, laid out; a column that a partial old row leaves out is unchanged."""

@@ -125,12 +125,20 @@ def _row_text(parsed: Mapping[str, Any], row: Any, before: Any, shape: TableShap
         parsed["database"], parsed["table"], "[]", is_ddl="false", kind=parsed["type"], es=_es(parsed)
     )
     types = _dump(_spelt(parsed.get("mysqlType") or {}, shape))
+    # One row key names one row: of several in a message it would make one.
+    row_key = _row_key(parsed) if len(parsed["data"]) == 1 else ""
     old = "null" if before is None else f"[{_dump(_spelt(before, shape))}]"
     data = _dump(_spelt(row, shape))
     return (
         f'{start},"sql":"","sqlType":{{}},"mysqlType":{types},"old":{old},"data":[{data}]'
-        f"{_extension(parsed, 'commitTs')}}}"
+        f"{_extension(parsed, 'commitTs', row_key)}}}"
     )
+
+
+def _row_key(parsed: Mapping[str, Any]) -> str:
+    """The member of ``_tidb`` behind a row's commit ts."""
+    text = (parsed.get("_tidb") or {}).get("rowkey")
+    return f',"rowkey":{_dump(text)}' if type(text) is str else ""
 
 
 def _spelt(row: Mapping[str, Any], shape: TableShape) -> dict[str, Any]:
@@ -161,9 +169,9 @@ def _start(database: str, table: str, keys: str, *, is_ddl: str, kind: str, es: 
     )
 
 
-def _extension(parsed: Mapping[str, Any], member: str) -> str:
+def _extension(parsed: Mapping[str, Any], member: str, more: str = "") -> str:
     moment = (parsed.get("_tidb") or {}).get(member)
-    return "" if moment is None else f',"_tidb":{{"{member}":{moment}}}'
+    return "" if moment is None else f',"_tidb":{{"{member}":{moment}{more}}}'
 
 
 def _dump(value: object) -> str:

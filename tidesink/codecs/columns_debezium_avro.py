@@ -54,6 +54,7 @@ from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.row_key import IDENTITIES
 from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def _key_names(
         raise ConfigError(
             f"{table} has no key record in its topic, so nothing says which row a change is about: "
             "name its key columns under tables: keys, set message.key.columns at the connector, or set "
-            "mode: append to keep its changes",
+            f"mode: append to keep its changes; {IDENTITIES['debezium-avro']}",
             table=str(table),
         )
     return found or ()

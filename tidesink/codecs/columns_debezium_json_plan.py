@@ -19,12 +19,14 @@ from tidesink.codecs.columns_debezium_schema import gone_columns
 from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.errors import ConfigError
 from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.row_key import IDENTITIES
 from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (
     "{} has no key record in its topic, so nothing says which row a change is about: name its key columns "
-    "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes"
+    "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes; "
+    f"{IDENTITIES['debezium-json']}"
 )
 
 

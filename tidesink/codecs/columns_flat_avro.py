@@ -48,6 +48,7 @@ from tidesink.codecs.columns_flat_avro_before import logged_before
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.row_key import IDENTITIES
 from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ def _key_names(
     if not found and needed:
         raise ConfigError(
             f"{table} has no key record in its topic, so nothing says which row a change is about: "
-            "name its key columns under tables: keys, or set mode: append to keep its changes",
+            "name its key columns under tables: keys, or set mode: append to keep its changes; "
+            f"{IDENTITIES['flat-avro']}",
             table=str(table),
         )
     return found or ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -29,6 +29,7 @@ from tidesink.sinks.topic_ddl import DDL_PARTITION
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import reads_alike
 from tidesink.typemap.render import spark_type
+from tidesink.typemap.row_key import IDENTITIES, is_row_keyed
 from tidesink.typemap.shape import shape_of, wider_ddl, with_defaults, with_former, without
 
 if TYPE_CHECKING:
@@ -36,6 +37,18 @@ if TYPE_CHECKING:
 
 # Where no DDL tells of a table, its topic is looked at for a row's words, so many records at first.
 _PEEKED_RECORDS = 10_000
+
+
+_NO_KEY: Final = (
+    "the table has no key: its rows have no pkNames, and no definition names a key. Name columns that tell "
+    f"its rows apart under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
+)
+# Shown with a table that nothing but its rows tells of.
+_UNTOLD_KEY: Final = (
+    "rows are told apart by TiDB's row keys, since no pkNames and no DDL in the topic name a key: if the "
+    "table has a unique key of columns that are not null, name it under tables: keys, because the changefeed "
+    "may send a row whose key changes to another partition"
+)
 
 
 class _RowWords(NamedTuple):
@@ -70,7 +83,13 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
             for name in self._text_columns
         ]
         told = self._ddl.warnings(self._table, defined=self._declared is not None)
-        return (*super().warnings, *texts, *told)
+        keyed = [_UNTOLD_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_untold else []
+        return (*super().warnings, *texts, *keyed, *told)
+
+    @property
+    def _is_untold(self) -> bool:
+        """Whether rows alone tell of the table."""
+        return self._declared is None and self._ddl.get(self._table) is None
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's DDL; where it has none of this table, its first rows."""
@@ -230,12 +249,9 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
                 table=str(self._table),
             )
         logs = settings.mode == "append"
-        if not (settings.keys or schema.handle_columns or logs):
-            raise ConfigError(
-                "the table has no key: its rows have no pkNames, and no definition names a key. Name its key "
-                "columns under tables: keys, or set mode: append to keep its changes",
-                table=str(self._table),
-            )
+        by_row_key = self._by_row_key(schema)
+        if not (settings.keys or schema.handle_columns or logs or by_row_key):
+            raise ConfigError(_NO_KEY, table=str(self._table))
         self._planned = schema
         plan = canal_json_columns(
             schema,
@@ -246,8 +262,14 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
             judges=self._judges,
             options=self._options,
             logs=logs,
+            by_row_key=by_row_key,
         )
         self._plan = replace(plan, renamed=self._renamed)
+
+    def _by_row_key(self, schema: TableSchema) -> bool:
+        """Whether the table has no key but the row keys that its rows are declared to carry."""
+        keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
+        return self._options.sends_row_keys and not keyed
 
     def _base(self, schema: TableSchema) -> TableShape | None:
         """The shape so far; a column met in rows before its DDL had no default yet."""

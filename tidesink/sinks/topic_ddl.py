@@ -24,7 +24,7 @@ from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import ddl_moment
-from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
+from tidesink.typemap.ddl_unapplied import altered_tables, moved_tables, unapplied
 from tidesink.typemap.shown import shown
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ _KIND: Final = "topic-ddl"
 _SHOWN_SQL: Final = 200
 # The newest are kept: a topic whose tables are made and dropped every day has ever new ones.
 _MOST_WARNINGS: Final = 100
+
+_REKEYED: Final = (
+    "the rows of a table without a key have other row keys from here on, which no event says: where they are "
+    "told apart by TiDB's row keys, load the table anew"
+)
 
 _log = structlog.get_logger("tidesink.worker")
 
@@ -280,6 +285,10 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
     try:
         for table, effect in unapplied(statement.sql, statement.database):
             yield DdlWarning(f"not applied, {effect}", table)
+        for table in moved_tables(statement.sql, statement.database):
+            known = definitions.get(table)
+            if known is None or not known.handle_columns:
+                yield DdlWarning(_REKEYED, table)
         altered = altered_tables(statement.sql, statement.database)
         if statement.odd_time:
             yield from (_untimed(table, statement.odd_time) for table in altered)

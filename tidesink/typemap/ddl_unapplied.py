@@ -38,13 +38,35 @@ def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     Raises:
         ConfigError: as ``unapplied``.
     """
+    return _altered(query, default_schema, _changes_columns)
+
+
+def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
+    """The tables whose rows an ALTER TABLE puts into other partitions, and so under other table ids.
+
+    Raises:
+        ConfigError: as ``unapplied``.
+    """
+    return _altered(query, default_schema, _moves_rows)
+
+
+def _altered(query: str, default_schema: str, asked: Callable[[SqlReader], bool]) -> tuple[TableId, ...]:
     found: list[TableId] = []
     for statement in statements(producer_tokens(query)):
         sql = SqlReader(statement)
         if sql.skip("ALTER", "TABLE"):
             table = read_table_name(sql, default_schema)
-            found += [table] if any(_changes_columns(part) for part in _parts(sql)) else []
+            found += [table] if any(asked(part) for part in _parts(sql)) else []
     return tuple(found)
+
+
+def _moves_rows(part: SqlReader) -> bool:
+    """Whether TiDB copies rows; a partition that is added to ranges or lists has none yet."""
+    if part.skip("PARTITION", "BY") or part.skip("REMOVE", "PARTITIONING"):
+        return True
+    if part.skip("ADD", "PARTITION"):
+        return part.skip("PARTITIONS")
+    return part.skip("REORGANIZE", "PARTITION") or part.skip("COALESCE", "PARTITION")
 
 
 def _parts(sql: SqlReader) -> list[SqlReader]:

@@ -96,7 +96,7 @@ def named_columns(layout: Layout) -> Iterator[tuple[str, str]]:
 
 def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
     """The source's order: columns that are added later come last, wherever the config names them."""
-    return (column for column in source.columns if layout.chooses(column.name))
+    return (column for column in source.columns if column.hidden or layout.chooses(column.name))
 
 
 def _check_named(layout: Layout, source: TableShape, gone: frozenset[str]) -> None:
@@ -105,6 +105,14 @@ def _check_named(layout: Layout, source: TableShape, gone: frozenset[str]) -> No
             known = ", ".join(column.name for column in source.columns)
             raise ConfigError(
                 f"{setting}: {source.table} has no column {name}; its columns are {known}",
+                table=str(source.table),
+                column=name,
+            )
+        if source.by_name[name.lower()].hidden and setting != "filter":
+            raise ConfigError(
+                f"{setting}: {name} is no column of {source.table}'s but the row key by which its rows are "
+                "told apart, always there under this name: take it out, or name columns that tell the rows "
+                "apart under keys",
                 table=str(source.table),
                 column=name,
             )

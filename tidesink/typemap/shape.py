@@ -32,7 +32,8 @@ class ShapeColumn:
     ``spark`` is the Spark and Delta type as DDL text and ``reason`` why it is not the nearest one.
     ``default`` is the text of the default with which the column was added, as TiDB holds it: rows
     written before have this value, also where the default was changed later. A key column is never null.
-    ``earlier`` are the types that rows from before were written with.
+    ``earlier`` are the types that rows from before were written with. ``hidden``: no column of the source's
+    own, but a part of the row key that names its rows (``typemap.row_key``).
     """
 
     name: str
@@ -42,6 +43,7 @@ class ShapeColumn:
     default: str | None = None
     key: bool = False
     earlier: tuple[EarlierType, ...] = ()
+    hidden: bool = False
 
     @property
     def comment(self) -> str:

@@ -47,6 +47,7 @@ def check_key(shape: TableShape) -> None:
     if not shape.keys:
         raise SchemaRefusedError(
             "the table has no key to merge rows by: set keys in the config to columns that name a row, "
-            "or mode: append to keep its changes",
+            "or mode: append to keep its changes; new TiCDC's canal-json can name rows by TiDB's row keys "
+            "(output-row-key)",
             table=str(shape.table),
         )

@@ -1,0 +1,39 @@
+"""L5 on every target: rows of a table without a key, told apart by TiDB's row keys, are kept as a multiset."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+from tests.contracts.targets_bed import Bed, progress
+from tests.multisets import SCHEMA, TABLE, again, copies, history
+from tidesink.change import Row
+from tidesink.codecs.row_key import keyed_by_row
+from tidesink.sinks.reduce import reduce
+from tidesink.typemap.row_key import row_keyed
+from tidesink.typemap.shape import shape_of
+
+SHAPE = row_keyed(shape_of(SCHEMA))
+
+
+def _key(values: tuple[object, ...]) -> dict[str, object]:
+    return dict(zip(SHAPE.keys, values, strict=True))
+
+
+def test_copies_are_counted_however_the_stream_is_cut_and_sent_again(bed: Bed) -> None:
+    random = Random(5)
+    events, expected = history(random, 40)
+    stream = again(events, 25, 10)
+    cuts = sorted(random.sample(range(1, len(stream)), 2))
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    table.evolve(SHAPE)
+    for number, (start, end) in enumerate(pairwise([0, *cuts, len(stream)]), 1):
+        reduced = reduce(map(keyed_by_row, stream[start:end]), SHAPE.keys)
+        upserts = [dict(row) for row in reduced.upserts.values()]
+        batch = bed.batch(SHAPE, upserts, [_key(values) for values in reduced.deletes])
+        result = table.apply(batch, progress(epoch, number, table=TABLE))
+        assert result.applied == len(reduced.rows)
+    kept: list[Row] = bed.read(TABLE)
+    assert copies(kept) == expected
+    assert max(expected.values()) > 1

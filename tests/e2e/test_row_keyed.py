@@ -1,0 +1,89 @@
+"""A table without a key from Kafka to Delta, its rows told apart by TiDB's row keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.e2e.replay import Servers
+from tests.e2e.writing import TableWriter, shop_config
+from tests.multisets import CREATE, SCHEMA, TABLE, Copies, again, copies, history, messages
+from tests.servers import create_topics
+from tidesink.change import ChangeEvent
+from tidesink.cli.table_plans import table_plans
+from tidesink.config import Config, load_config
+from tidesink.dev.lake_reader import open_lake_table
+from tidesink.sinks.report import TableReport
+from tidesink.sinks.worker import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class _Shop:
+    """One canal-json topic of the table, a pipeline over it, and its lake."""
+
+    def __init__(self, folder: Path, servers: Servers, **more: Any) -> None:
+        self._lake = folder / "lake" / TABLE.schema / TABLE.name
+        self.topic = f"{servers['prefix']}cdc"
+        create_topics(servers["brokers"], {self.topic: 1})
+        self.writer = TableWriter(servers, SCHEMA, protocol="canal-json", topic=self.topic)
+        source = {
+            "brokers": servers["brokers"],
+            "protocol": "canal-json",
+            "topics": [self.topic],
+            "enable-tidb-extension": True,
+            "output-row-key": True,
+        }
+        self.config: Config = load_config(shop_config(folder, servers, {"source": source, **more}))
+
+    def send(self, events: Sequence[ChangeEvent]) -> None:
+        for message in messages(events):
+            self.writer.send(None, message.value)
+
+    def run(self) -> TableReport:
+        (table,) = run(self.config, until="drained").tables
+        return table
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return open_lake_table(self._lake).read().to_pylist()
+
+    @property
+    def copies(self) -> Copies:
+        return copies(self.rows)
+
+
+def test_a_multiset_through_the_worker(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
+    shop = _Shop(tmp_path, servers)
+    events, expected = history(Random(3), 80)
+    shop.writer.ddl(CREATE)
+    shop.send(events[:50])
+    (plan,) = table_plans(shop.config, sample=100)
+    assert (plan.keys, plan.problem) == (("_tidb_rowid", "_tidb_table_id"), None)
+    first = shop.run()
+    assert (first.state, first.error, first.warnings) == ("DRAINED", None, ())
+    # TiCDC was started again, from before: identical rows come as they were, and go as they went.
+    shop.send(again(events, 40)[30:])
+    assert shop.run().error is None
+    assert shop.copies == expected
+    assert shop.run().counters["read"] == 0
+
+
+def test_a_row_without_a_row_key_pauses_its_table(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    shop = _Shop(tmp_path, servers)
+    events, _ = history(Random(3), 3)
+    shop.send(events[:2])
+    (message,) = messages(events[2:])
+    members = json.loads(message.value or b"")
+    del members["_tidb"]["rowkey"]
+    shop.writer.send(None, json.dumps(members, separators=(",", ":")).encode())
+    paused = shop.run()
+    assert paused.state == "PAUSED"
+    assert "has no _tidb.rowkey" in str(paused.error)
+    assert any("no DDL in the topic name a key" in warning for warning in paused.warnings)

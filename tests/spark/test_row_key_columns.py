@@ -1,0 +1,135 @@
+"""Tables without a key under TiDB's row keys: in the JVM as in Python."""
+
+from __future__ import annotations
+
+import base64
+import json
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, history, messages
+from tests.sessions import raw_frame
+from tests.spark.decoded import Decoded, collect
+from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
+from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
+from tidesink.codecs.row_key import keyed_by_row
+from tidesink.errors import SchemaMismatchError
+from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
+from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.row_key import RowKey
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+ROW: Final[Row] = {"name": "a", "amount": 1}
+OTHER: Final[Row] = {"name": "b", "amount": None}
+EXTREMES = [RowKey(r, t) for r in (LEAST, -1, 0, 1, MOST) for t in (LEAST, -1, 0, 1, MOST)]
+
+
+def _codec() -> CanalJsonCodec:
+    return CanalJsonCodec(options=OPTIONS, definitions=TableDefinitions([SCHEMA]))
+
+
+def _plan(*, judges: bool = False) -> CanalJsonColumns:
+    return canal_json_columns(SCHEMA, judges=judges, by_row_key=True)
+
+
+def _decoded(spark: SparkSession, sent: list[Message], *, judges: bool = False) -> list[Decoded]:
+    plan = _plan(judges=judges)
+    return collect(plan.decode(raw_frame(spark, sent)), plan)
+
+
+def _as_python(message: Message) -> tuple[Any, ...]:
+    (event,) = _codec().decode(message)
+    assert isinstance(event, ChangeEvent)
+    named = keyed_by_row(event)
+    return "delete" if event.op is Op.DELETE else "upsert", named.key, named.after, event.commit_ts
+
+
+def test_row_keys_are_read_as_in_python(spark: SparkSession) -> None:
+    events, _ = history(Random(7), 60)
+    events += [change(key, ROW, OTHER, at=60 + at) for at, key in enumerate(EXTREMES)]
+    sent = messages(events)
+    found = _decoded(spark, sent)
+    assert [(row.kind, row.key, row.after, row.commit_ts) for row in found] == [*map(_as_python, sent)]
+    # An update keeps its row, whatever its columns are.
+    assert [row.old_key for row in found] == [None] * len(sent)
+
+
+def test_a_batch_is_reduced_to_the_copies_there_are(spark: SparkSession) -> None:
+    events, expected = history(Random(11), 200)
+    plan = _plan()
+    decoded = plan.decode(raw_frame(spark, messages(events)))
+    reduced = reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys)
+    rows = rows_to_apply(reduced).where("_op = 'upsert'").select("after.*").collect()
+    assert copies(row.asDict() for row in rows) == expected
+
+
+def _sent_as(offset: int, members: dict[str, Any], *, spaced: bool = False) -> Message:
+    """A message as TiCDC writes it, or in a form that is the Python codec's to judge."""
+    text = json.dumps(members) if spaced else json.dumps(members, separators=(",", ":"))
+    return Message("t", 0, offset, None, text.encode())
+
+
+def _members(**more: Any) -> dict[str, Any]:
+    (message,) = messages([change(RowKey(5, 104), None, ROW, at=0)])
+    members: dict[str, Any] = json.loads(message.value or b"")
+    return {**members, **more}
+
+
+def _text(digits: str) -> str:
+    return base64.b64encode(bytes.fromhex(digits)).decode()
+
+
+NONE, OTHER_FORM = "has no _tidb.rowkey", "not that of a row with a _tidb_rowid"
+SENT: Final = "7480000000000000785f728000000000000001"
+BAD: Final[list[tuple[dict[str, Any], str]]] = [
+    ({"_tidb": {"commitTs": 1}}, NONE),
+    ({"_tidb": {"commitTs": 1, "rowkey": 7}}, NONE),
+    ({"_tidb": {"commitTs": 1, "rowkey": None}}, NONE),
+    ({"_tidb": {"commitTs": 1, "rowkey": ""}}, OTHER_FORM),
+    ({"_tidb": {"commitTs": 1, "rowkey": _text(SENT)[:-1]}}, OTHER_FORM),
+    ({"_tidb": {"commitTs": 1, "rowkey": _text(SENT)[:-3] + "R=="}}, OTHER_FORM),
+    ({"_tidb": {"commitTs": 1, "rowkey": _text(SENT)[:27] + "\n"}}, OTHER_FORM),
+    ({"_tidb": {"commitTs": 1, "rowkey": "é" * 28}}, OTHER_FORM),
+    ({"_tidb": {"commitTs": 1, "rowkey": _text(SENT + "00")}}, OTHER_FORM),
+    ({"_tidb": {"commitTs": 1, "rowkey": _text(SENT.replace("5f72", "5f69"))}}, OTHER_FORM),
+    ({"_tidb": {"commitTs": 1, "rowkey": _text("6d" + SENT[2:])}}, OTHER_FORM),
+    ({"pkNames": ["name"]}, "the row's pkNames are not the table's key"),
+    # One row key names one row.
+    ({"data": [{"name": "a", "amount": "1"}, {"name": "b", "amount": None}]}, NONE),
+]
+
+
+def test_what_no_row_key_names_is_bad_and_says_why(spark: SparkSession) -> None:
+    sent = [_sent_as(at, _members(**more)) for at, (more, _) in enumerate(BAD)]
+    found = _decoded(spark, sent, judges=True)
+    assert {row.offset: row.kind for row in found} == dict.fromkeys(range(len(BAD)), "bad")
+    assert all(row.error == SchemaMismatchError.__name__ for row in found)
+    assert [row.offset for row in found if BAD[row.offset][1] not in (row.reason or "")] == []
+    # Of a message with two rows neither has a name.
+    assert [row.offset for row in found].count(len(BAD) - 1) == 2
+
+
+def test_a_message_that_python_judges_keeps_its_row_key(spark: SparkSession) -> None:
+    regular, spaced = _sent_as(0, _members()), _sent_as(1, _members(), spaced=True)
+    assert [row.kind for row in _decoded(spark, [regular, spaced])] == ["upsert", "unplanned"]
+    one, other = _decoded(spark, [regular, spaced], judges=True)
+    assert (one.key, one.after) == (other.key, other.after)
+    assert one.key == {"_tidb_rowid": 5, "_tidb_table_id": 104}
+
+
+def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
+    codec, position = _codec(), Position("t", 0, 0)
+    events: list[Event] = [DdlEvent(TABLE, CREATE, "CREATE", 1, position), WatermarkEvent(5, position)]
+    records = [codec.encode(event, topic="t") for event in events]
+    sent = [Message("t", 0, at, None, record.value) for at, record in enumerate(records) if record]
+    assert [row.kind for row in _decoded(spark, sent)] == ["ddl", "watermark"]
+
+
+def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession) -> None:
+    plan = canal_json_columns(SCHEMA, keys=("name",), by_row_key=True, judges=False)
+    (row,) = collect(plan.decode(raw_frame(spark, [_sent_as(0, _members(_tidb={"commitTs": 1}))])), plan)
+    assert (row.kind, row.key) == ("upsert", {"name": "a"})
