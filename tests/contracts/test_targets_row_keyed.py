@@ -1,4 +1,4 @@
-"""L5 on every target: rows of a table without a key, told apart by TiDB's row keys, are kept as a multiset."""
+"""L5 on every target: rows without a key but TiDB's row keys are kept as a multiset."""
 
 from __future__ import annotations
 
