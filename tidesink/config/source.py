@@ -263,7 +263,8 @@ class SourceSettings(Model):
     delete_only_output_handle_key_columns: bool = CodecOptions.delete_only_output_handle_key_columns
     """TiCDC: deletes carry the key only. canal-json only."""
     output_row_key: bool = CodecOptions.output_row_key
-    """New TiCDC: rows carry TiDB's row key; needs the extension. canal-json only."""
+    """New TiCDC: rows carry TiDB's row key, by which tables without a key are kept
+    (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
     """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
     be lost."""
