@@ -174,3 +174,29 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_the_file_is_a_file(tmp_path: Path) -> None:
     open_state_store(tmp_path / "s.db").close()
     assert stat.S_ISREG((tmp_path / "s.db").stat().st_mode)
+
+
+def test_the_status_of_one_table_is_found_without_the_others(store: StateStore) -> None:
+    assert store.status_of("shop", TABLE) is None
+    store.save_status(TableStatus("shop", TABLE, "IDLE", batch=3))
+    store.save_status(TableStatus("other", TABLE, "RUNNING", batch=4))
+    (only,) = store.statuses("shop")
+    assert store.status_of("shop", TABLE) == only
+    assert store.status_of("shop", TableId(TABLE.name, TABLE.schema)) is None
+
+
+def test_progress_that_was_said_before_is_not_written_again(tmp_path: Path) -> None:
+    place = tmp_path / "state.db"
+    store = SqlStateStore(str(place))
+    store.record_progress(progress(1, 1))
+    with sa.create_engine(f"sqlite:///{place}").begin() as connection:
+        connection.execute(sa.text("UPDATE progress_history SET written = '2001-01-01 00:00:00.000000'"))
+    store.record_progress(progress(1, 1))
+    store.record_progress(progress(1, 2))
+    with sa.create_engine(f"sqlite:///{place}").begin() as connection:
+        written = sa.text("SELECT written FROM progress_history ORDER BY txn_version")
+        years = [str(row.written)[:4] for row in connection.execute(written)]
+    assert (years[0], years[1] > "2001") == ("2001", True)
+    store.record_progress(progress(1, 1))
+    assert store.progress_of("shop", TABLE, txn_version(1, 1)) == progress(1, 1)
+    store.close()

@@ -55,7 +55,7 @@ class ReplayReport:
         return self.account.dead_lettered + self.waiting + self.expired
 
 
-def replay(config: Config, chosen: Chosen, *, stop: StopFlag | None = None) -> ReplayReport:
+def replay(config: Config, chosen: Chosen) -> ReplayReport:
     """Replay the chosen letters of one table, which no worker may be at work on.
 
     Raises:
@@ -65,7 +65,7 @@ def replay(config: Config, chosen: Chosen, *, stop: StopFlag | None = None) -> R
         TidesinkError: a step failed; nothing is lost, and the letters that were not settled are still there.
     """
     _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
-    flag = stop if stop is not None else StopFlag()
+    flag = StopFlag()
     with assembled(config, (), flag) as around:
         _refuse_beside_worker(around)
         beat = Heartbeat(around.store, config.pipeline)
@@ -169,9 +169,9 @@ class ReplayLane(Lane):
         """Have the status say the newest batch: a target brought back from before it is to be noticed."""
         store = self._around.store
         held = self._hold.table.committed() if self._hold else None
-        for status in store.statuses(self._around.config.pipeline):
-            if status.table == self.table and held is not None:
-                store.save_status(replace(status, batch=held.batch))
+        status = store.status_of(self._around.config.pipeline, self.table)
+        if status is not None and held is not None:
+            store.save_status(replace(status, batch=held.batch))
 
     def _settle_letters(self, letters: DeadLetters, done: Replayed) -> None:
         pipeline = self._around.config.pipeline

@@ -16,7 +16,7 @@ from typing import Final
 from tidesink.change import TableId
 from tidesink.errors import ConfigError, StaleProgressError
 from tidesink.sinks.progress import Progress
-from tidesink.sinks.state_store import StateStore, TableStatus
+from tidesink.sinks.state_store import StateStore
 
 # In a status's details: where its table is kept. A table given another place is another one.
 PLACE: Final = "place"
@@ -35,7 +35,7 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str)
     """
     if progress is None:
         return
-    status = _status_of(store, progress.pipeline, progress.table)
+    status = store.status_of(progress.pipeline, progress.table)
     name = _name(progress.pipeline, progress.table)
     accepted = store.load_document(_KIND, name)
     if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
@@ -55,7 +55,7 @@ def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
     Raises:
         ConfigError: no worker of this pipeline knows the table, or none found it brought back.
     """
-    status = _status_of(store, pipeline, table)
+    status = store.status_of(pipeline, table)
     if status is None:
         raise ConfigError(
             f"no worker of pipeline {pipeline!r} has worked on {table}: tidesink status shows the tables"
@@ -75,10 +75,6 @@ def _forget(store: StateStore, name: str) -> None:
     for kind in (_KIND, _REFUSED):
         if store.load_document(kind, name) is not None:
             store.save_document(kind, name, None)
-
-
-def _status_of(store: StateStore, pipeline: str, table: TableId) -> TableStatus | None:
-    return next((one for one in store.statuses(pipeline) if one.table == table), None)
 
 
 def _name(pipeline: str, table: TableId) -> str:

@@ -59,18 +59,24 @@ class SqlStateStore:
 
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
+        self._recorded: dict[tuple[str, TableId], Progress] = {}
         with self._transaction() as connection:
             _metadata.create_all(connection)
             _check_version(connection)
 
     def record_progress(self, progress: Progress) -> None:
         """Remember what a batch will have applied, before its commit."""
+        place = progress.pipeline, progress.table
+        # The worker says it of each batch, and a Delta table says it itself.
+        if self._recorded.get(place) == progress:
+            return
         name, now = _table_key(progress.table), datetime.now(timezone.utc)
         key = {"pipeline": progress.pipeline, "table_name": name, "txn_version": progress.txn_version}
         with self._transaction() as connection:
             _replace(connection, _history, key, {"progress": to_json(progress), "written": now})
             if progress.batch % KEPT_BATCHES == 0:
                 _prune(connection, progress.pipeline, name)
+        self._recorded[place] = progress
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
         """The progress of one batch by its transaction version; None where it is not known."""
@@ -96,6 +102,13 @@ class SqlStateStore:
         with self._transaction() as connection:
             rows = connection.execute(wanted).all()
         return tuple(_read_status(pipeline, row.status, row.updated) for row in rows)
+
+    def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
+        """The status of one table; None where none was saved."""
+        mine = sa.and_(_status.c.pipeline == pipeline, _status.c.table_name == _table_key(table))
+        with self._transaction() as connection:
+            row = connection.execute(sa.select(_status).where(mine)).one_or_none()
+        return None if row is None else _read_status(pipeline, row.status, row.updated)
 
     def save_document(self, kind: str, name: str, document: Any) -> None:
         """Keep a JSON-able document under kind and name."""

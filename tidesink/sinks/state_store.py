@@ -62,6 +62,9 @@ class StateStore(Protocol):
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
         """The status of every table of a pipeline, by table name."""
 
+    def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
+        """The status of one table; None where none was saved."""
+
     def save_document(self, kind: str, name: str, document: Any) -> None:
         """Keep a JSON-able document, such as a stream's table definitions, under kind and name."""
 

@@ -36,13 +36,13 @@ class Tally:
         """Go on from what the state store holds."""
         if self._resumed:
             return
-        for status in around.store.statuses(around.config.pipeline):
-            if status.table == table:
-                self.total = Account.from_counters(status.counters)
-                self.filtered = Filtered.from_details(status.details)
-                self.zero_dates = dict(status.zero_dates)
-                self.batch, self.commit_ts = status.batch, status.commit_ts
-                self.place = str(status.details.get(PLACE, ""))
+        status = around.store.status_of(around.config.pipeline, table)
+        if status is not None:
+            self.total = Account.from_counters(status.counters)
+            self.filtered = Filtered.from_details(status.details)
+            self.zero_dates = dict(status.zero_dates)
+            self.batch, self.commit_ts = status.batch, status.commit_ts
+            self.place = str(status.details.get(PLACE, ""))
         self._resumed = True
 
     def add(self, outcome: BatchOutcome) -> None:
