@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -12,9 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.columns_base import BAD, DDL, DELETE, UPSERT
 from tidesink.errors import TidesinkError, UnnamedRowError
 from tidesink.typemap.shape import TableShape
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _FAULT: Final = "struct<kind: string, error: string, reason: string>"
 STRINGS: Final = "array<string>"
@@ -60,22 +57,6 @@ def raw_columns() -> list[Column]:
     ]
 
 
-def output(
-    judged: DataFrame,
-    shape: TableShape,
-    *,
-    key_id: Column | None = None,
-    value_id: Column | None = None,
-    fields: Column | None = None,
-) -> DataFrame:
-    """The decoded frame (``columns_base``) of a frame whose records are read and judged.
-
-    ``judged`` has: _topic, _partition, _offset, key_bytes, value_bytes, event_ts, control_ts, image,
-    fault, row_index, row_kind, row_key, row_old_key, row_zero_dates.
-    """
-    return judged.select(*output_columns(shape, key_id=key_id, value_id=value_id, fields=fields))
-
-
 def output_columns(
     shape: TableShape,
     *,
@@ -86,9 +67,12 @@ def output_columns(
     keeps: Column | None = None,
     said: Column | None = None,
 ) -> list[Column]:
-    """What ``output`` selects; ``warning`` is about a row that is applied, ``keeps`` its ``_kept``.
+    """The decoded frame (``columns_base``), of a frame whose records are read and judged.
 
-    ``said``: what the wire says happened to a row, in its own word (``WIRE_OPS``).
+    That frame has: _topic, _partition, _offset, key_bytes, value_bytes, event_ts, control_ts, image, fault,
+    row_index, row_kind, row_key, row_old_key, row_zero_dates.
+    ``warning`` is about a row that is applied, ``keeps`` its ``_kept``. ``said``: what the wire says happened
+    to a row, in its own word (``WIRE_OPS``).
     """
     wrong, is_row = F.col("fault"), F.col("fault").isNull()
     kind = F.coalesce(wrong.getField("kind"), F.col("row_kind"))

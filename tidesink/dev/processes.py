@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -53,9 +53,7 @@ class DaemonFiles:
         return self.directory / f"{self.name}.log"
 
 
-def start_daemon(
-    files: DaemonFiles, command: Sequence[str], *, port: int, environment: Mapping[str, str] | None = None
-) -> RunningDaemon:
+def start_daemon(files: DaemonFiles, command: Sequence[str], *, port: int) -> RunningDaemon:
     """Start the command in its own session, its output in the log file, and write its pid file.
 
     The log of the run before is kept beside it with ``.1``. Raises DevStackError when it cannot start.
@@ -71,7 +69,6 @@ def start_daemon(
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
             )
         except OSError as exc:
             raise DevStackError(f"{files.name} cannot start: {command[0]}: {exc.strerror}") from exc

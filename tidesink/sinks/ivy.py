@@ -67,16 +67,14 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tidesink"
 
 
-def spark_connector_jars(
-    version: str | None = None, *, target: str | None = None, progress: Progress = silent
-) -> list[Path]:
-    """The connector jars for a Spark version (default: the installed one), fetched when not yet here.
+def spark_connector_jars(*, target: str | None = None, progress: Progress = silent) -> list[Path]:
+    """The connector jars for the installed Spark, fetched when not yet here.
 
     ``target`` is the type of a target, whose own jars come last. Fit for ``spark.jars``: what Spark ships
-    itself is left out. Raises ConfigError for an unknown
-    version, DevStackError when the jars cannot be fetched.
+    itself is left out. Raises ConfigError for a Spark of an unknown version, DevStackError when the jars
+    cannot be fetched.
     """
-    version = version or spark_version()
+    version = spark_version()
     wanted = connector_set(version)
     name = f"spark-{minor_version(version)}"
     sets = [JarSet(name, wanted.connectors, pinned=wanted.pinned, excluded=_IN_SPARK)]

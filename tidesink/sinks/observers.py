@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 STATES = ("RUNNING", "IDLE", "PAUSED", "FAILING")
 
@@ -75,10 +72,10 @@ _LINES: dict[type, Callable[[Any, Any], None]] = {
 class MetricsListener:
     """Counts into a Prometheus registry of its own, ``registry``."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+    def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-        self.registry = registry if registry is not None else CollectorRegistry()
+        self.registry = CollectorRegistry()
         place, one = self.registry, ("table",)
         self._events = Counter(
             "tidesink_events", "Row events by what became of them", ("table", "fate"), registry=place

@@ -6,7 +6,7 @@ committed is not there yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -56,9 +56,8 @@ class TopicOffsets(NamedTuple):
 class KafkaOffsets:
     """Asks the brokers; may be used from several threads. ``properties`` are confluent-kafka's."""
 
-    def __init__(self, properties: Mapping[str, str], *, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, properties: Mapping[str, str]) -> None:
         self._admin = AdminClient({**_QUIET, **properties})
-        self._timeout = timeout
 
     def topics(self) -> tuple[str, ...]:
         """The names of all topics.
@@ -68,7 +67,7 @@ class KafkaOffsets:
             SourceError: the brokers refuse us.
         """
         with translated_kafka_errors():
-            return tuple(self._admin.list_topics(timeout=self._timeout).topics)
+            return tuple(self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics)
 
     def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
         """Begin, end and id of every topic that is there; three calls, however many topics.
@@ -89,14 +88,14 @@ class KafkaOffsets:
         return {name: _topic_offsets(name, found, earliest, latest) for name, found in described.items()}
 
     def _describe(self, topics: Sequence[str]) -> dict[str, Any]:
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=self._timeout)
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS)
         return dict(_present(futures.items()))
 
     def _offsets(self, places: list[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
         futures = self._admin.list_offsets(
             dict.fromkeys(places, spec),
             isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=self._timeout,
+            request_timeout=TIMEOUT_SECONDS,
         )
         return {(place.topic, place.partition): future.result().offset for place, future in futures.items()}
 
@@ -133,6 +132,3 @@ def translated_kafka_errors() -> Iterator[None]:
         raise SourceError(
             f"Kafka refuses ({error.name()}): check source.kafka, and what this user may read"
         ) from exc
-
-
-TopicFilter = Callable[[Iterable[str]], tuple[str, ...]]
