@@ -233,8 +233,8 @@ def test_a_column_that_the_config_asks_for_is_nobodys_change(policy: ChangePolic
     """A metadata column, a new name or a listed column, configured when the table is there already."""
     listed = Layout(columns=("id", "name"))
     layouts = (Layout(metadata={"commit_ts": "Name"}), Layout(rename={"n": "NAME"}), listed)
-    for asked in (layout.asked for layout in layouts):
-        policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, CAPABILITIES, asked=asked)
+    for layout in layouts:
+        policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, CAPABILITIES, layout=layout)
         judged = judge(GAP, SHAPE, policies, None)
         assert (judged.left_out, judged.pending, judged.warnings) == ((), (), ())
     assert Layout(columns=("n",), rename={"n": "name"}).asked == {"name"}

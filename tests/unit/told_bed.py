@@ -50,6 +50,9 @@ class ToldDdl:
         found: tuple[Column, ...] = self._answered(self.definitions.former(table))
         return found
 
+    def warnings(self, _table: TableId, **_said: object) -> tuple[str, ...]:
+        return ()
+
     def recall(self, _found: object) -> None:
         pass
 

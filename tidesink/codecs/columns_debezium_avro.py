@@ -55,7 +55,7 @@ from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import IDENTITIES
-from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
+from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -173,7 +173,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     ]
     if not shapes:
         raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
-    whole = reduce(merge_shape, shapes)
+    whole = merged_in_order(shapes)
     shape = whole if base is None else merge_shape(with_defaults(base, whole), whole)
     own_key = keys is None
     told_by_key = own_key and bool(key_side.rows) and not ticdc

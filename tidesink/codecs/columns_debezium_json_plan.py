@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Final
 
 from tidesink.change import Column as SourceColumn
@@ -20,7 +19,7 @@ from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.errors import ConfigError
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import IDENTITIES
-from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
+from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (
@@ -79,7 +78,7 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
         shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
         for columns in found
     ]
-    whole = reduce(merge_shape, shapes)
+    whole = merged_in_order(shapes)
     shape = whole if base is None else merge_shape(with_defaults(base, whole), whole)
     flattened = any(is_flattened_head(head) for head in value_heads)
     unwrapped = options.debezium_unwrapped or flattened

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import IDENTITIES
-from tidesink.typemap.shape import TableShape, merge_shape, shape_of, with_defaults
+from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -231,7 +231,7 @@ def _shape(
     ]
     if not shapes:
         raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
-    whole = reduce(merge_shape, shapes)
+    whole = merged_in_order(shapes)
     # A schema older than all that made the base may be known by now: a column's first default is its.
     return whole if base is None else merge_shape(with_defaults(base, whole), whole)
 

@@ -156,7 +156,7 @@ class Batch:
             hold.accepted,
             around.target.capabilities,
             logs=settings.mode == "append",
-            asked=settings.layout.asked,
+            layout=settings.layout,
         )
 
     def run(self) -> BatchOutcome:

@@ -7,7 +7,7 @@ else text, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -264,7 +264,9 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
             logs=logs,
             by_row_key=by_row_key,
         )
-        self._plan = replace(plan, renamed=self._renamed)
+        defined = self._declared if self._declared is not None else self._ddl.get(self._table)
+        told = {column.name.lower() for column in defined.columns} if defined else set()
+        self._plan = replace(plan, renamed=self._renamed, shape=_doubted(plan.shape, self._words, told))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
         """Whether the table has no key but the row keys that its rows are declared to carry."""
@@ -281,6 +283,18 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         former = () if self._declared is not None else self._ddl.former(self._table)
         names = {column.name.casefold() for column in schema.columns}
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
+
+
+def _doubted(shape: TableShape, words: Iterable[_RowWords], told: Container[str]) -> TableShape:
+    """The shape; a column that rows alone tell of came instead of those that no row has beside it."""
+    forms = [{name.lower() for name in one.names} for one in words]
+    columns = []
+    for column in shape.columns:
+        name = column.name.lower()
+        beside = [form for form in forms if name in form]
+        alone = frozenset(shape.by_name) - frozenset().union(*beside) if beside else frozenset[str]()
+        columns.append(replace(column, instead_of=frozenset() if name in told else alone))
+    return replace(shape, columns=tuple(columns))
 
 
 def _reads_on(column: Column, was: Column | None) -> bool:

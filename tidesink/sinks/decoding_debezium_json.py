@@ -7,7 +7,7 @@ no schema tells are text, with a warning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,7 @@ from tidesink.sinks.decoding_planned import LoneDecoding
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import with_values
+from tidesink.sinks.shape import TableShape
 from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 
@@ -41,6 +42,7 @@ class DebeziumJsonDecoding(LoneDecoding[DebeziumJsonColumns]):
         self._heads = Heads()
         self._told: dict[str, Told] = {}
         self._told_keys: tuple[str, ...] = ()
+        self._told_later: set[str] = set()
         self._judges = False
 
     @property
@@ -72,6 +74,7 @@ class DebeziumJsonDecoding(LoneDecoding[DebeziumJsonColumns]):
                 return False
             self._judges = True
         self._heads = heads
+        self._told_later |= {name.lower() for name in told.keys() - self._told.keys()}
         self._told |= told
         self._make()
         return True
@@ -101,7 +104,7 @@ class DebeziumJsonDecoding(LoneDecoding[DebeziumJsonColumns]):
 
     def _make(self) -> None:
         settings = self._settings
-        self._plan = debezium_json_columns(
+        plan = debezium_json_columns(
             settings.table,
             key_heads=self._heads.key,
             value_heads=self._heads.value,
@@ -116,6 +119,16 @@ class DebeziumJsonDecoding(LoneDecoding[DebeziumJsonColumns]):
             judges=self._judges,
             logs=settings.mode == "append",
         )
+        self._plan = replace(plan, shape=_doubted(plan.shape, self._told_later))
+
+
+def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
+    """The shape; a column that came later, in a row without a schema, may have come instead of any other."""
+    columns = (
+        replace(c, instead_of=frozenset(shape.by_name) - {c.name.lower()}) if c.name.lower() in later else c
+        for c in shape.columns
+    )
+    return replace(shape, columns=tuple(columns))
 
 
 def open_decoding(

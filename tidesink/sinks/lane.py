@@ -22,7 +22,7 @@ from tidesink.sinks.filtered import passed
 from tidesink.sinks.goals import shown_goal
 from tidesink.sinks.kept_read_spark import TableRecords
 from tidesink.sinks.listener import BatchStarted, TableChanged
-from tidesink.sinks.modes import kept_shape
+from tidesink.sinks.modes import first_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.pauses import Pauses
 from tidesink.sinks.progress import Progress
@@ -231,7 +231,7 @@ class Lane:
         if self._decoding is None:
             self._decoding = open_decoding(around, self.topic, self.table, session=self._session)
         self._decoding.prepare(found)
-        shape = kept_shape(self._decoding.columns().shape, self._settings)
+        shape = first_shape(self._decoding.columns().shape, self._settings)
         table = around.target.open_table(
             shape, pipeline=around.config.pipeline, delete_mode=self._settings.deletes
         )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from tidesink.change import Column as TableColumn
 from tidesink.codecs.columns_base import DecodeColumns
@@ -20,6 +22,13 @@ from tidesink.typemap.layout import Layout, laid_out
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LEFT_OUT_TOO: Final = (
+    "column {name} is left out too: DDL says that it is, or was, one that except_column_list names, under "
+    "another name. Add {name} to except_column_list, or name in columns instead what the target is to hold"
+)
+
+_log = structlog.get_logger("tidesink.worker")
+
 
 class LaidOutDecoding(DecodingAround):
     """One table's decoding with a layout over its plan."""
@@ -28,6 +37,12 @@ class LaidOutDecoding(DecodingAround):
         super().__init__(decoding)
         self._layout = layout
         self._session = session
+        self._warnings: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know about the table's types at the source, and what is left out unasked."""
+        return (*super().warnings, *self._warnings)
 
     def _around(self, inner: DecodeColumns) -> DecodeColumns:
         """The plan laid out.
@@ -38,8 +53,23 @@ class LaidOutDecoding(DecodingAround):
         """
         from tidesink.sinks.layout_spark import LaidOutColumns
 
-        found = laid_out(self._layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone)
-        return LaidOutColumns(inner, found, self._layout, self._session)
+        told = self._decoding.told()
+        layout, past = self._followed(told), _past(told)
+        found = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
+        return LaidOutColumns(inner, found, layout, self._session)
+
+    def _followed(self, told: ToldColumns | None) -> Layout:
+        """The layout, whose columns to leave out are left out under the names that DDL gave them, too."""
+        if told is None or not self._layout.except_columns:
+            return self._layout
+        layout, names = self._layout.following({old: new.name for old, new in told.renamed.items()})
+        now = told.current.by_name
+        warnings = tuple(_LEFT_OUT_TOO.format(name=name) for name in names if name in now)
+        for warning in warnings:
+            if warning not in self._warnings:
+                _log.warning("column left out", table=str(told.current.table), warning=warning)
+        self._warnings = warnings
+        return layout
 
     def told(self) -> ToldColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
@@ -49,7 +79,7 @@ class LaidOutDecoding(DecodingAround):
         told = self._decoding.told()
         if told is None:
             return None
-        layout = self._layout
+        layout = self._followed(told)
         current = tuple(column for column in told.current.columns if layout.chooses(column.name))
         holders = {layout.target_name(column.name).lower(): column.name.lower() for column in current}
         excluded = {name.lower() for name in layout.except_columns}
@@ -76,3 +106,10 @@ class LaidOutDecoding(DecodingAround):
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
+
+
+def _past(told: ToldColumns | None) -> frozenset[str]:
+    """Names, in lower case, that columns of the table had."""
+    if told is None:
+        return frozenset()
+    return frozenset(name.lower() for name in (*told.renamed, *(column.name for column in told.former)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tidesink.sinks.change_log import log_shape
 from tidesink.sinks.history import HistoryNames, history_shape
-from tidesink.sinks.shape import TableShape
+from tidesink.sinks.shape import TableShape, without
 
 if TYPE_CHECKING:
     from tidesink.config import TableConfig
@@ -27,6 +27,18 @@ def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
     """
     names = names_of(settings)
     return row_shape(shape, settings) if names is None else history_shape(shape, names)
+
+
+def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+    """``kept_shape`` of a table that is made now.
+
+    A column that may be one left out, under a new name nobody told of, is not in it: it is judged as one
+    that comes later.
+
+    Raises: as ``kept_shape``.
+    """
+    doubted = (c.name for c in shape.columns if not c.key and settings.layout.doubts(c))
+    return kept_shape(without(shape, doubted), settings)
 
 
 def row_shape(shape: TableShape, settings: TableConfig) -> TableShape:

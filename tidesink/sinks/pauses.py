@@ -62,4 +62,5 @@ def _reason(pending: Pending, table: TableId) -> str:
         return f"a change of the schema waits, {pending.change}: {pending.reason}"
     ways = {"apply": "--accept", "ignore": "--accept --ignore"}
     named = " or ".join(f"tidesink resume {table} {ways[policy]}" for policy in pending.accepts)
-    return f"a change of the schema waits, {pending.change}: {named}"
+    why = f"{pending.reason}; " if pending.reason else ""
+    return f"a change of the schema waits, {pending.change}: {why}{named}"

@@ -17,6 +17,7 @@ from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.decoding import ToldColumns
 from tidesink.sinks.shape import TableShape, wider_ddl, without
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
+from tidesink.typemap.layout import Layout
 from tidesink.typemap.render import spark_type
 
 # What a person may make of a change that waits, by the digest of the change.
@@ -77,15 +78,15 @@ class Pending(NamedTuple):
 class Policies:
     """By what changes are judged: the config's policies, what people accepted, what the target can do.
 
-    ``logs``: the table is a log of changes (``mode: append``). ``asked``: names, in lower case, of columns
-    that the config itself asks for: to add them is no change at the source.
+    ``logs``: the table is a log of changes (``mode: append``). ``layout``: to add a column that it asks for
+    is no change at the source.
     """
 
     said: SchemaChanges
     accepted: Accepted
     capabilities: Capabilities
     logs: bool = False
-    asked: frozenset[str] = frozenset()
+    layout: Layout = Layout()  # noqa: RUF009 - it is frozen
 
     @property
     def follows(self) -> bool:
@@ -94,7 +95,7 @@ class Policies:
 
     def decide(self, change: SchemaChange) -> ChangePolicy:
         """What becomes of a change; what the target cannot do was refused before."""
-        if change.kind == "add" and change.column.lower() in self.asked:
+        if change.kind == "add" and change.column.lower() in self.layout.asked:
             return "apply"
         return self.accepted_as(change) or self.said.policy(change.kind)
 
@@ -116,11 +117,12 @@ class Policies:
 
 
 class Judged(NamedTuple):
-    """A change and what becomes of it; ``reason`` is why it cannot be carried out."""
+    """A change and what becomes of it; ``reason`` is why it cannot be carried out, ``doubt`` why it waits."""
 
     change: SchemaChange
     policy: ChangePolicy
     reason: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def judge(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColum
     dropped = list(_dropped(gap, shape, policies, told)) if told else []
     gone = {judged.change.column.lower() for judged in dropped if judged.policy == "apply"}
     grown = [
-        Judged(change, policies.decide(change))
+        _judged_growth(change, shape, policies)
         for change in _grown(gap, shape)
         if not (change.kind == "add" and change.column.lower() in gone)
     ]
@@ -154,17 +156,40 @@ def judge(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColum
     return Judgement(
         without(shape, left_out),
         left_out,
-        tuple(policies.pending(c, reason=why) for c, p, why in (*dropped, *grown, *narrowed) if p == "pause"),
+        tuple(_waiting(one, policies) for one in (*dropped, *grown, *narrowed) if one.policy == "pause"),
         tuple(name for name in gap.columns if name.lower() in gone),
         tuple(_LEFT_OUT.format(name) for name in ignored),
     )
 
 
 _LEFT_OUT = "column {} is new at the source and not taken (schema-changes: add: ignore): its values are lost"
+_DOUBTED = (
+    "it came when {} went, which except_column_list names: if it is that column under a new name, add it to "
+    "except_column_list"
+)
 _READDED = (
     "the column was dropped and added again, and rows from before the two cannot be told apart from rows "
     "after them: accept it as ignore to go on with the column as it is at the target, or load the table again"
 )
+
+
+def _waiting(judged: Judged, policies: Policies) -> Pending:
+    found = policies.pending(judged.change, reason=judged.reason)
+    return found._replace(reason=judged.doubt) if judged.doubt else found
+
+
+def _judged_growth(change: SchemaChange, shape: TableShape, policies: Policies) -> Judged:
+    """What becomes of a new column or a wider one.
+
+    One that may be a column left out under a new name waits, unless it is left out anyway.
+    """
+    policy = policies.decide(change)
+    column = shape.by_name[change.column.lower()] if change.kind == "add" else None
+    if column is None or policies.accepted_as(change) or not policies.layout.doubts(column):
+        return Judged(change, policy)
+    excluded = {name.lower(): name for name in policies.layout.except_columns}
+    went = ", ".join(excluded[name] for name in sorted(column.instead_of & excluded.keys()))
+    return Judged(change, "pause" if policy == "apply" else policy, doubt=_DOUBTED.format(went))
 
 
 def _grown(gap: SchemaGap, shape: TableShape) -> Iterator[SchemaChange]:

@@ -49,6 +49,24 @@ class Layout:
         names = (*listed, *self.rename.values(), *self.metadata.values())
         return frozenset(name.lower() for name in names)
 
+    def doubts(self, column: ShapeColumn) -> bool:
+        """Whether a column of the target's may be one that is left out, under a new name nobody told of."""
+        excluded = {name.lower() for name in self.except_columns}
+        return not excluded.isdisjoint(column.instead_of) and column.name.lower() not in self.asked
+
+    def following(self, renamed: Mapping[str, str]) -> tuple[Layout, tuple[str, ...]]:
+        """The layout without columns left out under the names they have now, or had; and those names.
+
+        ``renamed``: names before, each with the name now. Rows from before may come under any of them.
+        """
+        now = {old.lower(): new.lower() for old, new in renamed.items()}
+        listed = {name.lower() for name in self.except_columns}
+        wanted = listed | {now[name] for name in listed & now.keys()}
+        wanted |= {old for old, new in now.items() if new in wanted}
+        names = {name.lower(): name for pair in renamed.items() for name in pair}
+        found = tuple(names[name] for name in sorted(wanted - listed))
+        return (replace(self, except_columns=(*self.except_columns, *found)) if found else self), found
+
     @property
     def plain(self) -> bool:
         """True where the target holds what the source does."""
@@ -65,17 +83,24 @@ class LaidOut(NamedTuple):
     sources: Mapping[str, str]
 
 
-def laid_out(layout: Layout, source: TableShape, *, own: Iterable[str], gone: Iterable[str] = ()) -> LaidOut:
+def laid_out(
+    layout: Layout,
+    source: TableShape,
+    *,
+    own: Iterable[str],
+    gone: Iterable[str] = (),
+    past: Iterable[str] = (),
+) -> LaidOut:
     """A source's shape as its target has it.
 
     ``own``: names of tidesink's own columns at the target. ``gone``: lower-case names of columns of the
-    shape that the source does not have any more.
+    shape that the source does not have any more; ``past`` of those it had, in the shape or not.
 
     Raises:
         ConfigError: the layout names a column there is not, leaves a key out, or gives two columns one name.
         SchemaRefusedError: the layout names a column that is gone: rows from now on have no value for it.
     """
-    _check_named(layout, source, frozenset(gone))
+    _check_named(layout, source, frozenset(gone), frozenset(past))
     chosen = tuple(_chosen(layout, source))
     _check_keys(chosen, source)
     names = {old.lower(): new for old, new in layout.rename.items()}
@@ -99,9 +124,13 @@ def _chosen(layout: Layout, source: TableShape) -> Iterator[ShapeColumn]:
     return (column for column in source.columns if column.hidden or layout.chooses(column.name))
 
 
-def _check_named(layout: Layout, source: TableShape, gone: frozenset[str]) -> None:
+def _check_named(
+    layout: Layout, source: TableShape, gone: frozenset[str], past: frozenset[str] = frozenset()
+) -> None:
     for setting, name in named_columns(layout):
         if name.lower() not in source.by_name:
+            if setting == "except_column_list" and name.lower() in past:
+                continue  # it is left out should a row from before bring it
             known = ", ".join(column.name for column in source.columns)
             raise ConfigError(
                 f"{setting}: {source.table} has no column {name}; its columns are {known}",

@@ -8,9 +8,10 @@ apart as MySQL tells them apart, without regard to case.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from tidesink.change import Column, ColumnType, EarlierType, TableId, TableSchema
@@ -33,7 +34,8 @@ class ShapeColumn:
     ``default`` is the text of the default with which the column was added, as TiDB holds it: rows
     written before have this value, also where the default was changed later. A key column is never null.
     ``earlier`` are the types that rows from before were written with. ``hidden``: no column of the source's
-    own, but a part of the row key that names its rows (``typemap.row_key``).
+    own, but a part of the row key that names its rows (``typemap.row_key``). ``instead_of``: names, in lower
+    case, of columns that went when it came, and nothing says whether it is one of them under a new name.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ShapeColumn:
     key: bool = False
     earlier: tuple[EarlierType, ...] = ()
     hidden: bool = False
+    instead_of: frozenset[str] = frozenset()
 
     @property
     def comment(self) -> str:
@@ -171,6 +174,31 @@ def _holding(column: ShapeColumn, was: str) -> ShapeColumn:
     return replace(column, type=_wider_type(column.type, ddl, column.type.members), spark=ddl)
 
 
+def merged_in_order(shapes: Sequence[TableShape]) -> TableShape:
+    """The shapes of one table's schemas, oldest first, as one; it says what came instead of what.
+
+    Raises: as ``merge_shape``.
+    """
+    whole = shapes[0]
+    for before, after in pairwise(shapes):
+        whole = merge_shape(whole, _coming_instead(after, before, whole))
+    return whole
+
+
+def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) -> TableShape:
+    """``after``, whose new columns know which of ``before`` went, and what those had come instead of."""
+    went = set(before.by_name) - set(after.by_name)
+    for name in tuple(went):
+        went |= whole.by_name[name].instead_of
+    if not went:
+        return after
+    columns = (
+        c if c.name.lower() in before.by_name else replace(c, instead_of=frozenset(went))
+        for c in after.columns
+    )
+    return replace(after, columns=tuple(columns))
+
+
 def merge_shape(old: TableShape, new: TableShape) -> TableShape:
     """``old`` with what ``new`` adds: columns at the end, wider types; nothing is ever taken away.
 
@@ -268,6 +296,7 @@ def _joined(shape: TableShape, old: ShapeColumn, new: ShapeColumn | None) -> Sha
         default=default_as(old.default, old.type, kept.type),
         key=old.key,
         earlier=new.earlier,
+        instead_of=old.instead_of | new.instead_of,
     )
 
 

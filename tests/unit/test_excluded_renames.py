@@ -1,0 +1,166 @@
+"""A column that is left out stays left out when the source gives it another name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lagging_registry import text_of
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.told_bed import Bed, said
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.codecs.columns_flat_avro import flat_avro_columns
+from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
+from tidesink.errors import ConfigError
+from tidesink.sinks.decoding_canal_json import _doubted, _RowWords
+from tidesink.sinks.modes import first_shape
+from tidesink.sinks.schema_policy import Accepted, Judgement, Policies, judge
+from tidesink.sinks.shape import TableShape, shape_of
+from tidesink.sinks.targets.base import SchemaGap
+from tidesink.sinks.targets.memory_target import CAPABILITIES
+from tidesink.typemap.layout import Layout, laid_out
+
+TABLE = TableId("shop", "orders")
+CREATE = "id INT PRIMARY KEY, name INT, phone INT"
+NO_PHONE = Layout(except_columns=("Phone",))
+
+
+def _shape(*names: str) -> TableShape:
+    """A table's shape from its columns by name, ``id`` its key."""
+    columns = (Column(name, ColumnType("int"), handle=name == "id") for name in names)
+    return shape_of(TableSchema(TABLE, tuple(columns)))
+
+
+# Where DDL tells.
+
+
+def test_the_exclusion_goes_along_with_a_column_that_ddl_renames() -> None:
+    bed = Bed(CREATE, NO_PHONE)
+    assert bed.alter("RENAME COLUMN phone TO mobile") == ()
+    assert bed.columns == ("id", "name")
+    (warning,) = bed.decoding.warnings
+    assert "column mobile is left out too" in warning
+    assert "Add mobile to except_column_list" in warning
+    assert bed.alter("RENAME COLUMN mobile TO cell", "ADD COLUMN city INT") == ()
+    assert bed.columns == ("id", "name", "city")
+    # A new worker knows the old name by the DDL alone.
+    bed.start()
+    assert bed.batch() == ()
+    assert bed.columns == ("id", "name", "city")
+
+
+@pytest.mark.parametrize("listed", [("phone", "mobile"), ("mobile",)])
+def test_a_list_that_names_the_new_name_leaves_rows_from_before_out_too(listed: tuple[str, ...]) -> None:
+    bed = Bed(CREATE)
+    bed.ddl.alter("ALTER TABLE t RENAME COLUMN phone TO mobile")
+    bed.layout = Layout(except_columns=listed)
+    bed.start()
+    # A row from before the rename brings the old name into the plan.
+    bed.inner._words = [_RowWords(["id", "name", "phone"], dict.fromkeys(("phone",), "int"), ["id"])]
+    bed.inner._make()
+    assert "phone" in bed.inner.columns().shape.by_name
+    assert [column.name for column in bed.decoding.columns().shape.columns] == ["id", "name"]
+    assert bed.decoding.warnings == ()
+
+
+def test_a_name_that_was_the_excluded_columns_is_said_where_another_has_it_now() -> None:
+    bed = Bed(CREATE)
+    bed.ddl.alter("ALTER TABLE t RENAME COLUMN phone TO mobile, ADD COLUMN phone INT")
+    bed.layout = Layout(except_columns=("mobile",))
+    bed.start()
+    assert [column.name for column in bed.decoding.columns().shape.columns] == ["id", "name"]
+    assert "column phone is left out too" in bed.decoding.warnings[0]
+
+
+def test_a_column_that_never_was_is_still_refused() -> None:
+    with pytest.raises(ConfigError, match="has no column fone"):
+        laid_out(Layout(except_columns=("fone",)), _shape("id", "phone"), own=(), past={"phone"})
+    laid_out(NO_PHONE, _shape("id", "mobile"), own=(), past={"phone"})
+
+
+# Where nothing tells.
+
+
+def _writers(*schemas: tuple[str, ...]) -> TableShape:
+    """The shape of a flat-avro table after these schemas of its rows, oldest first."""
+    texts = {number: text_of(*names) for number, names in enumerate(schemas, start=10)}
+    return flat_avro_columns(TABLE, key_schemas={1: text_of("id")}, value_schemas=texts).shape
+
+
+BEFORE, AFTER = ("id", "name", "phone"), ("id", "name", "mobile")
+
+
+def _judged(
+    present: tuple[str, ...],
+    *schemas: tuple[str, ...],
+    layout: Layout = NO_PHONE,
+    add: ChangePolicy = "apply",
+    accepted: Accepted | None = None,
+) -> Judgement:
+    """What becomes of the columns of a target that has ``present`` ones."""
+    shape = laid_out(layout, _writers(*schemas), own=()).shape
+    added = tuple(column.name for column in shape.columns if column.name not in present)
+    policies = Policies(SchemaChanges(add=add), accepted or {}, CAPABILITIES, layout=layout)
+    return judge(SchemaGap(present, added), shape, policies, None)
+
+
+def test_a_column_that_comes_as_an_excluded_one_goes_waits_for_a_person() -> None:
+    judged = _judged(("id", "name"), BEFORE, AFTER)
+    assert said(judged.pending) == [("add", "int", ("apply", "ignore"))]
+    assert "it came when Phone went, which except_column_list names" in judged.pending[0].reason
+    digest = judged.pending[0].change.digest
+    for policy, names in (("apply", ["id", "name", "mobile"]), ("ignore", ["id", "name"])):
+        judged = _judged(("id", "name"), BEFORE, AFTER, accepted={digest: policy})  # type: ignore[dict-item]
+        assert ([column.name for column in judged.given.columns], judged.pending) == (names, ())
+
+
+def test_what_is_left_out_anyway_does_not_wait() -> None:
+    judged = _judged(("id", "name"), BEFORE, AFTER, add="ignore")
+    assert (judged.pending, judged.left_out) == ((), ("mobile",))
+    assert _judged(("id", "name"), BEFORE, AFTER, layout=Layout(except_columns=("phone", "mobile"))) == (
+        _judged(("id", "name"), BEFORE)
+    )
+
+
+@pytest.mark.parametrize(
+    "schemas",
+    [
+        (BEFORE, (*BEFORE, "mobile"), AFTER),
+        (BEFORE, ("id", "name"), AFTER),
+        (BEFORE, ("id", "phone", "mobile")),
+        (BEFORE, (*BEFORE, "mobile")),
+    ],
+    ids=["beside it first", "gone before", "another one went", "only added"],
+)
+def test_a_column_that_comes_for_itself_is_added(schemas: tuple[tuple[str, ...], ...]) -> None:
+    judged = _judged(("id", "name"), *schemas)
+    assert (judged.pending, judged.left_out) == ((), ())
+    assert "mobile" in judged.given.by_name
+
+
+def test_a_column_renamed_twice_is_doubted_under_the_last_name_too() -> None:
+    judged = _judged(("id", "name"), BEFORE, AFTER, ("id", "name", "cell"))
+    assert [one.change.column for one in judged.pending] == ["mobile", "cell"]
+
+
+def test_a_new_name_that_the_config_gives_is_asked_for() -> None:
+    layout = Layout(except_columns=("phone",), rename={"mobile": "Number"})
+    assert _judged(("id", "name"), BEFORE, AFTER, layout=layout).pending == ()
+
+
+def test_a_table_that_is_made_now_is_made_without_it() -> None:
+    settings = right(changed(CANAL_JSON, defaults={"except_column_list": "phone"})).table_config(TABLE)
+    shape = laid_out(settings.layout, _writers(BEFORE, AFTER), own=()).shape
+    assert [column.name for column in shape.columns] == ["id", "name", "mobile"]
+    assert [column.name for column in first_shape(shape, settings).columns] == ["id", "name"]
+
+
+def test_rows_that_alone_tell_of_a_column_tell_what_it_never_stood_beside() -> None:
+    def instead(*forms: str, told: str = "") -> dict[str, frozenset[str]]:
+        words = [_RowWords(form.split(), {}, ["id"]) for form in forms]
+        names = dict.fromkeys(name for form in forms for name in form.split())
+        shape = _doubted(_shape(*names), words, told.split())
+        return {column.name: column.instead_of for column in shape.columns if column.instead_of}
+
+    assert instead("id phone", "id mobile", told="id phone") == {"mobile": {"phone"}}
+    assert instead("id phone", "id phone mobile", "id mobile", told="id phone") == {}
+    assert instead("id phone", "id mobile", told="id phone mobile") == {}
