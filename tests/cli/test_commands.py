@@ -107,8 +107,12 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
     file = tmp_path / "t.yaml"
     run("init", str(file))
     store = open_state_store(load_config(file).state)
-    store.save_status(TableStatus("shop", TableId("shop", "a"), "IDLE", counters={"read": 5, "applied": 5}))
-    assert run("status", str(file)).exit_code == 0
+    store.save_status(
+        TableStatus("shop", TableId("shop", "a"), "IDLE", counters={"read": 5, "applied": 5, "unmatched": 2})
+    )
+    healthy = run("status", str(file))
+    assert healthy.exit_code == 0
+    assert "shop.a: filter: 2 changes whose row does not satisfy it" in healthy.stdout
     store.save_status(
         TableStatus("shop", TableId("shop", "b"), "PAUSED", error="FramingError: x", zero_dates={"d": 3})
     )

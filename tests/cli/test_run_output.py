@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tidesink.change import TableId
 from tidesink.cli.progress_lines import ProgressLines
 from tidesink.cli.run_worker import report_json, show_report
@@ -48,6 +50,15 @@ def test_the_report_for_people(capsys: object) -> None:
         "shop.bad: error: FramingError: no JSON",
         "shop.bad: warning: w",
     ]
+
+
+def test_what_a_filter_took_out_is_said_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    account = Account(7, 4, 3, unmatched=2)
+    show_report(RunReport("shop", (TableReport(ORDERS, "t", "IDLE", counters=account.as_counters()),)))
+    assert "shop.orders: filter: 2 changes whose row does not satisfy it" in capsys.readouterr().err
+    told: list[str] = []
+    ProgressLines(told.append, brokers="b:1").hear(BatchApplied(ORDERS, 4, account, "v", None))
+    assert "applied 4, superseded 3, unmatched 2 in" in told[0]
 
 
 def test_progress_is_a_line_a_step() -> None:

@@ -66,11 +66,12 @@ def test_all_of_it_at_once(
     }
     config = shop_config(tmp_path, servers, {"source": source, "tables": [LAYOUT], "target": place.settings})
 
-    def drained() -> dict[int, tuple[Any, ...]]:
+    def drained(unmatched: int) -> dict[int, tuple[Any, ...]]:
         report = run(load_config(config), until="drained")
         assert report.exit_code == 0, [table.error for table in report.tables]
         counted = report.tables[0].counters
         assert counted["read"] == counted["applied"] + counted["superseded"]
+        assert counted["unmatched"] == unmatched
         if kind == "delta":
             rows = open_lake_table(tmp_path / "lake" / "shop" / "laid").read().to_pylist()
         else:
@@ -82,7 +83,7 @@ def test_all_of_it_at_once(
     changes.send(Op.INSERT, 1, "one", 5, "s")
     changes.send(Op.INSERT, 2, "two", 1, "s")
     changes.send(Op.INSERT, 3, "three", 9, "s")
-    assert drained() == {
+    assert drained(1) == {
         1: ("one", 5, "insert", 101, 0, 1, False),
         3: ("three", 9, "insert", 103, 2, 1, False),
     }
@@ -90,7 +91,7 @@ def test_all_of_it_at_once(
     changes.send(Op.UPDATE, 2, "two", 7, "s", old=(2, "two", 1, "s"))
     changes.send(Op.UPDATE, 3, None, 8, "s", old=(3, "three", 9, "s"))
     changes.send(Op.UPDATE, 5, None, 8, "s", old=(4, None, 8, "s"))
-    assert drained() == {
+    assert drained(1) == {
         1: ("one", 5, "delete", 104, 3, 2, True),
         2: ("two", 7, "update", 105, 4, 2, False),
         3: ("three", 8, "update", 106, 5, 2, False),
@@ -98,6 +99,6 @@ def test_all_of_it_at_once(
     }
     changes.send(Op.UPDATE, 1, None, 6, "s", old=(1, "uno", 5, "no"))
     changes.send(Op.DELETE, 3, None, 8, "s")
-    found = drained()
+    found = drained(0)
     assert found[1] == (None, 6, "update", 108, 7, 3, False)
     assert found[3] == ("three", 8, "delete", 109, 8, 3, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,11 +97,12 @@ def expected(events: Sequence[Event]) -> State:
         source.pop(event.key, None)
         if event.row is not None:
             source[event.key] = event.row
-    return {
-        key: {"number": key, "B": row["key b"]}
-        for key, row in source.items()
-        if (row["n"] is not None and row["n"] > 2) or row["secret"] is None
-    }
+    return {key: {"number": key, "B": row["key b"]} for key, row in source.items() if matches(row)}
+
+
+def matches(row: Mapping[str, Any]) -> bool:
+    """Whether a row satisfies ``n > 2 or secret is null``."""
+    return (row["n"] is not None and row["n"] > 2) or row["secret"] is None
 
 
 def applied(reduced: DataFrame, state: State) -> State:
@@ -145,7 +146,9 @@ def test_the_target_holds_the_rows_that_satisfy_wherever_it_is_cut(
     state: State = {}
     for start, end in pairwise(edges):
         decoded = plan.decode(_frame(spark, events[start:end], start))
-        reduced = reduce_frame(decoded, plan.shape, changes_keys=True)
+        reduced = reduce_frame(decoded, plan.shape, changes_keys=True, filters=True)
+        unmatched = [event for event in events[start:end] if event.row is not None and not matches(event.row)]
+        assert sum(row["_unmatched"] for row in reduced.collect()) == len(unmatched)
         assert sum(row["_events"] - row["_superseded"] for row in reduced.where("not _half").collect()) <= (
             end - start
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidesink.errors import AccountingError
@@ -46,10 +48,22 @@ def test_a_record_of_several_events_counts_as_several() -> None:
 
 
 def test_counters_survive_the_state_store() -> None:
-    account = Account(7, 3, 2, 1, 1)
+    account = Account(7, 3, 2, 1, 1, 4)
     assert Account.from_counters(account.as_counters()) == account
     assert Account.from_counters({"read": 1, "of an older version": 2}) == Account(read=1)
-    assert account + account == Account(14, 6, 4, 2, 2)
+    assert account + account == Account(14, 6, 4, 2, 2, 8)
+
+
+@pytest.mark.parametrize(("unmatched", "holds"), [(0, True), (8, True), (9, False), (-1, False)])
+def test_what_a_filter_took_out_is_among_what_was_applied_or_superseded(unmatched: int, holds: bool) -> None:
+    summary = replace(_summary(), unmatched=unmatched)
+    account = account_of(summary, kafka_records=10, applied_rows=5, rejected=1)
+    assert account.as_counters()["unmatched"] == unmatched
+    if holds:
+        account.check(table="t")
+        return
+    with pytest.raises(AccountingError, match="the filter took out other rows"):
+        account.check(table="t")
 
 
 @pytest.mark.parametrize(

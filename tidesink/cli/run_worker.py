@@ -12,7 +12,7 @@ from tidesink.cli import exits
 from tidesink.cli.log_lines import LogFormat, log_to_stderr
 from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
-from tidesink.cli.status import COUNTS, commit_time, counts_row
+from tidesink.cli.status import COUNTS, commit_time, counts_row, unmatched_lines
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceUnavailableError
 
@@ -117,6 +117,7 @@ def _row(entry: TableReport) -> tuple[Any, ...]:
 def _remarks(entry: TableReport) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += [f"warning: {warning}" for warning in entry.warnings]
+    remarks += unmatched_lines(entry.counters)
     return remarks + [
         f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
         for column, count in entry.zero_dates.items()

@@ -169,6 +169,7 @@ def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += _goal(entry)
     remarks += [f"warning: {warning}" for warning in entry.warnings]
+    remarks += unmatched_lines(entry.counters)
     remarks += filtered_lines(entry)
     remarks += [
         f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
@@ -176,6 +177,13 @@ def _remarks(entry: TableStatus) -> list[str]:
         if count
     ]
     return remarks
+
+
+def unmatched_lines(counters: Mapping[str, int]) -> list[str]:
+    """How many changes the table's filter made deletes of."""
+    count = counters.get("unmatched", 0)
+    told = f"filter: {count} changes whose row does not satisfy it, among applied and superseded"
+    return [told] if count else []
 
 
 def filtered_lines(entry: TableStatus) -> list[str]:

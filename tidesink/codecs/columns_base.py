@@ -29,6 +29,8 @@ column              type                        meaning
 ``_kept``           array<string>               only in frames of a plan that ``keeps_values``: the names
                                                 of columns of ``after`` whose value the source did not
                                                 send, so that what is stored stays; null where it sent all
+``_unmatched``      boolean                     only in frames under a filter: the delete is an upsert whose
+                                                row does not satisfy it; never null
 ``_change``         string                      only in frames of a plan that ``logs``: ``insert``,
                                                 ``update``, ``delete``, or ``upsert`` where nothing tells
 ``before``          struct of all columns       likewise: the row before an update, or the deleted one;

@@ -18,7 +18,8 @@ from tidesink.sinks.summary import BatchSummary
 class Account:
     """The numbers of one batch, or of many added up, in events.
 
-    A key change is one event, and the delete of an absent row is applied. ``zero_dates`` counts values.
+    A key change is one event, and the delete of an absent row is applied. ``unmatched`` is no part of the
+    law's sum: so many of the applied and superseded ones are changes whose row the table's filter took out.
     """
 
     read: int = 0
@@ -26,9 +27,11 @@ class Account:
     superseded: int = 0
     filtered: int = 0
     dead_lettered: int = 0
+    unmatched: int = 0
 
     def __add__(self, other: Account) -> Account:
-        return Account(*(a + b for a, b in zip(self.values(), other.values(), strict=True)))
+        mine, theirs = self.as_counters(), other.as_counters()
+        return Account(**{name: count + theirs[name] for name, count in mine.items()})
 
     def values(self) -> tuple[int, int, int, int, int]:
         """The numbers in the order of the law."""
@@ -46,12 +49,23 @@ class Account:
     def check(self, *, table: str) -> None:
         """Raise AccountingError where the law does not hold."""
         accounted = self.read - sum(self.values()[1:])
-        if accounted == 0:
-            return
         numbers = ", ".join(f"{name} {count}" for name, count in self.as_counters().items())
+        if accounted == 0:
+            self._check_unmatched(numbers, table)
+            return
         raise AccountingError(
             f"{abs(accounted)} events are {'missing' if accounted > 0 else 'too many'}: {numbers}. The table "
             "stops so that nothing is built on it; compare it with the source, and report this with the log",
+            table=table,
+        )
+
+    def _check_unmatched(self, numbers: str, table: str) -> None:
+        """A row that the filter took out is a delete: applied, or superseded."""
+        if 0 <= self.unmatched <= self.applied + self.superseded:
+            return
+        raise AccountingError(
+            f"the filter took out other rows than were applied or superseded: {numbers}. The table stops so "
+            "that nothing is built on it; compare it with the source, and report this with the log",
             table=table,
         )
 
@@ -74,4 +88,5 @@ def account_of(
         superseded=summary.superseded + stale,
         filtered=summary.filtered,
         dead_lettered=rejected,
+        unmatched=summary.unmatched,
     )

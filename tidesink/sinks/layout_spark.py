@@ -114,6 +114,7 @@ class LaidOutColumns(ColumnsAround):
         emptied = ["after", "_zero_dates", *(["_kept"] if self._inner.keeps_values else [])]
         return {
             "_kind": kind,
+            "_unmatched": ~bad & ~stays,
             "_error": F.when(bad, FilterError.__name__).otherwise(F.col("_error")),
             "_reason": F.when(bad, reason).otherwise(F.col("_reason")),
             "old_key": F.when(~bad, F.col("old_key")),

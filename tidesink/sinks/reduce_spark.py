@@ -28,6 +28,7 @@ column                type              meaning
                                         source did not send, so that what is stored stays; null for none
 ``_anew``             boolean           with ``keeps_values`` alone: the batch deletes the key before this
                                         row, so that nothing stored is the row's
+``_unmatched``        bigint            under a filter alone: events among them whose row does not satisfy it
 ``_seq``              struct            in the source's order alone: the position of the event that stays,
                                         as ``targets.base.SEQUENCE_DDL`` says
 ====================  ================  ==========================================================
@@ -91,6 +92,7 @@ def reduce_frame(
     changes_keys: bool = True,
     keeps_values: bool = False,
     versions: bool = False,
+    filters: bool = False,
 ) -> DataFrame:
     """The reduced frame of a decoded one; lazy.
 
@@ -99,25 +101,31 @@ def reduce_frame(
     offset alone is the order. ``keeps_values``: whether the frame has ``_kept`` (a plan's ``keeps_values``).
     Order by ``source`` needs a ``_commit_ts`` in every row event (``refuse_unplaced``), and no kept values.
     ``versions``: a key has a row for each commit_ts, as ``history`` says, whatever ``sequence_by``; it needs
-    one in every row event too (``refuse_undated``).
+    one in every row event too (``refuse_undated``). ``filters``: whether the frame has ``_unmatched``.
     """
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
     keys = [column.name for column in shape.key_columns]
     key_names = [f"key_{number}" for number in range(len(keys))]
+    output = [*_output(keys, key_names), *([F.col("_unmatched")] if filters else [])]
+    unmatched = [F.count_if("_unmatched").alias("_unmatched")] if filters else []
+    more = [_own_unmatched()] if filters else []
     if versions:
-        grouped = _prepared(rows, keys, more=[]).groupBy("group_hash", *key_names, _moment().alias("moment"))
-        return grouped.agg(*_aggregates(_first_write())).select(*_output(keys, key_names))
+        grouped = _prepared(rows, keys, more=more).groupBy(
+            "group_hash", *key_names, _moment().alias("moment")
+        )
+        return grouped.agg(*_aggregates(_first_write()), *unmatched).select(*output)
     order = _order(sequence_by, changes_keys=changes_keys)
-    groups = _prepared(rows, keys, more=["_kept"] if keeps_values else []).groupBy("group_hash", *key_names)
-    output = _output(keys, key_names)
+    kept = [F.col("_kept")] if keeps_values else []
+    groups = _prepared(rows, keys, more=[*kept, *more]).groupBy("group_hash", *key_names)
+    aggregates = [*_aggregates(order), *unmatched]
     if sequence_by == "source":
         greatest = F.max(order).alias("greatest")
-        return groups.agg(*_aggregates(order), greatest).select(*output, _sequence(F.col("greatest")))
+        return groups.agg(*aggregates, greatest).select(*output, _sequence(F.col("greatest")))
     if not keeps_values:
-        return groups.agg(*_aggregates(order)).select(*output)
+        return groups.agg(*aggregates).select(*output)
     names = [column.name for column in shape.columns]
     told = ToldValues(names, [name for name in names if name not in keys], order)
-    completed = told.completed(groups.agg(*_aggregates(order), *told.aggregates()))
+    completed = told.completed(groups.agg(*aggregates, *told.aggregates()))
     return completed.select(*output, "_kept", "_anew")
 
 
@@ -181,7 +189,13 @@ def _halves(decoded: DataFrame) -> DataFrame:
     )
 
 
-def _prepared(rows: DataFrame, keys: list[str], *, more: Sequence[str]) -> DataFrame:
+def _own_unmatched() -> Column:
+    """Whether an event is one that its filter took out, counted once, and no bad record since."""
+    counted = F.col("_kind").isin(*ROW_KINDS) & (F.col("part") != _DELETE_HALF)
+    return (F.col("_unmatched") & counted).alias("_unmatched")
+
+
+def _prepared(rows: DataFrame, keys: list[str], *, more: Sequence[Column]) -> DataFrame:
     """What is grouped by, and what the group keeps.
 
     The hash comes first, so that sorting compares one number; rows whose hashes meet are still told

@@ -28,6 +28,7 @@ def staged_frame(decoded: DataFrame, columns: DecodeColumns, settings: TableConf
         changes_keys=columns.changes_keys,
         keeps_values=columns.keeps_values,
         versions=settings.mode == "history",
+        filters=settings.layout.row_filter is not None,
     )
 
 

@@ -66,7 +66,8 @@ class BatchSummary:
     ``zero_dates``: values made null, by column, among the rows to apply. ``key_range`` holds the
     smallest and largest value of the first key column among the rows to apply. ``doubted`` counts those
     among them whose checksum does not match, where that is asked and they are applied all the same;
-    ``left_out`` those that leave out values which the target is to keep.
+    ``left_out`` those that leave out values which the target is to keep. ``unmatched`` counts row events, to
+    apply or superseded, whose row the table's filter took out.
     """
 
     messages: int = 0
@@ -82,6 +83,7 @@ class BatchSummary:
     unplanned: int = 0
     doubted: int = 0
     left_out: int = 0
+    unmatched: int = 0
     max_commit_ts: int | None = None
     min_commit_ts: int | None = None
     key_range: tuple[object, object] | None = None

@@ -44,12 +44,15 @@ _SUMS: Final = (
     "unplanned",
     "doubted",
     "left_out",
+    "unmatched",
 )
 
 
 def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
     """What a reduced frame holds."""
-    aggregates = _aggregates(shape, keeps_values="_kept" in reduced.columns)
+    names = reduced.columns
+    unmatched = F.sum("_unmatched") if "_unmatched" in names else F.lit(0)
+    aggregates = [*_aggregates(shape, keeps_values="_kept" in names), unmatched.alias("unmatched")]
     rows = reduced.groupBy("_topic", "_partition").agg(*aggregates).collect()
     return BatchSummary(
         **{name: sum(row[name] or 0 for row in rows) for name in _SUMS},
