@@ -29,6 +29,7 @@ TidesinkError                        .context says where, .remedy says what happ
 │   └── MixedPartitionsError  stop   one key in two partitions: order is lost
 ├── AccountingError           stop   read ≠ applied + superseded + filtered + dead-lettered
 ├── StateStoreError           retry  the worker's own state store failed
+├── NotKeptError              fix    no dead letter or DDL event where one was asked for
 └── DevStackError             fix    the local broker or registry cannot start
 
 The meanings of ``remedy``: ``fix`` (a person changes something), ``retry`` (with backoff),
@@ -228,6 +229,12 @@ class StateStoreError(TidesinkError):
     """The worker's own state store failed."""
 
     remedy: ClassVar[Remedy] = "retry"
+
+
+class NotKeptError(TidesinkError):
+    """No dead letter, or DDL event, is kept where one was asked for; says what was looked for."""
+
+    remedy: ClassVar[Remedy] = "fix"
 
 
 class DevStackError(TidesinkError):

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from tidesink.change import Message
+from tidesink.change import Message, TableId
 from tidesink.cli import exits, records
 from tidesink.cli.decode import decoded_lines
 from tidesink.cli.event_json import error_json
 from tidesink.cli.failures import guarded
 from tidesink.cli.human import human_lines
+from tidesink.cli.known_tables import known_table
 from tidesink.cli.observed import Observed
 from tidesink.cli.options import ConfigOption, chosen_config, config_path
 from tidesink.cli.output import Output, OutputFormat, console, note, show_table, write_json
 from tidesink.cli.sources import setting
+from tidesink.cli.status import read_statuses, seconds_since_turn
 from tidesink.config import Config
 from tidesink.config.fields import PositiveDuration
 from tidesink.errors import ConfigError, RegistryError
@@ -114,7 +116,7 @@ def drop(
     chosen = _to_drop(settings, table, place, everything=everything)
     if place is None:
         before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
-        chosen = replace(chosen, before=before, below=below, kind=error)
+        chosen = replace(chosen, before=before, below=below, kind=records.error_name(error))
     elif (error, older_than, below) != (None, None, None):
         raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
     with _LETTERS.opened(settings) as letters:
@@ -148,9 +150,10 @@ def replay(
     from tidesink.sinks.replay import replay as replayed
 
     settings = chosen_config(None, config)
+    table = _judged(settings, table)
     chosen = replace(
         records.chosen_record(settings.pipeline, table, place) if place else Chosen(settings.pipeline, table),
-        kind=error,
+        kind=records.error_name(error),
     )
     note(f"{settings.pipeline}: starting Spark")
     report = replayed(settings, chosen)
@@ -160,6 +163,26 @@ def replay(
         _show_replay(report)
     if report.left:
         raise typer.Exit(exits.UNWELL)
+
+
+def _judged(config: Config, name: str) -> str:
+    """The table of a name, by what is known without Spark: its mode, and whether a worker is at work.
+
+    Raises:
+        ConfigError: it is none, or takes no replay.
+        StaleProgressError: a worker of the pipeline runs.
+    """
+    from tidesink.sinks.replay import refuse_replay
+
+    worked_on = [entry.table for entry in read_statuses(config)]
+    if worked_on:
+        table = known_table(name, config, worked_on)
+    else:  # the state store is new, or was lost: letters may be there all the same
+        table = TableId(*name.partition(".")[::2])
+        if not all(table):
+            raise ConfigError(f"{name!r} is no table: give it as schema.table")
+    refuse_replay(config, table, seconds_since_turn(config))
+    return str(table)
 
 
 def _replay_json(report: ReplayReport) -> dict[str, Any]:

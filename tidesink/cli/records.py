@@ -14,7 +14,8 @@ import typer
 from tidesink.cli.capture import base64_text
 from tidesink.cli.output import note
 from tidesink.config import Config
-from tidesink.errors import ConfigError, TidesinkError
+from tidesink.config.problems import nearest
+from tidesink.errors import ConfigError, NotKeptError, TidesinkError
 
 if TYPE_CHECKING:
     from tidesink.sinks.rejects import Chosen, RecordGroup, Records, RecordStore
@@ -59,14 +60,13 @@ class KeptRecords(Generic[Store]):
 
         Raises:
             ConfigError: the place is none.
-            TidesinkError: there is no such record at the place.
+            NotKeptError: there is no such record at the place.
         """
         chosen = chosen_record(config.pipeline, table, place)
         with self.opened(config) as records:
-            found = records.rows(chosen, limit=1)
+            found, store = records.rows(chosen, limit=1), records.place
         if not found:
-            shown = f"tidesink {self.command} list"
-            raise TidesinkError(f"no {self.word} of {table} at {place}: {shown} shows those there are")
+            raise not_kept(self.word, chosen, command=f"tidesink {self.command} list", store=store)
         return found[0]
 
 
@@ -83,6 +83,36 @@ def chosen_record(pipeline: str, table: str, place: str) -> Chosen:
         raise ConfigError(f"{place!r} is no place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
     partition = int(found["inner"] or found["partition"] or 0)
     return Chosen(pipeline, table, topic=found["topic"], partition=partition, offset=int(found["offset"]))
+
+
+def error_name(text: str | None) -> str | None:
+    """The error class that a person named; None where none is.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    known = {name.lower(): name for name in _names_below(TidesinkError)}
+    if text is None or text.lower() in known:
+        return None if text is None else known[text.lower()]
+    raise ConfigError(
+        f"--error {text}: there is no such error{nearest(text, known.values())}; tidesink dlq list shows "
+        "those of the letters, and docs/errors.md lists all"
+    )
+
+
+def _names_below(error: type[TidesinkError]) -> Iterator[str]:
+    for below in error.__subclasses__():
+        yield below.__name__
+        yield from _names_below(below)
+
+
+def not_kept(kind: str, chosen: Chosen, *, command: str, store: str) -> NotKeptError:
+    """That no record of a kind is at the one place that was chosen."""
+    place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
+    return NotKeptError(
+        f"no {kind} of table {chosen.table} at {place} is kept by pipeline {chosen.pipeline} in {store}: "
+        f"{command} shows those there are"
+    )
 
 
 def shown_moment(moment: datetime | None) -> str:

@@ -67,7 +67,7 @@ def replay(config: Config, chosen: Chosen) -> ReplayReport:
     _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
     flag = StopFlag()
     with assembled(config, (), flag) as around:
-        _refuse_beside_worker(around)
+        _refuse_beside_worker(config, seconds_since_beat(around.store, config.pipeline))
         beat = Heartbeat(around.store, config.pipeline)
         beat.beat()
         stop_on_signals(flag)
@@ -87,11 +87,21 @@ def _refuse_mode(config: Config, table: TableId) -> None:
         )
 
 
-def _refuse_beside_worker(around: Surroundings) -> None:
-    seconds = seconds_since_beat(around.store, around.config.pipeline)
+def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None:
+    """Refuse what is known to fail before Spark starts; ``seconds``: since a worker's last mark.
+
+    Raises:
+        ConfigError: the table's mode takes no change out of order.
+        StaleProgressError: a worker of the pipeline runs.
+    """
+    _refuse_mode(config, table)
+    _refuse_beside_worker(config, seconds)
+
+
+def _refuse_beside_worker(config: Config, seconds: float | None) -> None:
     if seconds is not None and seconds <= ALIVE_SECONDS:
         raise StaleProgressError(
-            f"a worker of {around.config.pipeline} is at work (seen {seconds:.0f} s ago), and a replay would "
+            f"a worker of {config.pipeline} is at work (seen {seconds:.0f} s ago), and a replay would "
             f"take its tables away: stop it first. One that was killed counts as gone after "
             f"{ALIVE_SECONDS:.0f} s"
         )

@@ -1,0 +1,94 @@
+"""``tidesink dlq``: what is refused before Spark starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.config_samples import CANAL_JSON, changed
+from tidesink.change import TableId
+from tidesink.cli.failures import error_block
+from tidesink.cli.main import app
+from tidesink.cli.records import chosen_record, error_name, not_kept
+from tidesink.config import load_config
+from tidesink.errors import ConfigError
+from tidesink.sinks.heartbeat import Heartbeat
+from tidesink.sinks.state_store import TableStatus, open_state_store
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tidesink.yaml"
+    tables = [{"name": "shop.log", "mode": "append"}]
+    settings = changed(CANAL_JSON, state=str(tmp_path / "state.db"), tables=tables)
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    return path
+
+
+def _work(config: Path, *tables: str) -> None:
+    settings = load_config(config)
+    store = open_state_store(settings.state)
+    for name in tables:
+        store.save_status(TableStatus(settings.pipeline, TableId("shop", name), "IDLE"))
+    store.close()
+
+
+def _asked(config: Path, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["dlq", *words, "--config", str(config)])
+    assert "starting Spark" not in done.output
+    assert "opening the dead letters" not in done.output
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("replay", "shop.order"), "did you mean shop.orders?"),
+        (("replay", "shop.orders", "17"), "'17' is no place"),
+        (("replay", "shop.orders", "--error", "FramingErr"), "did you mean FramingError?"),
+        (("replay", "shop.log"), "a table of mode append takes no replay"),
+        (("drop", "shop.orders", "--error", "FramingErr", "--yes"), "did you mean FramingError?"),
+        (("drop", "--all", "--error", "no", "--yes"), "--error no: there is no such error;"),
+    ],
+)
+def test_arguments_are_judged_before_spark_starts(config: Path, words: tuple[str, ...], said: str) -> None:
+    _work(config, "orders", "log")
+    code, output = _asked(config, *words)
+    assert (code, said in output) == (2, True), output
+
+
+def test_a_name_that_is_none_is_refused_before_any_worker_ran(config: Path) -> None:
+    code, output = _asked(config, "replay", "orders")
+    assert code == 2
+    assert "'orders' is no table: give it as schema.table" in output
+
+
+def test_a_worker_at_work_is_met_before_spark_starts(config: Path) -> None:
+    _work(config, "orders")
+    settings = load_config(config)
+    store = open_state_store(settings.state)
+    Heartbeat(store, settings.pipeline).beat()
+    store.close()
+    code, output = _asked(config, "replay", "shop.orders")
+    assert code == 1
+    assert f"a worker of {settings.pipeline} is at work" in output
+
+
+def test_errors_are_named_in_any_case() -> None:
+    assert [error_name(name) for name in (None, "framingerror", "FilterError")] == [
+        None,
+        "FramingError",
+        "FilterError",
+    ]
+    with pytest.raises(ConfigError, match="there is no such error"):
+        error_name("")
+
+
+def test_what_is_not_there_is_said_with_what_was_looked_for() -> None:
+    chosen = chosen_record("shop", "shop.orders", "cdc[2]@17")
+    said = error_block(not_kept("dead letter", chosen, command="tidesink dlq list", store="./lake"))
+    assert "table shop.orders at partition 2, offset 17 of cdc is kept by pipeline shop in ./lake" in said
+    assert "stops" not in said
