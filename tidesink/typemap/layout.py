@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.typemap.metadata import MetadataKind, metadata_columns
-from tidesink.typemap.row_filter import RowFilter
+from tidesink.typemap.row_filter import RowFilter, check_types
 from tidesink.typemap.shape import ShapeColumn, TableShape
 
 
@@ -97,10 +97,13 @@ def laid_out(
     shape that the source does not have any more; ``past`` of those it had, in the shape or not.
 
     Raises:
-        ConfigError: the layout names a column there is not, leaves a key out, or gives two columns one name.
+        ConfigError: the layout names a column there is not, leaves a key out, or gives two columns one name,
+            or its filter is a value and no condition.
         SchemaRefusedError: the layout names a column that is gone: rows from now on have no value for it.
     """
     _check_named(layout, source, frozenset(gone), frozenset(past))
+    if layout.row_filter is not None:
+        check_types(layout.row_filter, source)
     chosen = tuple(_chosen(layout, source))
     _check_keys(chosen, source)
     names = {old.lower(): new for old, new in layout.rename.items()}

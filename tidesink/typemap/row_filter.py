@@ -13,7 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
-from tidesink.typemap.shape import quoted
+from tidesink.typemap.filter_types import refuse_patterns, refuse_types
+from tidesink.typemap.shape import TableShape, quoted
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -98,8 +99,8 @@ def read_filter(text: str) -> RowFilter | None:
 
     Raises:
         ConfigError: sqlglot is not installed, or the text is not one condition on one row's columns: a
-            subquery, an aggregate, a window, or a function that is none of Spark's own, or whose answer
-            depends on more than its arguments.
+            subquery, an aggregate, a window, a pattern that Java takes for none, or a function that is none
+            of Spark's own, or whose answer depends on more than its arguments.
     """
     if text.strip().lower() == ALWAYS:
         return None
@@ -107,10 +108,25 @@ def read_filter(text: str) -> RowFilter | None:
     for check in (_refuse_nodes, _refuse_moments, _refuse_no_condition):
         check(tree)
     _refuse_functions(text)
+    refuse_types(tree, {})
+    refuse_patterns(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
     if not mentions:
         raise ConfigError("names no column: every row would fare alike")
     return RowFilter(text, mentions)
+
+
+def check_types(row_filter: RowFilter, shape: TableShape) -> None:
+    """Hold a filter to the types of a table's columns, as far as that can be done without Spark.
+
+    Raises:
+        ConfigError: it, or a part of it, is a value and no condition.
+    """
+    known = {name.lower(): shape.by_name[name.lower()].spark for name in row_filter.columns}
+    try:
+        refuse_types(_parsed(row_filter.text), known)
+    except ConfigError as error:
+        raise ConfigError(f"filter: {error.message}", table=str(shape.table)) from error
 
 
 def _parsed(text: str) -> exp.Expression:

@@ -1,0 +1,105 @@
+"""No pattern is refused that Java takes, and no type that Spark takes for a condition."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.errors import ConfigError
+from tidesink.sinks.layout_spark import check_condition
+from tidesink.typemap.java_pattern import java_fault
+from tidesink.typemap.row_filter import FUNCTIONS, RowFilter, _mentions, _parsed, check_types
+from tidesink.typemap.shape import TableShape, shape_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+_PIECES = st.sampled_from(
+    [
+        *"ab*+?(){}[]|\\^$&-,.",
+        "{2}",
+        "{1,}",
+        "(?:",
+        "(?i)",
+        "(?<n>",
+        "(?=",
+        r"\Q",
+        r"\E",
+        r"\p{L}",
+        r"\d",
+        "[^",
+        "&&",
+    ]
+)
+
+
+def _java_takes(spark: SparkSession, pattern: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark._jvm
+    try:
+        jvm.java.util.regex.Pattern.compile(pattern)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_PIECES, max_size=7).map("".join))
+@example("[]a]")
+@example("a{2}*")
+@example("a**")
+@example("[a&&]]")
+def test_java_takes_no_pattern_that_is_refused(spark: SparkSession, pattern: str) -> None:
+    if java_fault(pattern) is not None:
+        assert not _java_takes(spark, pattern)
+
+
+def _shape() -> TableShape:
+    kinds = {"id": "bigint", "n": "int", "name": "text", "at": "datetime", "day": "date", "raw": "blob"}
+    columns = [Column(name, ColumnType(kind), handle=name == "id") for name, kind in kinds.items()]
+    return shape_of(TableSchema(TableId("shop", "t"), tuple(columns)))
+
+
+_ARGUMENTS = (
+    "", "n", "name", "at", "day", "raw", "n, n", "name, 'a'", "name, name", "day, n", "name, n",
+    "n > 1, n > 2", "n > 1, name, 'b'", "name, 1, 2", "n, name, name", "n > 1", "array(n), n", "'YEAR', day",
+)  # fmt: skip
+
+
+def _vetted_for_its_type_alone(text: str) -> RowFilter | None:
+    """A filter whose types are refused, as it would go to Spark if they were not looked at."""
+    try:
+        tree = _parsed(text)
+        found = RowFilter(text, tuple(sorted(_mentions(tree, text), key=lambda one: one.start)))
+    except ConfigError:
+        return None
+    try:
+        check_types(found, _shape())
+    except ConfigError:
+        return found
+    return None
+
+
+def test_spark_takes_no_condition_that_is_refused_for_its_type(spark: SparkSession) -> None:
+    """Every function a filter may call, over every few arguments, alone and beside AND."""
+    refused, taken = 0, []
+    calls = (f"{name}({arguments})" for name in sorted(FUNCTIONS) for arguments in _ARGUMENTS)
+    for text in (text for call in calls for text in (call, f"n > 1 and {call}")):
+        found = _vetted_for_its_type_alone(text)
+        if found is None:
+            continue
+        refused += 1
+        try:
+            check_condition(found, _shape(), spark)
+        except ConfigError:
+            continue
+        taken.append(text)
+    assert taken == []
+    assert refused > 100
