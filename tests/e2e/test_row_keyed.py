@@ -14,6 +14,7 @@ from tests.multisets import CREATE, SCHEMA, TABLE, Copies, again, copies, histor
 from tests.servers import create_topics
 from tidesink.change import ChangeEvent
 from tidesink.cli.table_plans import table_plans
+from tidesink.codecs.row_key import keyed_by_row
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.report import TableReport
@@ -87,3 +88,23 @@ def test_a_row_without_a_row_key_pauses_its_table(
     assert paused.state == "PAUSED"
     assert "has no _tidb.rowkey" in str(paused.error)
     assert any("no DDL in the topic name a key" in warning for warning in paused.warnings)
+
+
+def test_marks_names_and_columns_of_choice_leave_the_row_key_alone(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    settings = {"deletes": "soft", "except_column_list": ["amount"], "rename": {"name": "who"}}
+    shop = _Shop(tmp_path, servers, defaults={**settings, "metadata": ["op"]})
+    events, _ = history(Random(9), 40)
+    shop.writer.ddl(CREATE)
+    shop.send(events)
+    assert shop.run().error is None
+    held = {}
+    for event in map(keyed_by_row, events):
+        if event.after is None:
+            held.pop(tuple((event.key or {}).values()), None)
+        else:
+            held[tuple((event.key or {}).values())] = event.after["name"]
+    living = [row for row in shop.rows if not row["_tidesink_deleted"]]
+    assert {(row["_tidb_rowid"], row["_tidb_table_id"]): row["who"] for row in living} == held
+    assert set(shop.rows[0]) == {"_tidb_rowid", "_tidb_table_id", "who", "_tidesink_op", "_tidesink_deleted"}

@@ -17,8 +17,10 @@ from tidesink.change import ChangeEvent, DdlEvent, Op, TableId, WatermarkEvent
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.claim_check import ClaimCheck
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.row_key import row_key_of
 from tidesink.errors import EncodeError
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.row_key import RowKey
 
 # The order inside mysqlType is random at the producer, and ts is its wall clock.
 _RANDOM = re.compile(rb'"mysqlType":\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
@@ -130,6 +132,14 @@ def test_row_key_and_types_travel_in_the_extension(record: Record) -> None:
         if record.options.output_row_key and record.options.enable_tidb_extension:
             assert record.event is not None
             assert extension["_tidb"] == (_row_key(record.event) or {})["_tidb"]
+            assert row_key_of(event) == _in_tikv(record.event["row_key_hex"])
+
+
+def _in_tikv(digits: str) -> RowKey:
+    """A row's key as TiKV has it: 't', table id, '_r', row id."""
+    key = bytes.fromhex(digits)
+    table_id, row_id = (int.from_bytes(part, "big") - (1 << 63) for part in (key[1:9], key[11:]))
+    return RowKey(row_id, table_id)
 
 
 @pytest.mark.golden("canal-json", "rows")

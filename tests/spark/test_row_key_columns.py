@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.golden.vectors import VectorFolder, schema_of
 from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, history, messages
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
@@ -133,3 +136,26 @@ def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession
     plan = canal_json_columns(SCHEMA, keys=("name",), by_row_key=True, judges=False)
     (row,) = collect(plan.decode(raw_frame(spark, [_sent_as(0, _members(_tidb={"commitTs": 1}))])), plan)
     assert (row.kind, row.key) == ("upsert", {"name": "a"})
+
+
+GOLDEN: Final = Path(__file__).parents[1] / "golden" / "data" / "canal-new"
+
+
+def test_row_keys_that_ticdc_wrote(spark: SparkSession) -> None:
+    """Rows that name no primary key: nothing but a definition would tell of their table's unique key."""
+    sent = [
+        record
+        for record in VectorFolder(GOLDEN).rows("canal-json")
+        if record.raw["case"] == "before_uk_only_b" and record.options.sends_row_keys
+    ]
+    schema = schema_of(sent[0].event or {})
+    keyless = replace(schema, columns=tuple(replace(column, handle=False) for column in schema.columns))
+    plan = canal_json_columns(keyless, by_row_key=True, judges=False)
+    decoded = plan.decode(raw_frame(spark, [record.message for record in sent]))
+    found = collect(decoded, plan)
+    digits = [(record.event or {})["row_key_hex"] for record in sent]
+    assert [row.kind for row in found] == ["upsert", "upsert", "delete"]
+    assert [row.key for row in found] == [{"_tidb_rowid": 1, "_tidb_table_id": 0x7E}] * 3
+    assert set(digits) == {"74800000000000007e5f728000000000000001"}
+    last = rows_to_apply(reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys)).collect()
+    assert [row["_op"] for row in last] == ["delete"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.multisets import OPTIONS, SCHEMA, change, messages
-from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right
+from tests.multisets import CREATE, OPTIONS, SCHEMA, change, messages
+from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.change import ChangeEvent, Column, ColumnType, TableSchema
 from tidesink.cli.table_plans import plan_of
 from tidesink.codecs.base import CodecOptions
@@ -158,3 +158,10 @@ def test_a_table_without_any_identity_is_a_problem_with_every_way_out(
     plan = plan_of(right(config), "app", shape_of(SCHEMA), types_from="ddl")
     assert plan.problem is not None
     assert all(way in plan.problem for way in ("keys: [...]", "mode: append", told))
+
+
+def test_a_filter_of_a_defined_table_may_name_the_row_key() -> None:
+    table = {"name": "shop.visits", "definition": CREATE, "filter": "_tidb_rowid > 5"}
+    assert right(changed(ROW_KEYS, tables=[table]))
+    (problem,) = wrong(changed(CANAL_JSON, tables=[table])).values()
+    assert "has no column _tidb_rowid" in problem.reason

@@ -25,7 +25,7 @@ from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
 from tidesink.typemap.render import CALENDAR_READERS
-from tidesink.typemap.row_key import IDENTITIES, WHY_OF, row_keyed
+from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, WHY_OF, is_row_keyed, row_keyed
 from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
 from tidesink.typemap.table import row_of
 
@@ -252,7 +252,8 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     plan = plan_of(config, found.topic, shape, types_from=types_from)
     if defined is None:
         told = "types come from the short words in mysqlType: a definition of the table gives full ones"
-        return dataclasses.replace(plan, warnings=(told, *plan.warnings))
+        untold_key = (UNTOLD_KEY,) if is_row_keyed(shape) else ()
+        return dataclasses.replace(plan, warnings=(told, *untold_key, *plan.warnings))
     return plan
 
 

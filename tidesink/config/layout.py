@@ -13,6 +13,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
 from tidesink.typemap.row_filter import read_filter
+from tidesink.typemap.row_key import row_keyed
 from tidesink.typemap.shape import shape_of
 
 # Targets with rows whose values can stay; held to their capabilities by a test.
@@ -120,7 +121,9 @@ def _defined(config: Config) -> Iterator[Problem]:
             entry.definition.declare_in(definitions, entry.table.schema)
             schema = definitions.get(entry.table)
             if schema is not None and not settings.layout.plain:
-                laid_out(settings.layout, shape_of(schema, keys=settings.keys), own=())
+                shape = shape_of(schema, keys=settings.keys)
+                by_row_key = not shape.keys and config.source.codec_options().sends_row_keys
+                laid_out(settings.layout, row_keyed(shape) if by_row_key else shape, own=())
         except (ConfigError, SchemaRefusedError) as error:
             if not settings.layout.plain:
                 yield Problem(f"tables[{number}]", error.message, "correct the name, or the definition")

@@ -29,7 +29,7 @@ from tidesink.sinks.topic_ddl import DDL_PARTITION
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import reads_alike
 from tidesink.typemap.render import spark_type
-from tidesink.typemap.row_key import IDENTITIES, is_row_keyed
+from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, is_row_keyed
 from tidesink.typemap.shape import shape_of, wider_ddl, with_defaults, with_former, without
 
 if TYPE_CHECKING:
@@ -42,12 +42,6 @@ _PEEKED_RECORDS = 10_000
 _NO_KEY: Final = (
     "the table has no key: its rows have no pkNames, and no definition names a key. Name columns that tell "
     f"its rows apart under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
-)
-# Shown with a table that nothing but its rows tells of.
-_UNTOLD_KEY: Final = (
-    "rows are told apart by TiDB's row keys, since no pkNames and no DDL in the topic name a key: if the "
-    "table has a unique key of columns that are not null, name it under tables: keys, because the changefeed "
-    "may send a row whose key changes to another partition"
 )
 
 
@@ -83,7 +77,7 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
             for name in self._text_columns
         ]
         told = self._ddl.warnings(self._table, defined=self._declared is not None)
-        keyed = [_UNTOLD_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_untold else []
+        keyed = [UNTOLD_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_untold else []
         return (*super().warnings, *texts, *keyed, *told)
 
     @property

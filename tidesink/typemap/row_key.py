@@ -83,13 +83,19 @@ OTHER_ROW_KEY: Final = (
     f"_tidb.rowkey is not that of a row with a _tidb_rowid ({FORM}), as rows of a table without a key have: "
     "where the table has a key, name its columns under tables: keys, or give its definition"
 )
-WHY: Final = "the table has no key: TiDB's own number of {}, from _tidb.rowkey (output-row-key)"
+# Of a table that nothing but its rows tells of.
+UNTOLD_KEY: Final = (
+    "rows are told apart by TiDB's row keys, since no pkNames and no DDL in the topic name a key: if the "
+    "table has a unique key of columns that are not null, name it under tables: keys, because the changefeed "
+    "may send a row whose key changes to another partition"
+)
+_WHY: Final = "the table has no key: TiDB's own number of {}, from _tidb.rowkey (output-row-key)"
 
 _BIGINT: Final = ColumnType("bigint", sql="bigint")
 ROW_KEY_COLUMNS: Final = tuple(
     ShapeColumn(name, _BIGINT, "bigint", key=True, hidden=True) for name in (ROW_ID, TABLE_ID)
 )
-WHY_OF: Final = {ROW_ID: WHY.format("the row"), TABLE_ID: WHY.format("the table or partition")}
+WHY_OF: Final = {ROW_ID: _WHY.format("the row"), TABLE_ID: _WHY.format("the table or partition")}
 
 
 def is_row_keyed(shape: TableShape) -> bool:
