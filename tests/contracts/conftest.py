@@ -81,3 +81,21 @@ def delta(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
 def iceberg(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """The Iceberg target alone, in a folder."""
     return iceberg_bed(request, tmp_path / "lake")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS[name]) for name in ("postgres", "mysql")])
+def sql(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """Each SQL target in turn."""
+    return BEDS[request.param](request, tmp_path)
+
+
+@pytest.fixture
+def postgres_sql(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """Postgres alone."""
+    return postgres_bed(request, tmp_path)
+
+
+@pytest.fixture
+def mysql_sql(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """MariaDB alone."""
+    return mysql_bed(request, tmp_path)

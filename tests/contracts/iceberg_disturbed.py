@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tests.contracts.targets_bed import Bed, progress, shape
+from tests.contracts.targets_bed import Bed, progress, row, shape
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
 from tidesink.sinks.targets.iceberg_target import IcebergTable, IcebergTarget
 
 SHAPE: Final = shape()
 NAMED: Final = "'shop.orders'"
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
-    """A row of the table."""
-    return {"id": number, "name": name, "amount": amount}
 
 
 LOADED: Final = [row(1), row(2, "b"), row(3)]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from datetime import timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
-from tests.contracts.targets_bed import Bed
+from tests.contracts.targets_bed import TABLE, Bed
 from tidesink.change import TableId
 from tidesink.sinks.targets.identifier import quote_mysql
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
@@ -101,6 +102,27 @@ def sql_bed(request: pytest.FixtureRequest, connections: Connections) -> Bed:
     request.addfinalizer(close)
     read = reader(targets[0])
     return Bed(connections.dialect.database, targets[0], read, reopen, request.getfixturevalue("spark"))
+
+
+_MARK: Final = re.compile(r"{}|\[(?:shards)?]")
+
+
+def target_of(bed: Bed) -> SqlTarget:
+    """The bed's target, which is one of a SQL database."""
+    assert isinstance(bed.target, SqlTarget)
+    return bed.target
+
+
+def execute(bed: Bed, *statements: str) -> None:
+    """Statements as another program would send them.
+
+    ``{}`` is the table, ``[]`` its ledger, ``[shards]`` the ledger of those who share it.
+    """
+    place = target_of(bed).place_of(TABLE)
+    names = {"{}": place.location, "[]": place.ledger, "[shards]": place.shards}
+    with target_of(bed).connections.transaction("test") as cursor:
+        for statement in statements:
+            cursor.execute(_MARK.sub(lambda found: names[found[0]], statement))
 
 
 def reader(target: SqlTarget) -> Callable[[TableId], list[dict[str, Any]]]:

@@ -37,6 +37,11 @@ def shape(*columns: Column, table: TableId = TABLE) -> TableShape:
     return shape_of(TableSchema(table, columns or (ID, NAME, AMOUNT)))
 
 
+def row(number: object, name: str | None = "a", amount: int | None = 1) -> dict[str, Any]:
+    """A row of that shape."""
+    return {"id": number, "name": name, "amount": amount}
+
+
 def progress(epoch: int, batch: int, *, table: TableId = TABLE, pipeline: str = "shop") -> Progress:
     """Progress which says batch ``batch``: ten offsets a batch."""
     at = PartitionProgress(batch * 10, batch * 10, 400 + batch, 401 + batch)

@@ -7,16 +7,12 @@ from decimal import Decimal
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim
 
 SHAPE = shape()
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
-    return {"id": number, "name": name, "amount": amount}
 
 
 def test_an_unknown_table_is_made_and_holds_no_progress(bed: Bed) -> None:

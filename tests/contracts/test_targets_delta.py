@@ -13,7 +13,7 @@ import pytest
 
 from tests.contracts.conftest import delta_bed
 from tests.contracts.interrupted import CutOff, HeldMerge
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     CommitUnknownError,
@@ -36,10 +36,6 @@ from tidesink.sinks.targets.identifier import quote_text
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark
 SHAPE = shape()
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
-    return {"id": number, "name": name, "amount": amount}
 
 
 def loaded(bed: Bed, target: DeltaTarget | None = None) -> DeltaTable:

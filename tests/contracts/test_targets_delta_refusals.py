@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TidesinkError
 from tidesink.sinks.shape import TableShape, shape_of
@@ -23,10 +23,6 @@ pytestmark = pytest.mark.spark
 SHAPE = shape()
 DECIMAL = ColumnType("decimal", precision=20, scale=0)
 LONG_DECIMAL = ColumnType("decimal", precision=60, scale=0)
-
-
-def row(number: Any, name: str = "a") -> dict[str, Any]:
-    return {"id": number, "name": name, "amount": 1}
 
 
 def opened(bed: Bed, asked: TableShape = SHAPE) -> DeltaTable:

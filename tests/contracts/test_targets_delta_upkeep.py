@@ -8,17 +8,12 @@ from typing import Any, Final
 import pytest
 
 from tests.contracts.interrupted import HeldMerge
-from tests.contracts.targets_bed import Bed, progress, shape
+from tests.contracts.targets_bed import Bed, progress, row, shape
 from tidesink.errors import TransientTargetError
 from tidesink.sinks.targets.delta_target import DeltaTable
 
 pytestmark = pytest.mark.spark
 SHAPE: Final = shape()
-
-
-def row(number: int, name: str = "a") -> dict[str, object]:
-    """A row of the table."""
-    return {"id": number, "name": name, "amount": 1}
 
 
 def opened(bed: Bed) -> DeltaTable:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contracts.targets_bed import Bed, progress, shape
+from tests.contracts.targets_bed import Bed, progress, row, shape
 from tidesink.sinks.targets.base import Collected, SequencedTable
 from tidesink.sinks.targets.iceberg_target import IcebergTarget
 
 pytestmark = pytest.mark.spark
 SHAPE = shape()
-
-
-def row(number: int, name: str = "a") -> dict[str, object]:
-    return {"id": number, "name": name, "amount": 1}
 
 
 def test_a_table_that_rewrites_its_files_counts_and_forgets_as_any_other(iceberg: Bed) -> None:

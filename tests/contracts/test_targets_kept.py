@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import Bed, progress, shape
+from tests.contracts.targets_bed import Bed, progress, row, shape
 from tidesink.errors import ValueNotStoredError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable
 
 SHAPE = shape()
-
-
-def row(number: int, name: str | None, amount: int | None) -> dict[str, object]:
-    return {"id": number, "name": name, "amount": amount}
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
-from tests.contracts.targets_bed import AMOUNT, Bed, progress, shape
+from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.kafka_topics import topic_messages
 from tidesink.change import ChangeEvent, Column, ColumnType
 from tidesink.codecs.opening import open_codec
@@ -47,10 +47,6 @@ def messages(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
 def kafka(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
     """Kafka alone."""
     return kafka_bed(request, tmp_path / "lake")
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, Any]:
-    return {"id": number, "name": name, "amount": amount}
 
 
 class _CutOff(SqlStateStore):

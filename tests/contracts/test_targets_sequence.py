@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape
 from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.targets.base import (
@@ -18,10 +18,6 @@ from tidesink.sinks.targets.base import (
 )
 
 SHAPE = shape()
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
-    return {"id": number, "name": name, "amount": amount}
 
 
 @pytest.fixture

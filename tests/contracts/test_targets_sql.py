@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_bed, postgres_bed, sql_bed
-from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.sql_beds import execute, sql_bed, target_of
+from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, row, shape
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import (
@@ -28,30 +28,7 @@ from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 SHAPE = shape()
-BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
 EMAIL = Column("email", ColumnType("varchar", length=40))
-
-
-@pytest.fixture(params=list(BEDS))
-def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
-    """Each SQL target in turn."""
-    return BEDS[request.param](request, tmp_path)
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
-    return {"id": number, "name": name, "amount": amount}
-
-
-def target_of(bed: Bed) -> SqlTarget:
-    assert isinstance(bed.target, SqlTarget)
-    return bed.target
-
-
-def execute(bed: Bed, *statements: str) -> None:
-    """Statements as another program would send them; ``{}`` is the table."""
-    with target_of(bed).connections.transaction("test") as cursor:
-        for statement in statements:
-            cursor.execute(statement.format(target_of(bed).place_of(TABLE).location))
 
 
 def by_email(bed: Bed, *unique: str) -> Any:

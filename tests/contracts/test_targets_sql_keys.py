@@ -8,38 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_bed, postgres_bed
+from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
 from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
-BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
-
-
-@pytest.fixture(params=list(BEDS))
-def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
-    """Each SQL target in turn."""
-    return BEDS[request.param](request, tmp_path)
-
-
-@pytest.fixture
-def mysql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
-    """MariaDB alone."""
-    return mysql_bed(request, tmp_path)
-
-
-def target_of(bed: Bed) -> SqlTarget:
-    assert isinstance(bed.target, SqlTarget)
-    return bed.target
-
-
-def execute(bed: Bed, *statements: str) -> None:
-    """Statements as another program would send them; ``{}`` is the table."""
-    with target_of(bed).connections.transaction("test") as cursor:
-        for statement in statements:
-            cursor.execute(statement.format(target_of(bed).place_of(TABLE).location))
 
 
 def test_keys_are_told_apart_by_every_byte(sql: Bed) -> None:
@@ -85,24 +59,24 @@ def test_a_table_whose_keys_are_told_apart_loosely_is_refused(sql: Bed) -> None:
     assert done.inserted == len(sql.read(TABLE)) == 4
 
 
-def test_a_collation_that_was_changed_under_the_worker_is_refused(mysql: Bed) -> None:
+def test_a_collation_that_was_changed_under_the_worker_is_refused(mysql_sql: Bed) -> None:
     one = shape(replace(CODE, type=ColumnType("varchar", length=9)), NAME)
-    table = mysql.target.open_table(one, pipeline="shop")
+    table = mysql_sql.target.open_table(one, pipeline="shop")
     table.claim()
-    execute(mysql, "ALTER TABLE {} MODIFY code varchar(9) COLLATE utf8mb4_general_ci NOT NULL")
+    execute(mysql_sql, "ALTER TABLE {} MODIFY code varchar(9) COLLATE utf8mb4_general_ci NOT NULL")
     with pytest.raises(SchemaRefusedError, match="utf8mb4_general_ci"):
-        table.apply(mysql.batch(one, [{"code": "a", "name": "x"}]), progress(1, 1))
-    assert mysql.read(TABLE) == []
+        table.apply(mysql_sql.batch(one, [{"code": "a", "name": "x"}]), progress(1, 1))
+    assert mysql_sql.read(TABLE) == []
 
 
 @pytest.fixture
-def strict(mysql: Bed) -> Iterator[Bed]:
+def strict(mysql_sql: Bed) -> Iterator[Bed]:
     """A server as MySQL's may be: no engine but InnoDB, and no table without a primary key."""
-    dialect = target_of(mysql).connections.dialect
+    dialect = target_of(mysql_sql).connections.dialect
     dialect._engine, dialect._collation = "InnoDB", "utf8mb4_nopad_bin"  # type: ignore[attr-defined]
-    execute(mysql, "SET GLOBAL innodb_force_primary_key = ON")
-    yield mysql
-    execute(mysql, "SET GLOBAL innodb_force_primary_key = OFF")
+    execute(mysql_sql, "SET GLOBAL innodb_force_primary_key = ON")
+    yield mysql_sql
+    execute(mysql_sql, "SET GLOBAL innodb_force_primary_key = OFF")
 
 
 def test_a_server_with_innodb_alone_that_wants_primary_keys(strict: Bed) -> None:

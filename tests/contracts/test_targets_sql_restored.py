@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import TABLE, Bed, progress, shape
 from tidesink.errors import StaleProgressError, TransientTargetError
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
@@ -18,7 +16,6 @@ from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 SHAPE: Final = shape()
-BEDS: Final = {"postgres": postgres_bed, "mysql": mysql_bed}
 ROW: Final = {"id": 1, "name": "a", "amount": 1}
 AGAIN: Final = (
     "CREATE TABLE {0}.again (LIKE {0}.{1} INCLUDING ALL)",
@@ -54,18 +51,6 @@ HEAVY: Final = {
     "postgres": ("VACUUM FULL shop.orders", "ANALYZE shop.orders"),
     "mysql": ("ALTER TABLE shop.orders FORCE", "OPTIMIZE TABLE shop.orders"),
 }
-
-
-@pytest.fixture(params=list(BEDS))
-def sql(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
-    """Each SQL target in turn."""
-    return BEDS[request.param](request, tmp_path)
-
-
-@pytest.fixture
-def postgres_sql(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
-    """Postgres alone."""
-    return postgres_bed(request, tmp_path)
 
 
 def as_others(bed: Bed, *statements: str) -> None:

@@ -9,43 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_bed, postgres_bed
-from tests.contracts.targets_bed import ID, TABLE, Bed, frame_of, progress, shape
+from tests.contracts.sql_beds import execute, target_of
+from tests.contracts.targets_bed import ID, TABLE, Bed, frame_of, progress, row, shape
 from tidesink.change import Column, ColumnType
 from tidesink.errors import AccountingError, SchemaRefusedError
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, Collected, ReducedRow, RowSequence, SequencedTable
 from tidesink.sinks.targets.sql_ledger import SqlLedger
 from tidesink.sinks.targets.sql_sequence import commit_ts_in, hex_above, packed_hex
-from tidesink.sinks.targets.sql_target import SqlTarget
 from tidesink.sinks.targets.sql_tombstones import SqlTombstones
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 SHAPE = shape()
 EMAIL = Column("email", ColumnType("varchar", length=40))
-BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
-
-
-@pytest.fixture(params=list(BEDS))
-def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
-    """Each SQL target in turn."""
-    return BEDS[request.param](request, tmp_path)
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
-    return {"id": number, "name": name, "amount": amount}
-
-
-def target_of(bed: Bed) -> SqlTarget:
-    assert isinstance(bed.target, SqlTarget)
-    return bed.target
-
-
-def execute(bed: Bed, *statements: str) -> None:
-    """Statements as another program would send them; ``{}`` is the table, ``[]`` the ledger."""
-    place = target_of(bed).place_of(TABLE)
-    with target_of(bed).connections.transaction("test") as cursor:
-        for statement in statements:
-            cursor.execute(statement.replace("[]", place.ledger).replace("{}", place.location))
 
 
 def held(bed: Bed, one: Any = SHAPE) -> Any:
@@ -90,8 +65,8 @@ def test_a_unique_column_besides_the_key(sql: Bed) -> None:
     assert [one["id"] for one in sql.living()] == [2, 3, 4, 6]
 
 
-def test_a_partitioned_table_counts_as_any_other(request: pytest.FixtureRequest, tmp_path: Any) -> None:
-    bed = postgres_bed(request, tmp_path)
+def test_a_partitioned_table_counts_as_any_other(postgres_sql: Bed) -> None:
+    bed = postgres_sql
     execute(
         bed,
         "CREATE SCHEMA shop",
@@ -108,10 +83,8 @@ def test_a_partitioned_table_counts_as_any_other(request: pytest.FixtureRequest,
     assert table.collect(20) == Collected(20, 1, 0, None)
 
 
-def test_a_row_that_is_neither_written_nor_older_stops_the_table(
-    request: pytest.FixtureRequest, tmp_path: Any
-) -> None:
-    bed = postgres_bed(request, tmp_path)
+def test_a_row_that_is_neither_written_nor_older_stops_the_table(postgres_sql: Bed) -> None:
+    bed = postgres_sql
     table = held(bed)
     table.apply(bed.batch(SHAPE, [row(1)], at=[10]), progress(1, 1))
     execute(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_bed, postgres_bed
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tests.contracts.sql_beds import execute, target_of
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.config.routes import Destination
 from tidesink.errors import SchemaRefusedError
@@ -21,32 +21,12 @@ from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
-BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
-GOAL = TableId("shop", "orders")
 MINE = TableId("shop_1", "orders")
 LATE = Column("late", ColumnType("varchar", length=9), default="mine")
 
 
-@pytest.fixture(params=list(BEDS))
-def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
-    """Each SQL target in turn."""
-    return BEDS[request.param](request, tmp_path)
-
-
-def target_of(bed: Bed) -> SqlTarget:
-    assert isinstance(bed.target, SqlTarget)
-    return bed.target
-
-
 def shard_shape(*columns: Column) -> TableShape:
-    return routed_shape(shape(*columns, table=MINE), Destination(GOAL, Shard("shard", str(MINE))))
-
-
-def execute(bed: Bed, statement: str) -> None:
-    """A statement as another program would send it; ``{}`` is the table, ``[]`` the shards' ledger."""
-    place = target_of(bed).place_of(GOAL)
-    with target_of(bed).connections.transaction("test") as cursor:
-        cursor.execute(statement.replace("[]", place.shards).replace("{}", place.location))
+    return routed_shape(shape(*columns, table=MINE), Destination(TABLE, Shard("shard", str(MINE))))
 
 
 class _Watched:
@@ -56,7 +36,7 @@ class _Watched:
 
     def present(self, cursor: Any, place: Place) -> dict[str, str]:
         found: dict[str, str] = super().present(cursor, place)  # type: ignore[misc]
-        act = self.after_a_look if place.name == GOAL.name else None
+        act = self.after_a_look if place.name == TABLE.name else None
         if act is not None:
             self.after_a_look = None
             act()
@@ -91,7 +71,7 @@ def test_a_column_that_another_shard_adds_after_the_look_is_taken_as_it_is(
     assert dialect.after_a_look is None
     assert (grown.added, grown.backfilled) == ((), ("late",))
     table.apply(sql.batch(wider, [{**first, "id": 2, "late": "x"}]), progress(1, 2, table=MINE))
-    found = {row["id"]: row["late"] for row in sql.read(GOAL)}
+    found = {row["id"]: row["late"] for row in sql.read(TABLE)}
     assert found == {1: "mine", 2: "x"}
 
 
@@ -104,7 +84,7 @@ def test_a_ledger_of_shards_of_an_earlier_version_gets_its_columns(sql: Bed) -> 
         progress(1, 1, table=MINE),
     )
     drops = ", ".join(f"DROP COLUMN {name}" for name in ("horizon", "table_identity", "known_columns"))
-    execute(sql, f"ALTER TABLE [] {drops}")
+    execute(sql, f"ALTER TABLE [shards] {drops}")
     again = sql.reopen().open_table(plain, pipeline="shop")
     assert again.claim().progress == progress(2, 1, table=MINE)
 
@@ -122,4 +102,4 @@ def test_a_column_of_others_is_neither_dropped_nor_renamed_by_a_shard(sql: Bed) 
     with pytest.raises(SchemaRefusedError, match=r"several source tables share shop\.orders"):
         table.rename_column("amount", "total")
     table.drop_columns(["gone"])
-    assert [found["amount"] for found in sql.read(GOAL)] == [1]
+    assert [found["amount"] for found in sql.read(TABLE)] == [1]

@@ -7,32 +7,27 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_bed, postgres_bed
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.sql_beds import target_of
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tests.contracts.test_targets_history import Event, batch_of
 from tests.contracts.test_targets_history import held as history_held
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.targets.base import DeleteMode
-from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 SHAPE = shape()
 WIDER = shape(ID, NAME, Column("amount", ColumnType("bigint")), Column('no`te"%', ColumnType("int")))
-BEDS = {"postgres": postgres_bed, "mysql": mysql_bed}
 
 
-@pytest.fixture(params=list(BEDS))
-def sql(request: pytest.FixtureRequest, tmp_path: Any) -> Bed:
+def with_views(bed: Bed) -> Bed:
+    return replace(bed, target=replace(target_of(bed), view="{table}_live"))
+
+
+@pytest.fixture
+def sql(sql: Bed) -> Bed:
     """Each SQL target in turn, with views."""
-    bed = BEDS[request.param](request, tmp_path)
-    assert isinstance(bed.target, SqlTarget)
-    return replace(bed, target=replace(bed.target, view="{table}_live"))
-
-
-def target_of(bed: Bed) -> SqlTarget:
-    assert isinstance(bed.target, SqlTarget)
-    return bed.target
+    return with_views(sql)
 
 
 def answers(bed: Bed, *statements: str) -> list[Any]:
@@ -42,10 +37,6 @@ def answers(bed: Bed, *statements: str) -> list[Any]:
         for statement in statements:
             cursor.execute(statement.replace("[]", place.beside("orders_live")).replace("{}", place.location))
         return list(cursor.fetchall()) if cursor.description else []
-
-
-def row(number: int, name: str | None = "a", amount: int | None = 1) -> dict[str, object]:
-    return {"id": number, "name": name, "amount": amount}
 
 
 def held(bed: Bed, *, delete_mode: DeleteMode = "hard") -> Any:
@@ -137,11 +128,8 @@ HAS = (
 )
 
 
-def test_a_view_in_step_is_left_alone_and_keeps_its_rights(
-    request: pytest.FixtureRequest, tmp_path: Any
-) -> None:
-    bed = postgres_bed(request, tmp_path)
-    bed = replace(bed, target=replace(target_of(bed), view="{table}_live"))
+def test_a_view_in_step_is_left_alone_and_keeps_its_rights(postgres_sql: Bed) -> None:
+    bed = with_views(postgres_sql)
     table = held(bed)
     made = "SELECT oid, xmin::text FROM pg_class WHERE oid = 'shop.orders_live'::regclass"
     answers(bed, *GIVEN)
