@@ -69,3 +69,10 @@ def capture(key: bytes | None, value: bytes | None, offset: int = 17, topic: str
 
 def lines(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def said(*args: str, code: int = 0) -> Any:
+    """What a command of ``tidesink registry`` prints as JSON."""
+    result = run("registry", *args, "-o", "json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.samples import run
+from tests.cli.samples import run, said
 from tests.confluent_registry import Server, Start, confluent_servers
 from tests.scripted_registry import Reply, Serve, scripted_registries
 
@@ -33,13 +32,6 @@ def ddl(tmp_path: Path) -> Any:
         return str(tmp_path / name)
 
     return write
-
-
-def said(*args: str, code: int = 0) -> Any:
-    """What a command of ``registry`` prints as JSON."""
-    result = run("registry", *args, "-o", "json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 def told(*args: str, code: int = 0, stdin: str | None = None) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.samples import KEY, KEY_SCHEMA, VALUE, VALUE_SCHEMA, capture, run
+from tests.cli.samples import KEY, KEY_SCHEMA, VALUE, VALUE_SCHEMA, capture, run, said
 from tests.confluent_registry import Server, Start, confluent_servers
 from tidesink.schema_registry import RegisteredSchema
 
@@ -41,12 +40,6 @@ def file(source: Server, tmp_path: Path) -> str:
     path = tmp_path / "all.jsonl"
     said("export", str(path), "--schema-registry", source.url)
     return str(path)
-
-
-def said(*args: str, code: int = 0) -> Any:
-    result = run("registry", *args, "-o", "json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 def test_an_export_has_all_and_is_the_same_each_time(source: Server, file: str, tmp_path: Path) -> None:

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.samples import run
+from tests.cli.samples import run, said
 from tests.cli.test_topics import DDL, Stack, config_file, stack, write
 
 __all__ = ["stack"]
-
-
-def said(*args: str, code: int = 0) -> Any:
-    result = run("registry", *args, "-o", "json")
-    assert result.exit_code == code, result.output
-    return json.loads(result.stdout)
 
 
 def test_a_flat_avro_topic_is_judged_with_the_schemas_it_names(stack: Stack, tmp_path: Path) -> None:

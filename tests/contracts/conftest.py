@@ -10,7 +10,7 @@ import pytest
 from tests.contracts.iceberg_beds import iceberg_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.sql_beds import mysql_bed, postgres_bed
-from tests.contracts.targets_bed import Bed
+from tests.contracts.targets_bed import Bed, spark_rows
 from tidesink.change import TableId
 from tidesink.sinks.targets import TARGETS
 
@@ -34,15 +34,9 @@ def delta_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     target = DeltaTarget(spark, str(folder))
 
     def read(table: TableId) -> list[dict[str, Any]]:
-        frame = spark.read.format("delta").load(target.path_of(table))
-        return [{k: _plain(v) for k, v in row.asDict().items()} for row in frame.collect()]
+        return spark_rows(spark.read.format("delta").load(target.path_of(table)))
 
     return Bed("delta", target, read, lambda: DeltaTarget(spark, str(folder)), spark)
-
-
-def _plain(value: Any) -> Any:
-    """Spark gives binary as bytearray."""
-    return bytes(value) if isinstance(value, bytearray) else value
 
 
 BEDS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.targets_bed import Bed
+from tests.contracts.targets_bed import Bed, spark_rows
 from tidesink.change import TableId
 
 CATALOG = "lake"
@@ -41,12 +41,6 @@ def iceberg_bed(
     target = IcebergTarget(spark, CATALOG, properties=catalog)
 
     def read(table: TableId) -> list[dict[str, Any]]:
-        frame = spark.table(target.location_of(table))
-        return [{k: _plain(v) for k, v in row.asDict().items()} for row in frame.collect()]
+        return spark_rows(spark.table(target.location_of(table)))
 
     return Bed("iceberg", target, read, lambda: IcebergTarget(spark, CATALOG, properties=catalog), spark)
-
-
-def _plain(value: Any) -> Any:
-    """Spark gives binary as bytearray."""
-    return bytes(value) if isinstance(value, bytearray) else value

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from tests.contracts.targets_bed import Bed, progress, row, shape
+from tests.contracts.targets_bed import Bed, progress, row, shape, sql
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
 from tidesink.sinks.targets.iceberg_target import IcebergTable, IcebergTarget
 
@@ -30,12 +30,6 @@ def opened(bed: Bed) -> IcebergTable:
     table = bed.reopen().open_table(SHAPE, pipeline="shop")
     assert isinstance(table, IcebergTable)
     return table
-
-
-def sql(bed: Bed, text: str) -> list[Any]:
-    """What a statement of another program answers."""
-    assert bed.spark is not None
-    return bed.spark.sql(text).collect()
 
 
 def state_of(bed: Bed, table: IcebergTable) -> TableState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import replace
@@ -20,7 +21,7 @@ _PATIENCE_SECONDS: Final = 120
 
 
 class CutOff:
-    """A Spark session whose next statement of a kind raises as a lost connection does, before or after."""
+    """A Spark session whose next statement that begins as ``word`` says, a pattern, loses its connection."""
 
     def __init__(self, session: Any, *, before: bool, word: str = "MERGE") -> None:
         self._session, self._before, self._word = session, before, word
@@ -36,7 +37,7 @@ class CutOff:
     def sql(self, text: str) -> Any:
         from py4j.protocol import Py4JNetworkError
 
-        cut = self.armed and text.startswith(self._word)
+        cut = self.armed and re.match(self._word, text)
         if cut:
             self.armed = False
         if cut and self._before:

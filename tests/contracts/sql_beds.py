@@ -82,6 +82,10 @@ def _databases(connection: Any) -> set[str]:
         return {name for (name,) in cursor.fetchall()}
 
 
+# How a test gets a database of its own, by the target's type.
+DATABASES: Final = {"postgres": postgres_database, "mysql": mysql_server}
+
+
 def mysql_bed(request: pytest.FixtureRequest, _folder: Path) -> Bed:
     """Tables in a MariaDB."""
     return sql_bed(request, Connections(MysqlDialect(), mysql_server(request)))

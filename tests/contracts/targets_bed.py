@@ -22,7 +22,7 @@ from tidesink.sinks.targets.base import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -125,6 +125,23 @@ class Bed:
             for row in self.rows(table)
             if not row[SOFT_DELETE_COLUMN]
         ]
+
+
+def spark_rows(frame: DataFrame) -> list[dict[str, Any]]:
+    """A frame's rows, binary as bytes: Spark gives it as bytearray."""
+    return [
+        {
+            name: bytes(value) if isinstance(value, bytearray) else value
+            for name, value in row.asDict().items()
+        }
+        for row in frame.collect()
+    ]
+
+
+def sql(bed: Bed, text: str) -> list[Any]:
+    """What a Spark statement of another program answers."""
+    assert bed.spark is not None
+    return bed.spark.sql(text).collect()
 
 
 def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[Any, Any]]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.contracts.conftest import delta_bed
 from tests.contracts.interrupted import CutOff, HeldMerge
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape, sql
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     CommitUnknownError,
@@ -62,11 +62,6 @@ def earlier(delta: Bed, applied: Path) -> DeltaTable:
     assert isinstance(delta.target, DeltaTarget)
     shutil.copytree(applied, delta.target.root)
     return opened(delta)
-
-
-def sql(bed: Bed, text: str) -> list[Any]:
-    assert bed.spark is not None
-    return bed.spark.sql(text).collect()
 
 
 def opened(bed: Bed) -> DeltaTable:

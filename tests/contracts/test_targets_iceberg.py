@@ -8,19 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.iceberg_disturbed import (
-    LOADED,
-    SHAPE,
-    compact,
-    expire,
-    loaded,
-    opened,
-    row,
-    sql,
-    state_of,
-)
+from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, expire, loaded, opened, row, state_of
 from tests.contracts.interrupted import CutOff, HeldMerge
-from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape, sql
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     CommitUnknownError,

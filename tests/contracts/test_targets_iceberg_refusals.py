@@ -6,18 +6,8 @@ import json
 
 import pytest
 
-from tests.contracts.iceberg_disturbed import (
-    LOADED,
-    NAMED,
-    SHAPE,
-    expire,
-    loaded,
-    opened,
-    row,
-    sql,
-    state_of,
-)
-from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, shape
+from tests.contracts.iceberg_disturbed import LOADED, NAMED, SHAPE, expire, loaded, opened, row, state_of
+from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, shape, sql
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     ConfigError,

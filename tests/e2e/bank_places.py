@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_server, postgres_database, reader
+from tests.contracts.sql_beds import DATABASES, reader
 from tests.e2e.bank import ACCOUNT, LASTING, SCHEMAS, Bank, Key, key_of
 from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.replay import Servers
@@ -26,7 +26,6 @@ PROTOCOLS: Final = {
     "postgres": "canal-json",
     "mysql": "flat-avro",
 }
-_SERVERS: Final = {"postgres": postgres_database, "mysql": mysql_server}
 Rows = list[dict[str, Any]]
 
 
@@ -39,11 +38,11 @@ class Place(NamedTuple):
 
 def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
     """A target of this type, of the test's own."""
-    return _database(kind, request) if kind in _SERVERS else _lake(kind, request, folder)
+    return _database(kind, request) if kind in DATABASES else _lake(kind, request, folder)
 
 
 def _database(kind: str, request: pytest.FixtureRequest) -> Place:
-    server: Server = kind, _SERVERS[kind](request)
+    server: Server = kind, DATABASES[kind](request)
 
     def rows(table: TableId) -> Rows | None:
         with connected(server) as connections:

@@ -6,11 +6,11 @@ import re
 import struct
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
-from datetime import date
 from decimal import Decimal
 from typing import Any
 
 from tests.contracts.message_beds import stamp_of
+from tests.e2e.sql_compare import in_calendar
 from tidesink.change import ChangeEvent, Message, Op, Value
 from tidesink.codecs.base import Codec
 from tidesink.dev.workload.expected import ExpectedTable
@@ -55,7 +55,7 @@ def wrong_rows(found: Rows, expected: ExpectedTable) -> list[str]:
 def is_value(value: Value, text: str | None) -> bool:
     """Whether a decoded value is the one that SELECT showed."""
     if text is None or value is None:
-        return value is None and (text is None or not _in_calendar(text))
+        return value is None and (text is None or not in_calendar(text))
     if isinstance(value, bytes):
         return value == bytes.fromhex(text)
     if isinstance(value, Decimal):
@@ -70,15 +70,6 @@ def is_value(value: Value, text: str | None) -> bool:
 def _short(text: str) -> str:
     """A time without the zeros at the end of its fraction, which not every wire tells."""
     return _FRACTION.sub(lambda one: one[1] + (f".{one[2]}" if one[2] else ""), text, count=1)
-
-
-def _in_calendar(text: str) -> bool:
-    """Dates that no calendar has are null on their way (``zero-date: null``)."""
-    try:
-        date.fromisoformat(text[:10])
-    except ValueError:
-        return False
-    return True
 
 
 def rows_of_objects(objects: Iterable[Mapping[str, Any]], key: tuple[str, ...]) -> Rows:

@@ -5,7 +5,6 @@ Everything the config of a replay names is brokers, registry, topics, protocol a
 
 from __future__ import annotations
 
-import base64
 import gzip
 import json
 import re
@@ -17,12 +16,14 @@ from typing import Any, TypedDict
 
 from confluent_kafka import Producer
 
+from tests.golden.vectors import unbase64
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tidesink.change import TableId
 from tidesink.dev.check import check_table
 from tidesink.dev.workload.expected import ExpectedTable
 from tidesink.schema_registry import open_registry, subject
+from tidesink.sinks.report import RunReport, TableReport
 
 CONFIGURATIONS = ("avro_long", "avro_ext_string", "canal", "canal_ext", "canal_ext_partial")
 PARTITIONS = 4
@@ -73,8 +74,8 @@ def replay(
         counts[record["topic"]] += 1
         producer.produce(
             f"{prefix}{record['topic']}",
-            key=_with_own_id(_bytes(record["key_b64"]), ids),
-            value=_with_own_id(_bytes(record["value_b64"]), ids),
+            key=_with_own_id(unbase64(record["key_b64"]), ids),
+            value=_with_own_id(unbase64(record["value_b64"]), ids),
             partition=record["partition"],
             timestamp=record["timestamp"],
         )
@@ -83,12 +84,8 @@ def replay(
     return Replayed(prefix, counts)
 
 
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text)
-
-
 def _used_ids(records: list[dict[str, Any]]) -> set[int]:
-    found = (_bytes(record[part]) for record in records for part in ("key_b64", "value_b64"))
+    found = (unbase64(record[part]) for record in records for part in ("key_b64", "value_b64"))
     return {struct.unpack(">I", data[1:5])[0] for data in found if data}
 
 
@@ -116,7 +113,7 @@ def _with_own_id(data: bytes | None, ids: Mapping[int, int]) -> bytes | None:
     return data[:1] + struct.pack(">I", ids[struct.unpack(">I", data[1:5])[0]]) + data[5:]
 
 
-_KEYS = {"account": ("id",), "movement": ("acc", "seq"), "wide": ("id",), "pair": ("a", "b")}
+KEYS = {"account": ("id",), "movement": ("acc", "seq"), "wide": ("id",), "pair": ("a", "b")}
 # SELECT's own names for columns it had to render: hex(bin), b1+0.
 _RENDERED = re.compile(r"hex\((\w+)\)|(\w+)\+0")
 _NULL = "<nil>"
@@ -131,7 +128,7 @@ def final_state(workload: Path) -> list[ExpectedTable]:
 def _expected(name: str, found: Mapping[str, Any]) -> ExpectedTable:
     columns = [_RENDERED.sub(r"\1\2", column) for column in found["columns"]]
     rows = [[None if text == _NULL else text for text in row] for row in found["rows"]]
-    return ExpectedTable(TableId("bank", name), dict.fromkeys(columns, ""), _KEYS[name], rows)
+    return ExpectedTable(TableId("bank", name), dict.fromkeys(columns, ""), KEYS[name], rows)
 
 
 def replay_config(
@@ -183,3 +180,8 @@ def wrong_values(lake: Path, expected: Iterable[ExpectedTable]) -> list[str]:
     """Every difference between the lake and the expected rows, and columns nobody expects."""
     checks = [check_table(lake / found.table.schema / found.table.name, found) for found in expected]
     return [f"{check.table}: {difference}" for check in checks for difference in check.differences]
+
+
+def by_name(report: RunReport) -> dict[str, TableReport]:
+    """What a run says of each table, by the table's name without its schema."""
+    return {table.table.name: table for table in report.tables}

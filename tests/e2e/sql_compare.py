@@ -46,7 +46,7 @@ def wrong_rows(rows: list[dict[str, Any]], expected: ExpectedTable) -> list[str]
 def is_value(value: Any, text: str | None) -> bool:
     """Whether a value is the one that TiDB's SELECT showed."""
     if text is None or value is None:
-        return value is None and (text is None or not _in_calendar(text))
+        return value is None and (text is None or not in_calendar(text))
     if isinstance(value, bytes):
         return value == bytes.fromhex(text)
     if isinstance(value, int | Decimal):
@@ -73,7 +73,8 @@ def _plain_time(text: str) -> str:
     return _FRACTION.sub(lambda found: found[1] + (f".{found[2]}" if found[2] else ""), text)
 
 
-def _in_calendar(text: str) -> bool:
+def in_calendar(text: str) -> bool:
+    """Whether a date is one: those that no calendar has are null on their way (``zero-date: null``)."""
     try:
         date.fromisoformat(text[:10])
     except ValueError:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.e2e.replay import Servers
+from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tidesink.change import Op
 from tidesink.codecs.base import EncodedRecord
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.rejects import DEAD_LETTERS_NAME
-from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:
@@ -74,10 +74,6 @@ def _write(servers: Servers) -> dict[str, EncodedRecord]:
     return bad
 
 
-def _by_name(report: RunReport) -> dict[str, TableReport]:
-    return {table.table.name: table for table in report.tables}
-
-
 def test_bad_records_pause_a_table_or_become_dead_letters(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
@@ -89,7 +85,7 @@ def test_bad_records_pause_a_table_or_become_dead_letters(
 
 def _check_paused(report: RunReport, folder: Path) -> None:
     assert report.exit_code == 3
-    tables = _by_name(report)
+    tables = by_name(report)
     for name, (_, error, reason) in BAD.items():
         table = tables[name]
         assert table.state == "PAUSED"
@@ -104,7 +100,7 @@ def _check_paused(report: RunReport, folder: Path) -> None:
 
 def _check_dead_lettered(report: RunReport, folder: Path, bad: dict[str, EncodedRecord]) -> None:
     assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
-    tables = _by_name(report)
+    tables = by_name(report)
     letters = {
         row["table"]: row for row in open_lake_table(folder / "lake" / DEAD_LETTERS_NAME).read().to_pylist()
     }

@@ -7,7 +7,6 @@ exclusions, each with its reason).
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 from collections.abc import Iterator
@@ -19,13 +18,14 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.replay import Servers
-from tests.golden.debezium_captures import Capture, find_captures
-from tests.golden.debezium_compare import same
+from tests.golden.debezium_captures import Capture
+from tests.golden.debezium_compare import row_of, same_cell
 from tests.golden.debezium_exclusions import excluded_cell
-from tests.golden.debezium_tables import kinds_of, postgres_sql
+from tests.golden.debezium_tables import postgres_sql
+from tests.golden.each_capture import each_capture
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
-from tests.vectors import vectors_dir
+from tests.soak import soaked
 from tidesink.change import ChangeEvent, DdlEvent
 from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.debezium_values_modes import DebeziumModes
@@ -49,19 +49,10 @@ _DEFINED: Final = frozenset({"mdb_unwrap", "mdb_precise", "mdb_plain", "mdb_doub
 _DEFINED_IN_POSTGRES: Final = frozenset({"pg_plain", "pg_numeric", "pg_precise"})
 _DECIMAL: Final = re.compile(r"decimal\(\d+,\d+\)( unsigned)?")
 SMALL_BATCH: Final = 7
-_soak = pytest.mark.skipif(not os.environ.get("TIDESINK_SOAK"), reason="long: make soak")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "capture" in metafunc.fixturenames:
-        captures = find_captures(vectors_dir(metafunc.config))
-        metafunc.parametrize(
-            "capture", [pytest.param(one, id=one.name, marks=_long(one)) for one in captures]
-        )
-
-
-def _long(capture: Capture) -> list[pytest.MarkDecorator]:
-    return [] if capture.name in _EACH_FORM else [_soak, pytest.mark.soak]
+    each_capture(metafunc, always=_EACH_FORM)
 
 
 def _row_topics(capture: Capture) -> frozenset[str]:
@@ -181,25 +172,16 @@ def _wrong_cells(capture: Capture, lake: Path) -> Iterator[str]:
         rows = [{capture.column_name(name): value for name, value in row.items()} for row in stored]
         missing = 0
         for row in expected:
-            found = _found(table, row, rows)
+            found = row_of(table, row, rows, keys=_KEYS.get(table, 1))
             if found is None:
                 missing += 1
                 yield _cell(capture, table, row, "-")
                 continue
             for name, text in row.items():
-                if not _same(table, name, text, found):
+                if not same_cell(table, name, text, found):
                     yield _cell(capture, table, row, name)
         if len(rows) != len(expected) - missing:
             yield f"{capture.name}/{table}: {len(rows)} rows, {len(expected)} expected"
-
-
-def _found(table: str, row: dict[str, str | None], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    keys = list(row)[: _KEYS.get(table, 1)]
-    return next((one for one in rows if all(_same(table, name, row[name], one) for name in keys)), None)
-
-
-def _same(table: str, name: str, text: str | None, row: dict[str, Any]) -> bool:
-    return name in row and same(kinds_of(table)[name], text, row[name])
 
 
 def _cell(capture: Capture, table: str, row: dict[str, str | None], column: str) -> str:
@@ -227,8 +209,7 @@ def test_the_lake_ends_as_the_database_held_it(
     assert len(report.tables) == len(_row_topics(capture))
 
 
-@_soak
-@pytest.mark.soak
+@soaked
 @pytest.mark.parametrize("size", [1, SMALL_BATCH])
 def test_the_lake_ends_so_in_small_batches(
     spark: SparkSession, tmp_path: Path, capture: Capture, servers: Servers, size: int

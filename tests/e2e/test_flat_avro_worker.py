@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.e2e.replay import Servers
+from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import ID, NAME, TableWriter, lake_rows, schema_of, shop_config
 from tidesink.change import Op, Row, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.row_checksum import checksum_of
 from tidesink.config import load_config
-from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_markers_delete_and_wrong_checksums_stop_or_are_told(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
     _write(servers)
-    tables = _by_name(_run(tmp_path, servers, "reject", {}))
+    tables = by_name(_run(tmp_path, servers, "reject", {}))
     assert {key: row["name"] for key, row in lake_rows(tmp_path, "marked").items()} == {1: "x", 3: "again"}
     assert tables["summed"].state == "PAUSED"
     assert str(tables["summed"].error).startswith(f"ChecksumError: {tables['summed'].topic}[0]@1: ")
@@ -89,7 +89,7 @@ def test_markers_delete_and_wrong_checksums_stop_or_are_told(
     assert str(tables["forced"].error).startswith(f"UnnamedRowError: {tables['forced'].topic}[0]@3: ")
     assert {k: row["name"] for k, row in lake_rows(tmp_path, "forced").items()} == {1: "uno", 2: "two"}
     assert any("no row is checked" in text for text in tables["marked"].warnings)
-    after = _by_name(_run(tmp_path, servers, "warn", {"bad-record": "dead-letter"}))
+    after = by_name(_run(tmp_path, servers, "warn", {"bad-record": "dead-letter"}))
     assert {k: row["name"] for k, row in lake_rows(tmp_path, "summed").items()} == {
         1: "one",
         2: "two",
@@ -97,7 +97,3 @@ def test_markers_delete_and_wrong_checksums_stop_or_are_told(
     }
     assert any("checksum does not match" in text for text in after["summed"].warnings)
     assert after["forced"].counters["dead_lettered"] == 1
-
-
-def _by_name(report: RunReport) -> dict[str, TableReport]:
-    return {table.table.name: table for table in report.tables}

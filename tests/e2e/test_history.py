@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from tests.contracts.sql_beds import postgres_database, reader
 from tests.e2e.killing import failpoints_hit, finish, start_worker
-from tests.e2e.replay import Servers, captured, final_state, replay, replay_config, wrong_values
+from tests.e2e.replay import KEYS, Servers, captured, final_state, replay, replay_config, wrong_values
 from tests.e2e.test_sql_targets import config_for, connected
 from tests.soak import soaked
 from tidesink.change import ChangeEvent, Message, Op, Row, TableId
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
-KEYS = {"account": ("id",), "movement": ("acc", "seq"), "wide": ("id",), "pair": ("a", "b")}
 OWN = (FROM_COLUMN, TO_COLUMN, "valid_from", "valid_to", "current")
 Spans = set[tuple[Any, ...]]
 

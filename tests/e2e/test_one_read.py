@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.e2e.fetched import fetched
 from tests.e2e.killing import failpoints_hit, finish, start_worker
-from tests.e2e.replay import Servers
+from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.servers import create_topics
 from tidesink.change import Row, Value
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
-from tidesink.sinks.report import RunReport, TableReport
+from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:
@@ -79,12 +79,8 @@ class Topic:
             assert lake_rows(self._folder, name) == self.rows[name], name
 
 
-def _by_name(report: RunReport) -> dict[str, TableReport]:
-    return {table.table.name: table for table in report.tables}
-
-
 def _read(report: RunReport) -> dict[str, int]:
-    return {name: table.counters["read"] for name, table in _by_name(report).items()}
+    return {name: table.counters["read"] for name, table in by_name(report).items()}
 
 
 def _keeps_nothing(spark: SparkSession) -> bool:
@@ -130,7 +126,7 @@ def test_a_table_that_lags_reads_for_itself_and_joins_again(
     topic.spoil("second")
     topic.write(5)
     report = topic.drain()
-    states = {name: table.state for name, table in _by_name(report).items()}
+    states = {name: table.state for name, table in by_name(report).items()}
     assert states == {"first": "IDLE", "second": "PAUSED", "third": "IDLE"}
     topic.check("first", "third")
     assert set(lake_rows(tmp_path, "second")) == set(range(5))
@@ -140,7 +136,7 @@ def test_a_table_that_lags_reads_for_itself_and_joins_again(
         report = topic.drain(**{"bad-record": "dead-letter"})
     assert report.exit_code == 0, report.tables
     assert _read(report) == {"first": 5, "second": 11, "third": 5}
-    assert _by_name(report)["second"].counters["dead_lettered"] == 1
+    assert by_name(report)["second"].counters["dead_lettered"] == 1
     topic.check()
     topic.write(5)
     with fetched(spark, topic.name) as again:
@@ -157,7 +153,7 @@ def test_a_record_that_names_no_table_is_in_the_way_of_all(
     topic.write(5)
     topic.send(NAMELESS)
     topic.write(5)
-    tables = _by_name(topic.drain())
+    tables = by_name(topic.drain())
     assert {table.state for table in tables.values()} == {"PAUSED"}
     assert all(f"{topic.name}[{PARTITION}]@15" in str(table.error) for table in tables.values())
     assert {len(lake_rows(tmp_path, name)) for name in TABLES} == {5}

@@ -6,7 +6,6 @@ sizes; the config names no type that the topics do not carry.
 
 from __future__ import annotations
 
-import os
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.replay import CONFIGURATIONS, Servers, final_state, replay, replay_config, wrong_values
+from tests.soak import soaked
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.observers import Recorder
@@ -29,7 +29,6 @@ CASES = [
     for name in CONFIGURATIONS
 ]
 SOAK_CASES = [(name, size) for name in CONFIGURATIONS for size in (57, 210, 1000, None)]
-soak = pytest.mark.skipif(not os.environ.get("TIDESINK_SOAK"), reason="long: make soak")
 
 
 def _run(
@@ -75,8 +74,7 @@ def test_the_lake_ends_as_tidb_held_it(
     _run(tmp_path, workload, configuration, size, servers)
 
 
-@soak
-@pytest.mark.soak
+@soaked
 @pytest.mark.parametrize(("configuration", "size"), SOAK_CASES)
 def test_every_configuration_in_batches_of_every_size(
     spark: SparkSession,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.contracts.sql_beds import mysql_server, postgres_database
+from tests.contracts.sql_beds import DATABASES
 from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import backup_of, connected, target_of
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 NAME = "restored"
-DATABASES = {"postgres": postgres_database, "mysql": mysql_server}
 Place = tuple[dict[str, Any], Callable[[], Callable[[], None]], Callable[[], set[int]]]
 
 

@@ -12,20 +12,19 @@ from typing import Final
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_server, postgres_database
+from tests.contracts.sql_beds import DATABASES
 from tests.e2e.retried_tasks import ROWS
 from tests.e2e.sql_beside import Server, connected
 from tests.soak import SOAK
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
-SERVERS: Final = {"postgres": postgres_database, "mysql": mysql_server}
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 # One of them is enough for every change: what they share is what is tested.
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("mysql", marks=SOAK)])
 def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: pytest.FixtureRequest) -> None:
-    server: Server = kind, SERVERS[kind](request)
+    server: Server = kind, DATABASES[kind](request)
     command = [sys.executable, "-m", "tests.e2e.retried_tasks", kind, json.dumps(asdict(server[1]))]
     done = subprocess.run(
         command,

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contracts.sql_beds import mysql_server, postgres_database
+from tests.contracts.sql_beds import DATABASES
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config
+from tests.e2e.sql_beside import Server, connected, execute, target_of
 from tests.e2e.sql_compare import wrong_in_database
 from tests.soak import soaked
 from tidesink.config import load_config
@@ -24,10 +23,6 @@ from tidesink.errors import ConfigError
 from tidesink.sinks.failpoints import FAILPOINTS
 from tidesink.sinks.observers import Recorder
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_target import SqlTarget
 from tidesink.sinks.worker import run
 
@@ -35,9 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
-SERVERS = {"postgres": postgres_database, "mysql": mysql_server}
-DIALECTS = {"postgres": PostgresDialect, "mysql": MysqlDialect}
-URLS = {"postgres": "postgresql://{0.host}:{0.port}/{0.database}", "mysql": "mysql://{0.host}:{0.port}"}
 # MySQL needs the length of a key's text, which flat-avro does not carry: such a table is made by hand.
 PAIR = (
     "CREATE DATABASE bank DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin",
@@ -45,44 +37,21 @@ PAIR = (
 )
 
 
-@pytest.fixture(params=list(SERVERS))
-def server(request: pytest.FixtureRequest) -> tuple[str, Endpoint]:
+@pytest.fixture(params=list(DATABASES))
+def server(request: pytest.FixtureRequest) -> Server:
     """Each database in turn, with its type in the config."""
-    return request.param, SERVERS[request.param](request)
+    return request.param, DATABASES[request.param](request)
 
 
-def config_for(
-    folder: Path, configuration: str, servers: Servers, server: tuple[str, Endpoint], size: int | None
-) -> Path:
+def config_for(folder: Path, configuration: str, servers: Servers, server: Server, size: int | None) -> Path:
     """The replay's config with a database as its target."""
-    kind, endpoint = server
     path = replay_config(folder, configuration, servers=servers, max_records=size)
-    target: dict[str, Any] = {"type": kind, "url": URLS[kind].format(endpoint), "user": endpoint.user}
-    if endpoint.password:
-        target["password"] = endpoint.password
-    settings = {**json.loads(path.read_text(encoding="utf-8")), "target": target}
+    settings = {**json.loads(path.read_text(encoding="utf-8")), "target": target_of(server)}
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
     return path
 
 
-@contextmanager
-def connected(server: tuple[str, Endpoint]) -> Iterator[Connections]:
-    """Connections of the test's own."""
-    connections = Connections(DIALECTS[server[0]](), server[1])
-    try:
-        yield connections
-    finally:
-        connections.close()
-
-
-def execute(server: tuple[str, Endpoint], *statements: str) -> None:
-    """Statements as a person would send them."""
-    with connected(server) as connections, connections.transaction("test") as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
-def wrong(workload: Path, server: tuple[str, Endpoint], tables: set[str]) -> list[str]:
+def wrong(workload: Path, server: Server, tables: set[str]) -> list[str]:
     """Every difference between the database and what TiDB held."""
     expected = [found for found in final_state(workload) if found.table.name in tables]
     assert len(expected) == len(tables)
@@ -100,7 +69,7 @@ def test_the_database_ends_as_tidb_held_it(
     configuration: str,
     size: int | None,
     servers: Servers,
-    server: tuple[str, Endpoint],
+    server: Server,
 ) -> None:
     replayed = replay(workload, configuration, servers=servers)
     if server[0] == "mysql" and configuration.startswith("avro"):
@@ -117,7 +86,7 @@ def test_the_database_ends_as_tidb_held_it(
 
 @soaked
 def test_a_kill_at_every_step_of_a_batch(
-    tmp_path: Path, workload: Path, servers: Servers, server: tuple[str, Endpoint]
+    tmp_path: Path, workload: Path, servers: Servers, server: Server
 ) -> None:
     replayed = replay(workload, "avro_long", servers=servers, only={"bank_account"})
     size = replayed.records["bank_account"] // (len(FAILPOINTS) + 2)
@@ -133,9 +102,7 @@ def test_a_kill_at_every_step_of_a_batch(
     assert wrong(workload, server, {"account"}) == []
 
 
-def test_validate_says_what_became_of_the_database(
-    tmp_path: Path, servers: Servers, server: tuple[str, Endpoint]
-) -> None:
+def test_validate_says_what_became_of_the_database(tmp_path: Path, servers: Servers, server: Server) -> None:
     kind, endpoint = server
     config = config_for(tmp_path, "avro_long", servers, server, None)
     settings = load_config(config).target

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from tests.e2e.replay import Servers
+from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tidesink.config import load_config
 from tidesink.dev.ports import free_ports
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TABLES = ("deleted", "remade", "expired", "grown", "calm")
-
-
-def _named(report: RunReport) -> dict[str, TableReport]:
-    return {table.table.name: table for table in report.tables}
 
 
 def _drain(folder: Path, servers: Servers) -> RunReport:
@@ -73,7 +69,7 @@ def test_gaps_stop_their_table_and_no_other(spark: SparkSession, tmp_path: Path,
         writer.upsert({"id": 1, "name": "one"})
     assert _drain(tmp_path, servers).exit_code == 0
     _spoil(servers, writers)
-    tables = _named(_drain(tmp_path, servers))
+    tables = by_name(_drain(tmp_path, servers))
     assert {name: table.state for name, table in tables.items()} == {
         "deleted": "FAILING",
         "remade": "FAILING",
@@ -159,7 +155,7 @@ def test_a_new_topic_is_picked_up_and_a_stop_ends_cleanly(
         stop.set()
         worker.join(120)
     assert [report.exit_code for report in reports] == [130]
-    assert {name: table.state for name, table in _named(reports[0]).items()} == {
+    assert {name: table.state for name, table in by_name(reports[0]).items()} == {
         "first": "IDLE",
         "second": "IDLE",
     }

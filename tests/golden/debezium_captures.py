@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.golden.debezium_tables import postgres_definitions
+from tests.golden.vectors import unbase64
 from tidesink.change import ChangeEvent, DdlEvent, Event, Message, Op, Value
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
@@ -71,7 +72,7 @@ class Capture:
         with self.path.open(encoding="utf-8") as lines:
             for raw in map(json.loads, lines):
                 headers = tuple((name, base64.b64decode(value)) for name, value in raw["headers"])
-                key, value = (_bytes(raw[part]) for part in ("key_b64", "value_b64"))
+                key, value = (unbase64(raw[part]) for part in ("key_b64", "value_b64"))
                 yield Message(
                     raw["topic"], raw["partition"], raw["offset"], key, value, raw["timestamp"], headers
                 )
@@ -124,10 +125,6 @@ def find_captures(root: Path) -> list[Capture]:
     """The captures under ``root``, by name."""
     paths = sorted((root / "debezium").glob("*.jsonl"))
     return [Capture(path) for path in paths]
-
-
-def _bytes(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text)
 
 
 def _csv_rows(path: Path) -> Iterator[dict[str, str | None]]:

@@ -14,11 +14,26 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
+from tests.golden.debezium_tables import kinds_of
+
 _ZERO_FRACTION: Final = re.compile(r"(\.\d*?)0+(?=$|[+Z ])")
 _UTC: Final = re.compile(r"(\+00(:00)?|Z)(?=$| )")
 _INTERVAL: Final = re.compile(r"(-?\d+) (year|mon|day)s?|(-?)(\d+):(\d+):([\d.]+)$")
 _ISO_INTERVAL: Final = re.compile(r"P(-?\d+)Y(-?\d+)M(-?\d+)DT(-?\d+)H(-?\d+)M(-?[\d.]+)S")
 _MONTH_DAYS: Final = Decimal("30.4375")  # Debezium counts a year as 365.25 days
+
+
+def row_of(
+    table: str, row: dict[str, str | None], rows: list[dict[str, Any]], *, keys: int
+) -> dict[str, Any] | None:
+    """The one of ``rows`` that is the client's ``row`` by its first ``keys`` columns."""
+    names = list(row)[:keys]
+    return next((one for one in rows if all(same_cell(table, name, row[name], one) for name in names)), None)
+
+
+def same_cell(table: str, name: str, text: str | None, row: dict[str, Any]) -> bool:
+    """Whether a row has a column, and in it what the client printed."""
+    return name in row and same(kinds_of(table)[name], text, row[name])
 
 
 def same(kind: str, text: str | None, value: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 
 from tests.golden.debezium_captures import Capture, Replayed, find_captures, replay
-from tests.golden.debezium_compare import same
+from tests.golden.debezium_compare import row_of, same_cell
 from tests.golden.debezium_exclusions import EXCLUSIONS, excluded_cell
-from tests.golden.debezium_tables import kinds_of
+from tests.golden.each_capture import each_capture
 from tests.vectors import WHOLE, vectors_dir
 from tidesink.change import ChangeEvent, MessageEvent, Op
 
@@ -29,9 +29,8 @@ _KINDS: Final[dict[str, Callable[[Capture], bool]]] = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for name in _KINDS.keys() & set(metafunc.fixturenames):
-        captures = filter(_KINDS[name], find_captures(vectors_dir(metafunc.config)))
-        metafunc.parametrize(name, [pytest.param(one, id=one.name) for one in captures])
+    for name, kind in _KINDS.items():
+        each_capture(metafunc, name=name, kind=kind)
 
 
 def _cell(capture: Capture, table: str, row: dict[str, str | None], column: str) -> str:
@@ -45,24 +44,15 @@ def _differences(capture: Capture) -> Iterator[str]:
     for table, expected in capture.final_state().items():
         replayed = tables.get(table, Replayed())
         rows = [{capture.column_name(name): v for name, v in row.items()} for row in replayed.all_rows]
-        missing = [row for row in expected if _found(table, row, rows) is None]
+        missing = [row for row in expected if row_of(table, row, rows, keys=_KEYS.get(table, 1)) is None]
         yield from (_cell(capture, table, row, "-") for row in missing)
         if len(rows) != len(expected) - len(missing):
             yield f"{capture.name}/{table}: {len(rows)} rows, {len(expected)} expected"
         for row in expected:
-            found = _found(table, row, rows)
+            found = row_of(table, row, rows, keys=_KEYS.get(table, 1))
             if found is not None:
-                wrong = [name for name, text in row.items() if not _same(table, name, text, found)]
+                wrong = [name for name, text in row.items() if not same_cell(table, name, text, found)]
                 yield from (_cell(capture, table, row, name) for name in wrong)
-
-
-def _found(table: str, row: dict[str, str | None], rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    keys = list(row)[: _KEYS.get(table, 1)]
-    return next((one for one in rows if all(_same(table, name, row[name], one) for name in keys)), None)
-
-
-def _same(table: str, name: str, text: str | None, row: dict[str, Any]) -> bool:
-    return name in row and same(kinds_of(table)[name], text, row[name])
 
 
 def test_a_replay_ends_in_the_databases_rows(capture: Capture) -> None:

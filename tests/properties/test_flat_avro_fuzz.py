@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.vectors import find_folders
+from tests.unit.flat_avro_cases import LooseRegistry
 from tests.vectors import SUBSET
 from tidesink.change import Message
 from tidesink.cli.event_json import event_json
@@ -136,20 +137,9 @@ def test_damaged_schemas_are_read_or_refused() -> None:
         payload = dice.choice(payloads)
         written = texts[int.from_bytes(payload[1:5], "big")]
         text = _damaged(dice, written.encode()).decode("utf-8", "replace")
-        codec = FlatAvroCodec(registry=_Loose({1: text}), options=CodecOptions(checksum="reject"))
+        codec = FlatAvroCodec(registry=LooseRegistry({1: text}), options=CodecOptions(checksum="reject"))
         read += _survives(codec, None, b"\0\0\0\0\x01" + payload[5:])
     assert read > 0
-
-
-class _Loose(MemorySchemaRegistry):
-    """A registry that holds texts no registry would take."""
-
-    def __init__(self, texts: dict[int, str]) -> None:
-        super().__init__()
-        self._raw = texts
-
-    def schema_by_id(self, schema_id: int) -> str:
-        return self._raw[schema_id]
 
 
 _COLUMN: Final = {"type": "string", "connect.parameters": {"tidb_type": "TEXT"}}
@@ -194,7 +184,7 @@ def _nested(depth: int) -> str:
     ],
 )
 def test_what_would_take_all_memory_is_refused_at_once(schema: str, payload: bytes) -> None:
-    codec = FlatAvroCodec(registry=_Loose({1: schema}))
+    codec = FlatAvroCodec(registry=LooseRegistry({1: schema}))
     data = b"\0\0\0\0\x01" + payload
     tracemalloc.start()
     try:

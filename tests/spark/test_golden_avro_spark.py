@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.golden.test_row_checksum import UNTOLD
+from tests.golden.test_row_checksum import is_untold
 from tests.golden.vectors import (
     Json,
     Record,
@@ -128,7 +128,7 @@ def _differences(record: Record, row: Decoded, plan: FlatAvroColumns) -> list[st
     expected: Values = {
         "kind": "delete" if deleted else "upsert",
         "error": None,
-        "doubted": _is_untold(record),
+        "doubted": is_untold(record),
     }
     expected["commit_ts"] = event["commit_ts"] if extended else None
     found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
@@ -143,11 +143,6 @@ def _differences(record: Record, row: Decoded, plan: FlatAvroColumns) -> list[st
             )
             found[f"{image}.{target.name}"] = values.get(target.name)
     return compare(record, expected, found)
-
-
-def _is_untold(record: Record) -> bool:
-    """A checksum in an order that the topic does not tell."""
-    return record.producer == "new" and record.raw["event"] == UNTOLD
 
 
 def _pairs(event: Json, targets: tuple[ShapeColumn, ...], record: Record) -> list[tuple[Column, ShapeColumn]]:

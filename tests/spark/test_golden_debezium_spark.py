@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.golden.debezium_captures import Capture, find_captures
+from tests.golden.debezium_captures import Capture
+from tests.golden.each_capture import each_capture
 from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
-from tests.soak import SOAK
 from tests.spark.debezium_rows import differences, place
 from tests.spark.decoded import collect
-from tests.vectors import vectors_dir
 from tidesink.change import ChangeEvent, Message, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
@@ -41,12 +40,7 @@ _ALWAYS: Final = frozenset({"mdb_avro", "mdb_schema", "mdb_unwrap", "pg_avro", "
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "capture" in metafunc.fixturenames:
-        captures = find_captures(vectors_dir(metafunc.config))
-        metafunc.parametrize(
-            "capture",
-            [pytest.param(one, id=one.name, marks=() if one.name in _ALWAYS else SOAK) for one in captures],
-        )
+    each_capture(metafunc, always=_ALWAYS)
 
 
 def by_topic(capture: Capture) -> Iterator[tuple[TableId, list[Message]]]:

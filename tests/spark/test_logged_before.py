@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.golden.debezium_captures import Capture, find_captures
+from tests.golden.each_capture import each_capture
 from tests.golden.vectors import VectorFolder
 from tests.sessions import raw_frame
-from tests.soak import SOAK
 from tests.spark.debezium_rows import differences, held, place, shown
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.test_golden_avro_spark import Golden as AvroGolden
@@ -43,12 +43,7 @@ _ALWAYS: Final = frozenset({"pg_avro"})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "capture" in metafunc.fixturenames:
-        captures = find_captures(vectors_dir(metafunc.config))
-        metafunc.parametrize(
-            "capture",
-            [pytest.param(one, id=one.name, marks=() if one.name in _ALWAYS else SOAK) for one in captures],
-        )
+    each_capture(metafunc, always=_ALWAYS)
 
 
 def told_before(event: ChangeEvent, shape: TableShape) -> Values | None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from tidesink.change import ChangeEvent, Message, Op, Position, TableId, TableSchema
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.ddl import parse_create_table
@@ -73,7 +73,7 @@ def message_of(codec: FlatAvroCodec, event: ChangeEvent, topic: str = TOPIC) -> 
     return Message(topic, 3, 42, encoded.key, encoded.value)
 
 
-def only_change(codec: FlatAvroCodec, message: Message) -> ChangeEvent:
+def only_change(codec: Codec, message: Message) -> ChangeEvent:
     """The one row change of a record."""
     (event,) = codec.decode(message)
     assert isinstance(event, ChangeEvent)
@@ -86,3 +86,15 @@ def table(ddl: str) -> TableSchema:
 
 
 SHOP = TableId("shop", "orders")
+
+
+class LooseRegistry(MemorySchemaRegistry):
+    """A registry that holds texts no registry would take."""
+
+    def __init__(self, texts: dict[int, str]) -> None:
+        super().__init__()
+        self._raw = texts
+
+    def schema_by_id(self, schema_id: int) -> str:
+        """The text under an id, as it is."""
+        return self._raw[schema_id]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tidesink.change import ChangeEvent, Message, Op, TableId
+from tests.unit.flat_avro_cases import only_change
+from tidesink.change import Message, Op, TableId
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
+from tidesink.codecs.base import CodecOptions
 from tidesink.errors import SchemaMismatchError
 from tidesink.schema_registry import MemorySchemaRegistry
 
@@ -20,15 +21,9 @@ def _message(value: Any, key: Any, *, topic: str = "app.shop.orders", **headers:
     return Message(topic, 0, 1, raw_key, raw_value, headers=encoded)
 
 
-def _one(codec: Codec, message: Message) -> ChangeEvent:
-    (event,) = codec.decode(message)
-    assert isinstance(event, ChangeEvent)
-    return event
-
-
 def test_added_fields_are_no_columns() -> None:
     row = {"id": 1, "a": "x", "__op": "u", "__table": "orders", "__source_ts_ms": 5, "__deleted": "false"}
-    event = _one(open_codec("debezium-json"), _message(row, {"id": 1}))
+    event = only_change(open_codec("debezium-json"), _message(row, {"id": 1}))
     assert (event.op, event.table) == (Op.UPDATE, TableId("shop", "orders"))
     assert (event.key, event.before, event.after) == ({"id": 1}, None, {"id": 1, "a": "x"})
     assert event.schema is not None
@@ -36,8 +31,8 @@ def test_added_fields_are_no_columns() -> None:
     assert event.extension == {name: value for name, value in row.items() if name.startswith("__")}
 
 
-def test_a_column_of_that_look_stays_one() -> None:
-    event = _one(open_codec("debezium-json"), _message({"id": 1, "__mine": 2, "__op": "c"}, {"id": 1}))
+def test_a_column_of_that_look_staysonly_change() -> None:
+    event = only_change(open_codec("debezium-json"), _message({"id": 1, "__mine": 2, "__op": "c"}, {"id": 1}))
     assert event.after == {"id": 1, "__mine": 2}
 
 
@@ -53,7 +48,7 @@ def test_a_column_of_that_look_stays_one() -> None:
     ],
 )
 def test_what_happened(row: dict[str, Any], headers: dict[str, str], op: Op) -> None:
-    event = _one(open_codec("debezium-json"), _message(row, {"id": 1}, **headers))
+    event = only_change(open_codec("debezium-json"), _message(row, {"id": 1}, **headers))
     assert event.op is op
     assert (event.after is None) is (op is Op.DELETE)
     assert (event.before is None) is (op is not Op.DELETE)
@@ -62,11 +57,11 @@ def test_what_happened(row: dict[str, Any], headers: dict[str, str], op: Op) -> 
 def test_positions_where_they_were_added() -> None:
     codec = open_codec("debezium-json")
     row = {"id": 1, "__op": "u", "__lsn": 77}
-    assert _one(codec, _message(row, {"id": 1})).position.source == (77,)
+    assert only_change(codec, _message(row, {"id": 1})).position.source == (77,)
     row = {"id": 1, "__op": "u", "__source_file": "b.000002", "__source_pos": 4, "__source_row": 1}
-    assert _one(codec, _message(row, {"id": 1})).position.source == (2, 4, 1)
+    assert only_change(codec, _message(row, {"id": 1})).position.source == (2, 4, 1)
     row = {"id": 1, "__op": "r", "__lsn": 77}
-    assert _one(codec, _message(row, {"id": 1})).position.source is None
+    assert only_change(codec, _message(row, {"id": 1})).position.source is None
 
 
 @pytest.mark.parametrize(
@@ -93,7 +88,7 @@ def test_positions_where_they_were_added() -> None:
 )
 def test_tables(topic: str, added: dict[str, str], headers: dict[str, str], table: TableId) -> None:
     message = _message({"id": 1, "__op": "c", **added}, {"id": 1}, topic=topic, **headers)
-    assert _one(open_codec("debezium-json"), message).table == table
+    assert only_change(open_codec("debezium-json"), message).table == table
 
 
 def test_a_schema_of_a_row_tells_it() -> None:
@@ -104,7 +99,7 @@ def test_a_schema_of_a_row_tells_it() -> None:
         "fields": [{"type": "int64", "optional": False, "field": "id"}],
     }
     message = _message({"schema": schema, "payload": {"id": 2**60}}, {"id": 2**60}, topic="renamed")
-    event = _one(open_codec("debezium-json"), message)
+    event = only_change(open_codec("debezium-json"), message)
     assert (event.op, event.table, event.after) == (Op.UPSERT, TableId("shop", "orders"), {"id": 2**60})
 
 
@@ -112,16 +107,16 @@ def test_a_tombstone_alone_is_a_delete() -> None:
     lone = _message(None, {"id": 1})
     assert open_codec("debezium-json").decode(lone) == ()
     declared = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
-    event = _one(declared, lone)
+    event = only_change(declared, lone)
     assert (event.op, event.table) == (Op.DELETE, TableId("shop", "orders"))
     assert (event.key, event.before, event.after) == ({"id": 1}, {"id": 1}, None)
 
 
 def test_a_tombstone_is_told_by_its_header_or_by_rows_before() -> None:
-    assert _one(open_codec("debezium-json"), _message(None, {"id": 1}, __op="d")).op is Op.DELETE
+    assert only_change(open_codec("debezium-json"), _message(None, {"id": 1}, __op="d")).op is Op.DELETE
     codec = open_codec("debezium-json")
     codec.decode(_message({"id": 1, "__op": "c"}, {"id": 1}))
-    assert _one(codec, _message(None, {"id": 1})).op is Op.DELETE
+    assert only_change(codec, _message(None, {"id": 1})).op is Op.DELETE
     assert codec.decode(_message(None, {"id": 1}, topic="app.shop.others")) == ()
 
 
@@ -136,7 +131,7 @@ def test_untold_rows_need_the_option() -> None:
     with pytest.raises(SchemaMismatchError, match="debezium-unwrapped"):
         open_codec("debezium-json").decode(row)
     declared = open_codec("debezium-json", options=CodecOptions(debezium_unwrapped=True))
-    assert _one(declared, row).after == {"id": 1, "a": 2}
+    assert only_change(declared, row).after == {"id": 1, "a": 2}
 
 
 def test_an_unknown_op_is_refused() -> None:
@@ -156,8 +151,8 @@ def test_avro_rows_are_told_by_their_schema() -> None:
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(schemas))
     head = b"\0\0\0\0"
     row = Message("app.shop.orders", 0, 0, head + b"\x01\x02", head + b"\x02\x02\x02\x02x\x02\x0afalse")
-    event = _one(codec, row)
+    event = only_change(codec, row)
     assert (event.op, event.table) == (Op.UPSERT, TableId("shop", "orders"))
     assert (event.key, event.after) == ({"id": 1}, {"id": 1, "a": "x"})
     tombstone = Message("app.shop.orders", 0, 1, head + b"\x01\x02", None)
-    assert _one(codec, tombstone).op is Op.DELETE
+    assert only_change(codec, tombstone).op is Op.DELETE

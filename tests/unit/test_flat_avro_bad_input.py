@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.flat_avro_cases import (
-    TOPIC,
-    TSO,
-    change,
-    codec_with,
-    message_of,
-    table,
-)
+from tests.unit.flat_avro_cases import TOPIC, TSO, LooseRegistry, change, codec_with, message_of, table
 from tidesink.change import Message, Op
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import (
@@ -240,21 +233,10 @@ def _field(avro: object) -> str:
     ],
 )
 def test_a_schema_tidb_did_not_write_is_refused_with_its_id(text: str, match: str) -> None:
-    codec = FlatAvroCodec(registry=_Texts({9: text}))
+    codec = FlatAvroCodec(registry=LooseRegistry({9: text}))
     with pytest.raises(SchemaMismatchError, match=match) as caught:
         codec.decode(Message(TOPIC, 0, 0, None, b"\x00\x00\x00\x00\x09\x00"))
     assert caught.value.context["schema_id"] == 9
-
-
-class _Texts(MemorySchemaRegistry):
-    """A registry that holds texts no registry would take."""
-
-    def __init__(self, texts: dict[int, str]) -> None:
-        super().__init__()
-        self._raw = texts
-
-    def schema_by_id(self, schema_id: int) -> str:
-        return self._raw[schema_id]
 
 
 @pytest.mark.parametrize(
