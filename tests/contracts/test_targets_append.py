@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.soak import SOAK
 from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.change_log import (
@@ -147,7 +148,7 @@ def taken_for_a_log(bed: Bed) -> None:
     log.evolve(SHAPE)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK)])
 def test_folded_the_log_is_the_table_however_it_was_cut(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)
     rows, state = changes(chosen, 30)

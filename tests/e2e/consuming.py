@@ -13,7 +13,7 @@ def main(config: str, group: str, notes: str, pause: float) -> None:
     import time
 
     with (
-        tidesink.consume(config, group=group, batch_records=20, stop_after_idle=15, refresh=1) as events,
+        tidesink.consume(config, group=group, batch_records=20, stop_after_idle=6, refresh=1) as events,
         Path(notes).open("a", encoding="utf-8") as log,
     ):
         for event in events:

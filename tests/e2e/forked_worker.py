@@ -68,6 +68,18 @@ class ForkedWorker:
         return self.code
 
 
+def die_at(step: str, spark: SparkSession, config: Path, log: Path) -> None:
+    """A forked worker that dies at a failpoint."""
+    code = ForkedWorker(spark, config, log, step).wait()
+    assert code == -signal.SIGKILL, (step, code, log.read_text(encoding="utf-8"))
+
+
+def drain(spark: SparkSession, config: Path, log: Path) -> None:
+    """A forked worker that works off all there is."""
+    code = ForkedWorker(spark, config, log).wait()
+    assert code == 0, log.read_text(encoding="utf-8")
+
+
 def _be_worker(config: Path, log: Path, failpoint: str | None) -> None:
     """The child's whole life; never returns."""
     os.setsid()  # a failpoint kills the process group

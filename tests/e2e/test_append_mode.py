@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.contracts.sql_beds import postgres_database
-from tests.e2e.killing import failpoints_hit, finish, start_worker
+from tests.e2e.forked_worker import die_at
+from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.e2e.test_sql_targets import config_for, execute, wrong
 from tests.soak import SOAK
@@ -35,10 +36,10 @@ def _logging(path: Path) -> Path:
     return path
 
 
-def _killed_and_drained(config: Path, step: str) -> dict[str, dict[str, int]]:
+def _killed_and_drained(spark: SparkSession, config: Path, step: str) -> dict[str, dict[str, int]]:
     """The counters of each table, after a worker that was killed and one that went on."""
     log = config.with_name("worker.log")
-    assert finish(start_worker(config, log, failpoint=f"{step}:2"), log).code != 0
+    die_at(f"{step}:2", spark, config, log)
     assert failpoints_hit(config) == [f"{step}:2"]
     report = run(load_config(config), until="drained")
     assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
@@ -61,7 +62,7 @@ def test_the_folded_lake_is_what_tidb_held(
     configuration = "canal_ext_partial"
     replay(workload, configuration, servers=servers)
     config = _logging(replay_config(tmp_path, configuration, servers=servers, max_records=SIZE))
-    _killed_and_drained(config, step)
+    _killed_and_drained(spark, config, step)
     expected = final_state(workload)
     for table in expected:
         log = spark.read.format("delta").load(str(tmp_path / "lake" / "bank" / table.table.name))
@@ -87,7 +88,7 @@ def test_the_folded_database_is_what_tidb_held(
     server = ("postgres", postgres_database(request))
     replay(workload, "avro_ext_string", servers=servers, only={"bank_account", "bank_pair"})
     config = _logging(config_for(tmp_path, "avro_ext_string", servers, server, SIZE))
-    _killed_and_drained(config, "committed")
+    _killed_and_drained(spark, config, "committed")
     for name, keys in (("account", "id"), ("pair", "a, b")):
         execute(server, f"ALTER TABLE bank.{name} RENAME TO {name}_log", _folding(name, keys))
     assert wrong(workload, server, {"account", "pair"}) == []

@@ -28,7 +28,7 @@ from tidesink.errors import (
     SourceUnavailableError,
 )
 
-IDLE = 8.0
+IDLE = 4.0
 
 
 def consumer(
@@ -187,7 +187,7 @@ def test_a_callback_that_fails_loses_nothing(tmp_path: Path, servers: Servers, o
 def test_new_topics_that_fit_the_rule_are_picked_up(
     tmp_path: Path, servers: Servers, orders: TableWriter
 ) -> None:
-    with consumer(tmp_path, servers, start="latest") as events:
+    with consumer(tmp_path, servers, start="latest", stop_after_idle=2 * IDLE) as events:
         threading.Timer(3, _later, (servers,)).start()
         found = list(events)
         assert len(events.topics) == 2
@@ -306,7 +306,7 @@ def test_dead_letters_need_somewhere_to_go(tmp_path: Path, servers: Servers) -> 
 
 
 def test_no_topic_yet_is_waited_for(tmp_path: Path, servers: Servers) -> None:
-    with consumer(tmp_path, servers) as events:
+    with consumer(tmp_path, servers, stop_after_idle=2 * IDLE) as events:
         threading.Timer(2, _later, (servers,)).start()
         assert ids(events) == [1, 2]
 

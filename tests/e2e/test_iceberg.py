@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
+from tests.soak import SOAK
 from tidesink.config import load_config
 from tidesink.sinks.ivy import fetch
 from tidesink.sinks.jar_set import JarSet
@@ -27,7 +28,8 @@ SQLITE = JarSet(
     "sqlite-jdbc", (Coordinate("org.xerial", "sqlite-jdbc", "3.46.1.3"),), excluded=(("org.slf4j", "*"),)
 )
 TABLES = ("account", "movement", "pair", "wide")
-KILLS = ("evolved", "committing", "committed", "accounted")
+# The steps around the one that asks the catalog; the bank is killed at each.
+KILLS = ("committing", "committed")
 
 
 def iceberg_config(
@@ -54,7 +56,10 @@ def hadoop_metadata(warehouse: Path) -> dict[str, str]:
     return {table: newest_metadata(warehouse / "bank" / table) for table in TABLES}
 
 
-@pytest.mark.parametrize(("configuration", "size"), [("avro_long", 450), ("canal_ext_partial", None)])
+# What differs between codecs is over before the target, which the bank feeds by canal-json.
+@pytest.mark.parametrize(
+    ("configuration", "size"), [("avro_long", 450), pytest.param("canal_ext_partial", None, marks=SOAK)]
+)
 def test_iceberg_ends_as_tidb_held_it(
     spark: SparkSession,
     tmp_path: Path,

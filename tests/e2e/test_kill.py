@@ -11,13 +11,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.e2e.changing import BAD_EVERY, DEFAULTS, NAME, ChangingTable, dead_letters
+from tests.e2e.forked_worker import die_at
 from tests.e2e.killing import (
     Ending,
     alive_in_group,
@@ -29,7 +30,11 @@ from tests.e2e.killing import (
 )
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.e2e.writing import lake_rows, shop_config
+from tests.soak import SOAK
 from tidesink.sinks.failpoints import FAILPOINTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -61,20 +66,27 @@ def _drain(config: Path, log: Path) -> Ending:
     return ending
 
 
-def test_a_kill_at_every_step_of_a_batch(tmp_path: Path, servers: Servers) -> None:
+@pytest.mark.parametrize(
+    "jvm", [pytest.param(True, id="JVM and all", marks=SOAK), pytest.param(False, id="fork")]
+)
+def test_a_kill_at_every_step_of_a_batch(
+    spark: SparkSession, tmp_path: Path, servers: Servers, jvm: bool
+) -> None:
+    die = _die_with_the_jvm if jvm else partial(_die_forked, spark)
     table = ChangingTable(servers)
     more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
     config = shop_config(tmp_path, servers, more)
     # Three batches and a half are written before the columns come: the fourth has both schemas.
     table.write(7 * BATCH // 4)
     before = STEPS.index(FAILPOINTS[0])
-    _kill_at(STEPS[:before], config)
+    for step in STEPS[:before]:
+        die(step, config)
     left = lake_rows(tmp_path, NAME)
     assert len(dead_letters(tmp_path)) == 3 * BATCH // BAD_EVERY
     table.add_columns()
     table.write(BATCH)
     for step in STEPS[before:]:
-        _kill_at((step,), config)
+        die(step, config)
         _check_left(tmp_path, step, left)
     assert failpoints_hit(config) == [f"{step}:1" for step in STEPS]
     _drain(config, tmp_path / "worker.log")
@@ -82,11 +94,14 @@ def test_a_kill_at_every_step_of_a_batch(tmp_path: Path, servers: Servers) -> No
     assert sorted(dead_letters(tmp_path)) == sorted(table.bad.items())
 
 
-def _kill_at(steps: Sequence[str], config: Path) -> None:
+def _die_with_the_jvm(step: str, config: Path) -> None:
     log = config.with_name("worker.log")
-    for step in steps:
-        ending = finish(start_worker(config, log, step), log)
-        assert ending.code == -signal.SIGKILL, (step, ending.output)
+    ending = finish(start_worker(config, log, step), log)
+    assert ending.code == -signal.SIGKILL, (step, ending.output)
+
+
+def _die_forked(spark: SparkSession, step: str, config: Path) -> None:
+    die_at(step, spark, config, config.with_name("worker.log"))
 
 
 def _check_left(folder: Path, step: str, rows: dict[int, dict[str, Any]]) -> None:

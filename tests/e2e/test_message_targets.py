@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import failpoints_hit, finish, kill_group, start_worker
 from tests.e2e.passed_on import reduced, rows_of_objects, wrong_rows
 from tests.e2e.replay import Servers, captured, final_state, replay, replay_config
@@ -141,15 +142,15 @@ def test_a_topic_that_the_pipeline_reads_is_no_target(
     assert "give target.topic a prefix" in (report.tables[0].error or "")
 
 
-def test_kafka_after_kills_at_named_steps(tmp_path: Path, workload: Path, servers: Servers) -> None:
+def test_kafka_after_kills_at_named_steps(
+    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+) -> None:
     replay(workload, "avro_long", servers=servers, only={"bank_account"})
     config = config_for(tmp_path, "avro_long", servers, kafka_target(servers, "canal-json"), 300)
     log = tmp_path / "worker.log"
     for step in ("committing:2", "committed:2", "evolved"):
-        ending = finish(start_worker(config, log, step), log)
-        assert ending.code == -signal.SIGKILL, (step, ending.output)
-    ending = finish(start_worker(config, log), log)
-    assert ending.code == 0, ending.output
+        die_at(step, spark, config, log)
+    drain(spark, config, log)
     assert failpoints_hit(config) == ["committing:2", "committed:2", "evolved:1"]
     assert wrong_in_kafka(workload, servers, "canal-json", {"account"}) == []
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.e2e.fetched import fetched
-from tests.e2e.killing import failpoints_hit, finish, start_worker
+from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.servers import create_topics
@@ -167,17 +167,14 @@ def test_a_record_that_names_no_table_is_in_the_way_of_all(
     topic.check()
 
 
-def test_a_kill_between_the_tables_of_one_read(tmp_path: Path, servers: Servers) -> None:
+def test_a_kill_between_the_tables_of_one_read(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     topic = Topic(tmp_path, servers)
     log = tmp_path / "worker.log"
     # The second table dies: with its rows reduced, just before its commit, and just after it.
     steps = ("reduced:2", "committing:2", "committed:2")
     for step in steps:
         topic.write(5)
-        config = topic.config()
-        ending = finish(start_worker(config, log, step), log)
-        assert ending.code == -signal.SIGKILL, ending.output
+        die_at(step, spark, topic.config(), log)
     assert failpoints_hit(topic.config()) == list(steps)
-    ending = finish(start_worker(topic.config(), log), log)
-    assert ending.code == 0, ending.output
+    drain(spark, topic.config(), log)
     topic.check()

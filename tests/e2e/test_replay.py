@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_BATCH = 450
+# The other forms of canal-json have less in them than the partial one; other targets' tests replay them.
 CASES = [
-    pytest.param(name, SMALL_BATCH if name in ("avro_long", "canal_ext_partial") else None, id=name)
-    for name in CONFIGURATIONS
+    pytest.param("avro_long", SMALL_BATCH, id="avro_long"),
+    pytest.param("avro_ext_string", None, id="avro_ext_string"),
+    pytest.param("canal_ext_partial", SMALL_BATCH, id="canal_ext_partial"),
 ]
 SOAK_CASES = [(name, size) for name in CONFIGURATIONS for size in (57, 210, 1000, None)]
 

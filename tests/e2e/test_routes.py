@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.contracts.sql_beds import postgres_database, reader
-from tests.e2e.killing import failpoints_hit, finish, start_worker
+from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tidesink.change import Column, ColumnType, TableId
@@ -18,6 +18,9 @@ from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_target import SqlTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(1800)]
 NOTE = Column("note", ColumnType("varchar", length=40, sql="varchar(40)"))
@@ -70,18 +73,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict
 
 
 def test_shards_end_as_one_table(
-    tmp_path: Path, servers: Servers, place: tuple[dict[str, Any], Read]
+    spark: SparkSession, tmp_path: Path, servers: Servers, place: tuple[dict[str, Any], Read]
 ) -> None:
     target, read = place
     expected = write(servers)
     more = {"routes": [ROUTE], "batch": {"max-records": 25, "max-tables": 3}, "target": target}
     config, log = shop_config(tmp_path, servers, more), tmp_path / "worker.log"
     for step in ("committing", "committed"):
-        killed = finish(start_worker(config, log, step), log)
-        assert killed.code == -signal.SIGKILL, killed.output
+        die_at(step, spark, config, log)
     assert failpoints_hit(config) == ["committing:1", "committed:1"]
-    ending = finish(start_worker(config, log), log)
-    assert ending.code == 0, ending.output
+    drain(spark, config, log)
     found = read()
     assert {(row["shard"], row["id"]): row for row in found} == expected
     assert len(found) == len(expected)

@@ -17,7 +17,7 @@ from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config
 from tests.e2e.sql_beside import Server, connected, execute, target_of
 from tests.e2e.sql_compare import wrong_in_database
-from tests.soak import soaked
+from tests.soak import SOAK, soaked
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.sinks.failpoints import FAILPOINTS
@@ -60,7 +60,11 @@ def wrong(workload: Path, server: Server, tables: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("configuration", "size"), [("avro_long", 450), ("canal_ext_partial", None)], ids=["avro", "canal"]
+    ("configuration", "size"),
+    [
+        pytest.param("avro_long", 450, id="avro"),
+        pytest.param("canal_ext_partial", None, id="canal", marks=SOAK),
+    ],
 )
 def test_the_database_ends_as_tidb_held_it(
     spark: SparkSession,

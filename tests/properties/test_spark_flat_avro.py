@@ -43,7 +43,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 # One example is a Spark job of some twenty messages, so a few of them cover what hundreds would.
 FEW = settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
