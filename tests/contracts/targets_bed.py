@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.columns import ID
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.shape import TableShape, shape_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TABLE = TableId("shop", "orders")
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 NAME = Column("name", ColumnType("varchar", length=20))
 AMOUNT = Column("amount", ColumnType("int"))
 

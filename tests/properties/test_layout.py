@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.columns import ID
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.codecs.columns_base import BAD, DELETE, UPSERT
 from tidesink.errors import ConfigError, FilterError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 SHAPE = shape_of(
     TableSchema(TableId("shop", "t"), (ID, *(Column(n, ColumnType("int")) for n in ("n", "key b", "secret"))))
 )

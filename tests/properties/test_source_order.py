@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.columns import ID
 from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs.columns_base import BAD, DELETE, UPSERT
 from tidesink.sinks.progress import Progress
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TABLE = TableId("shop", "t")
-_ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
-SHAPE = shape_of(TableSchema(TABLE, (_ID, Column("v", ColumnType("bigint")))))
+SHAPE = shape_of(TableSchema(TABLE, (ID, Column("v", ColumnType("bigint")))))
 
 
 def _change(ts: int, key: int, old: int | None, *, delete: bool, place: tuple[int, int]) -> ChangeEvent:

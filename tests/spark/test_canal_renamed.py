@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tests.columns import ID
 from tests.sessions import raw_frame
 from tidesink.change import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.codecs.columns_canal_json import canal_json_columns
@@ -13,7 +14,6 @@ from tidesink.codecs.columns_canal_json import canal_json_columns
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 SIZE = Column("size", ColumnType("int"), default="7", origin_default="7")
 SCHEMA = TableSchema(TableId("shop", "t"), (ID, SIZE))
 # size was called Wide, and before that width.

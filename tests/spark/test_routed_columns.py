@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.columns import ID
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.config.routes import Destination
 from tidesink.sinks.routing_spark import RoutedColumns
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.spark
-KEY = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
-SHAPE = shape_of(TableSchema(TableId("shop_1", "t"), (KEY, Column("name", ColumnType("varchar")))))
+SHAPE = shape_of(TableSchema(TableId("shop_1", "t"), (ID, Column("name", ColumnType("varchar")))))
 GOAL = TableId("shop", "t")
 DECODED = (
     "_kind string, _offset bigint, key struct<id: bigint>, old_key struct<id: bigint>, "

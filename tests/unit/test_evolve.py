@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.columns import ID
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
 from tidesink.sinks.evolve import default_value, literal_text, plan_evolution
 from tidesink.sinks.shape import TableShape, shape_of
-
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 
 
 def shape(*columns: Column, **options: Any) -> TableShape:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.columns import ID
 from tests.unit.config_samples import CANAL_JSON, right
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError
@@ -20,7 +21,6 @@ from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTarget
 
 TABLE = TableId("shop", "orders")
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 SHAPE = shape_of(TableSchema(TABLE, (ID, Column("old", ColumnType("int")))))
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.columns import ID
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
 from tidesink.sinks.decoding import Decoding, Renamed, ToldColumns
@@ -17,7 +18,6 @@ from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTable, Memo
 from tidesink.typemap.ddl import TableDefinitions
 
 TABLE = TableId("shop", "orders")
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 
 
 def _shape(*names: str) -> TableShape:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.columns import ID
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.config.schema_change_checks import (
@@ -27,7 +28,6 @@ from tidesink.sinks.targets.memory_target import CAPABILITIES
 from tidesink.typemap.layout import Layout
 
 TABLE = TableId("shop", "orders")
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 NAME = Column("Name", ColumnType("varchar", length=20))
 PRICE = Column("price", ColumnType("bigint"))
 GAP = SchemaGap(("id", "price"), ("Name",), {"price": ("int", "bigint")})

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.columns import ID
 from tidesink.change import Column, ColumnType, TableId, TableSchema, Value
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow
 
 TABLE = TableId("shop", "orders")
-ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 _ARROW = {
     "int": pa.int32(),
     "bigint": pa.int64(),
