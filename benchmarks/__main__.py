@@ -85,10 +85,10 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
         rows += spark_rows(_measure("benchmarks.spark_stages", json.dumps({**settings, "topics": topics})))
     if "jobs" in parts:
         figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
-        rows += [*job_rows(figures, events), _driver_memory(settings, figures, events)]
+        rows += [*job_rows(figures), _driver_memory(settings, figures, events)]
     if "iceberg" in parts:
         given = {**settings, "topic": "bench_iceberg", "events": events}
-        rows += job_rows(_both("benchmarks.iceberg_target", given), events, into=" into Iceberg")
+        rows += job_rows(_both("benchmarks.iceberg_target", given), into=" into Iceberg")
     if "sql" in parts:
         rows += sql_rows({**settings, "topic": "bench_sql"}, events)
     return rows

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.events import KEYS, events, write_events
 from benchmarks.sql_servers import mariadb, postgres
-from benchmarks.table import Rows, rate
+from benchmarks.table import LOADS, Rows, rate
 from benchmarks.whole_job import ours
 from tidesink.change import Op
 from tidesink.schema_registry import open_registry
@@ -73,8 +73,8 @@ def _measured(name: str, folder: Path, lines: Path, settings: dict[str, Any]) ->
         )
     figures = json.loads(done.stdout.strip().splitlines()[-1])
     rows: Rows = [(f"{name}: parsed rows, one client, one merge (floor)", rate(floor), "")]
-    for told, seconds in (("first load", "load_seconds"), ("as much again, warm", "warm_seconds")):
-        mine = settings["events"] / figures[seconds]
+    for told, part in LOADS.items():
+        mine = figures[part]
         peer = f"{mine / PEERS[name]:.1f}× the tuned Debezium JDBC sink (aim 5)"
         rows.append(
             (f"{told} into {name}, tidesink", rate(mine), f"{mine / floor:.2f}× the floor (aim 0.5), {peer}")

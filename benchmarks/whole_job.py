@@ -1,9 +1,10 @@
 """The whole job into Delta, ours or the hand-written one, each in a process of its own.
 
 ``python -m benchmarks.whole_job ours|baseline SETTINGS.json`` prints one JSON object:
-``{"load_seconds", "warm_seconds", "batch_seconds": [...], "driver_mb"}``. ``load`` is the first load of every
-event that is there, by a JVM that was just started; ``warm`` as many events again over the same keys, by the
-same JVM; the steady batches are of 1,000 events each, into the loaded table. Each job has its own topic.
+``{"load", "warm", "batch_seconds": [...], "driver_mb"}``, the first two in events a second. The topic has as
+many events twice, over the same keys, and the job reads them in one go: ``load`` is the first of them, by a
+JVM that was just started, ``warm`` the others. The steady batches are of 1,000 events each, into the loaded
+table. Each job has its own topic.
 """
 
 from __future__ import annotations
@@ -12,62 +13,75 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from benchmarks.baseline import BaselineJob, plain_session
+from benchmarks.baseline import BaselineJob, Lap, plain_session
 from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
 from tidesink.config import load_config
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.listener import BatchApplied, BatchStarted, WorkerEvent
 from tidesink.sinks.worker import run
 
-LOAD_BATCH = 500_000
 # The first batches of a table are cold: the JVM compiles, Delta reads the snapshot for the first time.
 WARM_UP = 4
 
 
 @dataclass
 class Stopwatch:
-    """Hears the worker: when the first batch began, and how long each one took."""
+    """Hears the worker: how long each batch took, by its steps and from its neighbour's end to its own."""
 
-    began: float = 0.0
-    ended: float = 0.0
-    seconds: list[float] = field(default_factory=list)
+    before: float | None = None
+    laps: list[Lap] = field(default_factory=list)
     steps: list[dict[str, float]] = field(default_factory=list)
 
     def hear(self, event: WorkerEvent) -> None:
         """Note one event."""
-        if isinstance(event, BatchStarted):
-            self.began = self.began or time.perf_counter()
-        if isinstance(event, BatchApplied):
-            self.ended = time.perf_counter()
-            self.seconds.append(sum(event.seconds.values()))
+        now = time.perf_counter()
+        if isinstance(event, BatchStarted) and self.before is None:
+            self.before = now
+        if isinstance(event, BatchApplied) and self.before is not None:
+            self.laps.append(Lap(event.account.read, now - self.before))
+            self.before = now
             self.steps.append(event.seconds)
+
+
+def load_and_warm(laps: Sequence[Lap], events: int) -> dict[str, float]:
+    """The rates, in events a second, of the batches up to so many events and of those after them."""
+    read = list(accumulate(lap.events for lap in laps))
+    first = 1 + sum(total < events for total in read)
+    parts = {"load": laps[:first], "warm": laps[first:]}
+    return {
+        name: sum(lap.events for lap in part) / sum(lap.seconds for lap in part)
+        for name, part in parts.items()
+    }
 
 
 def ours(settings: dict[str, Any]) -> dict[str, Any]:
     """The worker on the benchmark's topic."""
-    load = Stopwatch()
-    run(load_config(_config(settings, LOAD_BATCH)), until="drained", listeners=[load])
-    driver_mb = _driver_mb()
     _write_more(settings)
-    warm = Stopwatch()
-    run(load_config(_config(settings, LOAD_BATCH)), until="drained", listeners=[warm])
+    load = Stopwatch()
+    run(load_config(_config(settings, load_batch(settings))), until="drained", listeners=[load])
+    driver_mb = _driver_mb()
     _write_steady(settings)
     steady = Stopwatch()
     run(load_config(_config(settings, STEADY_BATCH)), until="drained", listeners=[steady])
     return {
-        "load_seconds": load.ended - load.began,
-        "warm_seconds": warm.ended - warm.began,
-        "batch_seconds": steady.seconds[WARM_UP:],
+        **load_and_warm(load.laps, settings["events"]),
+        "batch_seconds": [sum(step.values()) for step in steady.steps[WARM_UP:]],
         "steps": steady.steps[-1] if steady.steps else {},
         "driver_mb": driver_mb,
     }
+
+
+def load_batch(settings: dict[str, Any]) -> int:
+    """The records a batch while much is there: two batches for the first load, and two once warm."""
+    return int(settings["events"]) // 2
 
 
 def _config(settings: dict[str, Any], max_records: int) -> Path:
@@ -122,19 +136,17 @@ def baseline(
         directory / "checkpoint",
         registry.latest(f"{settings['topic']}-key").schema_text,
         registry.latest(f"{settings['topic']}-value").schema_text,
-        LOAD_BATCH,
+        load_batch(settings),
     )
     job.create(spark)
-    load_seconds = job.run(spark)
-    driver_mb = _driver_mb()
     _write_more(settings)
-    warm_seconds = job.run(spark)
+    laps = job.run(spark)
+    driver_mb = _driver_mb()
     _write_steady(settings)
-    batch_seconds = job.steady(spark, STEADY_BATCH)
+    batch_seconds = [lap.seconds for lap in job.steady(spark, STEADY_BATCH)]
     spark.stop()
     return {
-        "load_seconds": load_seconds,
-        "warm_seconds": warm_seconds,
+        **load_and_warm(laps, settings["events"]),
         "batch_seconds": batch_seconds[WARM_UP:],
         "driver_mb": driver_mb,
     }
