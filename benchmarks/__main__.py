@@ -1,8 +1,8 @@
 """``make bench``: one table of rates, all measured in one run on this machine.
 
-``python -m benchmarks [codecs] [spark] [jobs] [iceberg] [sql]`` measures some of its parts: the codecs in
-Python, which takes a minute and no Java; their stages on Spark; the whole job into Delta, into Iceberg, and
-into Postgres and MariaDB.
+``python -m benchmarks [codecs] [spark] [jobs] [iceberg] [sql] [sizes]`` measures some of its parts: the
+codecs in Python, which takes a minute and no Java; their stages on Spark; the whole job into Delta, into
+Iceberg, and into Postgres and MariaDB; small batches into tables of a million and of ten million rows.
 Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
@@ -21,12 +21,13 @@ from typing import Any, Final
 from benchmarks.events import OPTIONS, write_events
 from benchmarks.sql_targets import sql_rows
 from benchmarks.table import Rows, job_rows, python_rows, show, spark_rows
+from benchmarks.table_sizes import size_rows
 from tidesink.dev.ports import free_ports
 from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "spark", "jobs", "iceberg", "sql")
+PARTS: Final = ("codecs", "spark", "jobs", "iceberg", "sql", "sizes")
 # Of the parts those that need a broker.
 _WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
 Settings = Mapping[str, Any]
@@ -91,6 +92,8 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
         rows += job_rows(_both("benchmarks.iceberg_target", given), into=" into Iceberg")
     if "sql" in parts:
         rows += sql_rows({**settings, "topic": "bench_sql"}, events)
+    if "sizes" in parts:
+        rows += size_rows({**settings, "topic": "bench_sizes"})
     return rows
 
 

@@ -64,7 +64,7 @@ def _measured(name: str, folder: Path, lines: Path, settings: dict[str, Any]) ->
         _say(f"{name}: the floor")
         floor = settings["events"] / _floor(name, endpoint, lines)
         _say(f"{name}: the whole job")
-        given = {**settings, "directory": str(folder), "target": _target(name, endpoint)}
+        given = {**settings, "directory": str(folder), "target": target_settings(name, endpoint)}
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.sql_targets", json.dumps(given)],
             stdout=subprocess.PIPE,
@@ -83,7 +83,8 @@ def _measured(name: str, folder: Path, lines: Path, settings: dict[str, Any]) ->
     return [*rows, (f"1,000-event batch into {name}", f"{batch:.2f} s", "")]
 
 
-def _target(name: str, endpoint: Endpoint) -> dict[str, Any]:
+def target_settings(name: str, endpoint: Endpoint) -> dict[str, Any]:
+    """What a config says of a server as its target."""
     scheme = "postgresql" if name == "postgres" else "mysql"
     kind = "postgres" if name == "postgres" else "mysql"
     url = f"{scheme}://{endpoint.host}:{endpoint.port}/{endpoint.database}".rstrip("/")

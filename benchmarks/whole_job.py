@@ -66,11 +66,11 @@ def ours(settings: dict[str, Any]) -> dict[str, Any]:
     """The worker on the benchmark's topic."""
     _write_more(settings)
     load = Stopwatch()
-    run(load_config(_config(settings, load_batch(settings))), until="drained", listeners=[load])
+    run(load_config(write_config(settings, load_batch(settings))), until="drained", listeners=[load])
     driver_mb = _driver_mb()
     _write_steady(settings)
     steady = Stopwatch()
-    run(load_config(_config(settings, STEADY_BATCH)), until="drained", listeners=[steady])
+    run(load_config(write_config(settings, STEADY_BATCH)), until="drained", listeners=[steady])
     return {
         **load_and_warm(load.laps, settings["events"]),
         "batch_seconds": [sum(step.values()) for step in steady.steps[WARM_UP:]],
@@ -84,7 +84,8 @@ def load_batch(settings: dict[str, Any]) -> int:
     return int(settings["events"]) // 2
 
 
-def _config(settings: dict[str, Any], max_records: int) -> Path:
+def write_config(settings: dict[str, Any], max_records: int) -> Path:
+    """The worker's config, with so many records a batch at most."""
     directory = Path(settings["directory"]) / "ours"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "tidesink.yaml"

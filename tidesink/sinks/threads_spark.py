@@ -5,31 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
 
-def start_thread(spark: SparkSession, work: Callable[[], None], *, name: str) -> Future[None]:
+
+def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
     """Do some work in a thread of its own; the future has what came of it.
 
     PySpark gives every thread a connection and a JVM thread, which stay open until garbage is collected:
     here they are closed with the thread.
     """
-    future: Future[None] = Future()
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            work()
+            result = work()
         except BaseException as exc:  # noqa: BLE001  (whoever waits for the future raises it)
             _close_connection(spark)
             future.set_exception(exc)
         else:
             _close_connection(spark)
-            future.set_result(None)
+            future.set_result(result)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future

@@ -8,15 +8,14 @@ again on what they left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
-from tidesink.errors import StaleProgressError, TargetError, TidesinkError, TransientTargetError
+from tidesink.errors import StaleProgressError, TidesinkError, TransientTargetError
 from tidesink.sinks.evolve import Evolution, plan_evolution
 from tidesink.sinks.progress import Progress
-from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import iceberg_schema, iceberg_tombstones
 from tidesink.sinks.targets.base import (
@@ -30,32 +29,18 @@ from tidesink.sinks.targets.base import (
     ReducedBatch,
     check_order,
 )
-from tidesink.sinks.targets.delta_merge import (
-    append_statement,
-    merge_statement,
-    stale_statement,
-    truncate_statement,
-)
-from tidesink.sinks.targets.delta_session import partitions_for
 from tidesink.sinks.targets.iceberg_columns import IcebergColumns
-from tidesink.sinks.targets.iceberg_errors import reading_error, staging_error
-from tidesink.sinks.targets.iceberg_history import Versions
+from tidesink.sinks.targets.iceberg_errors import reading_error
 from tidesink.sinks.targets.iceberg_holder import ATTEMPTS, Holder
 from tidesink.sinks.targets.iceberg_ledger import IcebergLedger
-from tidesink.sinks.targets.iceberg_merge import (
-    counts_beside,
-    found_statement,
-    grown_by,
-    living_statement,
-    result_of,
-    sequenced_result,
-)
+from tidesink.sinks.targets.iceberg_merge import grown_by
 from tidesink.sinks.targets.iceberg_order import add_order
 from tidesink.sinks.targets.iceberg_session import open_session, table_names, try_catalog
 from tidesink.sinks.targets.iceberg_shards import shard_of
-from tidesink.sinks.targets.iceberg_table import JvmTable, TableState, numbers
+from tidesink.sinks.targets.iceberg_staging import Staging
+from tidesink.sinks.targets.iceberg_table import JvmTable
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
-from tidesink.sinks.targets.identifier import quote_identifier, quote_path
+from tidesink.sinks.targets.identifier import quote_path
 from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
@@ -80,7 +65,6 @@ CAPABILITIES: Final = Capabilities(
     drops=True,
     renames=True,
 )
-_VIEW: Final = "_tidesink_batch"
 
 
 def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
@@ -157,6 +141,7 @@ class IcebergTable(IcebergColumns):
         self._turns = Turns(location, shape.shard)
         self._holder = Holder(self._table, self._ledger, shape.source)
         self._shard = shard_of(shape, self._table, self._ledger, self._holder)
+        self._staging = Staging(session, self._table, self._holder, shape.source)
         self._upkeep = Upkeep(session, self._table)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
@@ -191,7 +176,7 @@ class IcebergTable(IcebergColumns):
             self._evolving = True  # until all of it is done: one that is cut off is gone on with
             result = self._evolve(shape)
             if self._shard:
-                filled, warnings = self._shard.fill(shape, self._branch, self._stage)
+                filled, warnings = self._shard.fill(shape, self._staging.branch, self._staging.run)
             else:
                 filled, warnings = self._fill_pending(), ()
             self._plan(shape)  # the columns of a shared table as they are now
@@ -230,8 +215,10 @@ class IcebergTable(IcebergColumns):
             for _ in range(ATTEMPTS):
                 state = self._holder.staging()
                 head, now = cast(int, state.head), iceberg_tombstones.raised(state, horizon)
-                snapshot, summary = self._stage(iceberg_tombstones.statement(self._branch, now), head)
-                kept, oldest = self._session.sql(iceberg_tombstones.kept(self._branch)).collect()[0]
+                snapshot, summary = self._staging.run(
+                    iceberg_tombstones.statement(self._staging.branch, now), head
+                )
+                kept, oldest = self._session.sql(iceberg_tombstones.kept(self._staging.branch)).collect()[0]
                 entry = replace(self._holder.held, snapshot=snapshot)
                 said = {iceberg_tombstones.PROPERTY: str(now)}
                 if self._holder.publish(entry, on=head, saying=said):
@@ -240,9 +227,7 @@ class IcebergTable(IcebergColumns):
 
     def close(self) -> None:
         """Drop the batch's view; the session goes with its last reference."""
-        # An error here means that the JVM is gone, and the view with it.
-        with suppress(*SPARK_ERRORS):
-            self._session.catalog.dropTempView(_VIEW)
+        self._staging.close()
 
     def _done(self, progress: Progress) -> ApplyResult | None:
         """What this very batch did, if it is applied.
@@ -272,92 +257,18 @@ class IcebergTable(IcebergColumns):
     def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
         """Stage and publish once; None where others committed in between."""
         state = self._holder.staging()
-        snapshot, result = self._staged(batch, state)
+        snapshot, result = self._staging.batch(batch, state, self._present)
         entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot, shape=batch.shape)
         if not self._holder.publish(entry, on=state.head):
             return None
         self._upkeep.run_if_due(self._table.state())
         return result
 
-    def _staged(self, batch: ReducedBatch, state: TableState) -> tuple[int, ApplyResult]:
-        """The snapshot that has the batch, and what it did."""
-        head = cast(int, state.head)
-        # A table without files has nothing to match.
-        first_load = state.totals().get("total-data-files") == 0
-        if batch.mode == "history" and not batch.empty:
-            versions = Versions(
-                self._session, self._branch, self._present, lambda sql: self._stage(sql, head)
-            )
-            return versions.staged(batch, head, empty=first_load)
-        writes = batch.upserts or (batch.sequenced and batch.deletes)
-        if batch.empty or (first_load and not writes):
-            return head, ApplyResult(0, 0, 0, batch.deletes, str(head))
-        if batch.truncates:
-            return self._emptied(batch, head)
-        if batch.frame is None:
-            raise TargetError(
-                "the Iceberg target takes a frame, and the batch has rows", table=str(self._name)
-            )
-        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
-        statement = append_statement if first_load or batch.mode == "append" else merge_statement
-        with partitions_for(self._session, batch.upserts + batch.deletes):
-            found = None if batch.sequenced else self._found(batch, first_load=first_load)
-            snapshot, summary = self._stage(statement(self._branch, _VIEW, batch, self._present), head)
-            if batch.sequenced:
-                return snapshot, sequenced_result(
-                    summary, batch, stale=lambda: self._stale(batch, head), version=str(snapshot)
-                )
-        return snapshot, result_of(summary, batch, found=found, version=str(snapshot))
-
-    def _found(self, batch: ReducedBatch, *, first_load: bool) -> int | None:
-        """How many of the rows to delete are there, where the snapshot's summary will not say."""
-        if first_load or not counts_beside(batch):
-            return 0 if first_load else None
-        return self._count(found_statement(self._branch, _VIEW, batch, self._present))
-
-    def _stale(self, batch: ReducedBatch, head: int) -> int:
-        """How many rows of a batch are not newer than what the snapshot before has."""
-        before = f"{self.location} VERSION AS OF {head}"
-        return self._count(stale_statement(before, _VIEW, batch, self._present))
-
     def _take_order(self, batch: ReducedBatch) -> None:
         """Give the table the columns of the order its rows come in, once; refuse the way back."""
         check_order(batch, self._present, table=self._name)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
             self._present = add_order(self._table, self._holder, self._name)
-
-    def _emptied(self, batch: ReducedBatch, head: int) -> tuple[int, ApplyResult]:
-        living = self._count(living_statement(self._branch, batch))
-        snapshot, _ = self._stage(truncate_statement(self._branch, batch), head)
-        return snapshot, ApplyResult(0, 0, living, 0, str(snapshot))
-
-    @property
-    def _branch(self) -> str:
-        return f"{self.location}.{quote_identifier(f'branch_{self._holder.held.branch}')}"
-
-    def _count(self, statement: str) -> int:
-        with self._translating(staging_error):
-            return int(self._session.sql(statement).collect()[0][0])
-
-    def _stage(self, statement: str, head: int) -> tuple[int, Mapping[str, int]]:
-        """Run a statement on our branch; its snapshot and the numbers of its summary."""
-        try:
-            self._session.sql(statement)
-        except SPARK_ERRORS as exc:
-            self._holder.current()  # a worker that lost the table hears of that first
-            raise staging_error(exc, table=str(self._name)) from exc
-        state = self._table.state()
-        staged = state.snapshot(state.branch_head(self._holder.held.branch))
-        number = None if staged is None else int(staged.snapshotId())
-        if number == head:
-            return head, {}
-        if number is None or staged.parentId() != head:
-            self._holder.current()
-            raise TransientTargetError(
-                f"somebody else wrote to the branch {self._holder.held.branch}; nothing was written",
-                table=str(self._name),
-            )
-        return number, numbers(staged)
 
     def _evolve(self, shape: TableShape) -> EvolveResult:
         """Commit the columns that a shape needs; defaults are left pending."""
@@ -381,8 +292,8 @@ class IcebergTable(IcebergColumns):
             if not pending:
                 return ()
             head = cast(int, state.head)
-            statement = iceberg_schema.fill_statement(self._branch, pending, self._present)
-            snapshot = self._stage(statement, head)[0] if statement else head
+            statement = iceberg_schema.fill_statement(self._staging.branch, pending, self._present)
+            snapshot = self._staging.run(statement, head)[0] if statement else head
             entry = replace(self._holder.held, snapshot=snapshot)
             if self._holder.publish(entry, on=head, forgetting=(iceberg_schema.BACKFILL,)):
                 return tuple(name for name in pending if name in self._present)
