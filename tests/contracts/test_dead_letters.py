@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
+from tests.contracts.conftest import BEDS, MARKS
 from tests.contracts.targets_bed import TABLE, Bed, progress
 from tidesink.change import TableId
 from tidesink.sinks.progress import Progress
-from tidesink.sinks.rejects import DDL_EVENTS, Chosen, RecordGroup
+from tidesink.sinks.rejects import DDL_EVENTS, Chosen, DeadLetters, RecordGroup, RecordStore
 from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
 from tidesink.sinks.targets.delta_records import DeltaRecords
+from tidesink.sinks.targets.sql_dead_letters import SqlDeadLetters
+from tidesink.sinks.targets.sql_records import SqlRecords
+from tidesink.sinks.targets.sql_target import SqlTarget
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark
 
 
-def dead_letters(bed: Bed, offsets: list[int]) -> Any:
+def dead_letters(bed: Bed | Kept, offsets: list[int]) -> Any:
     assert bed.spark is not None
     return bed.spark.createDataFrame(
         [("t", 0, o, b"k", b"\xff", 7, "FramingError", "no magic byte", None) for o in offsets],
@@ -73,6 +81,38 @@ def test_tables_that_keep_theirs_at_once_keep_each_its_own(delta: Bed, tmp_path:
     assert shared._session.catalog.listTables() == []
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The stores of one kind, opened anew each time."""
+
+    spark: SparkSession
+    letters: Callable[[], DeadLetters]
+    events: Callable[[], RecordStore]
+
+
+def lake(bed: Bed, folder: Path) -> Kept:
+    spark, root = bed.spark, str(folder / "kept")
+    assert spark is not None
+    return Kept(spark, lambda: DeltaDeadLetters(spark, root), lambda: DeltaRecords(spark, root, DDL_EVENTS))
+
+
+def database(bed: Bed, _folder: Path) -> Kept:
+    spark, target = bed.spark, bed.target
+    assert spark is not None
+    assert isinstance(target, SqlTarget)
+    place = target.connections.dialect, target.connections.endpoint, target.template
+    return Kept(spark, lambda: SqlDeadLetters(*place, spark), lambda: SqlRecords(*place, DDL_EVENTS))
+
+
+STORES = {"delta": lake, "postgres": database, "mysql": database}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS[name]) for name in STORES])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    """The stores of each kind of target that has its own."""
+    return STORES[request.param](BEDS[request.param](request, tmp_path / "target"), tmp_path)
+
+
 def mine(table: TableId = TABLE, **more: Any) -> Chosen:
     return Chosen("shop", str(table), **more)
 
@@ -81,7 +121,7 @@ def at(second: int) -> datetime:
     return datetime(2026, 11, 21, 12, 0, second, tzinfo=timezone.utc)
 
 
-def timed_letters(bed: Bed, letters: list[tuple[int, int, str, datetime | None]]) -> Any:
+def timed_letters(bed: Kept, letters: list[tuple[int, int, str, datetime | None]]) -> Any:
     """Letters by partition, offset, error and time."""
     assert bed.spark is not None
     return bed.spark.createDataFrame(
@@ -91,17 +131,16 @@ def timed_letters(bed: Bed, letters: list[tuple[int, int, str, datetime | None]]
     )
 
 
-def test_letters_are_counted_shown_and_forgotten(delta: Bed, tmp_path: Path) -> None:
-    assert delta.spark is not None
-    letters = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
+def test_letters_are_counted_shown_and_forgotten(kept: Kept) -> None:
+    letters = kept.letters()
     assert (letters.groups(Chosen("shop")), letters.rows(mine(), limit=9), letters.remove(mine())) == (
         (),
         (),
         0,
     )
     found = [(0, 5, "FramingError", at(5)), (0, 2, "FramingError", at(2)), (1, 2, "ChecksumError", None)]
-    letters.append(timed_letters(delta, found), progress(1, 1))
-    letters.append(timed_letters(delta, found[:1]), progress(1, 1, pipeline="other"))
+    letters.append(timed_letters(kept, found), progress(1, 1))
+    letters.append(timed_letters(kept, found[:1]), progress(1, 1, pipeline="other"))
     assert letters.groups(mine()) == (
         RecordGroup("shop.orders", "t", 0, "FramingError", 2, 2, 5, at(2), at(5)),
         RecordGroup("shop.orders", "t", 1, "ChecksumError", 1, 2, 2, None, None),
@@ -119,12 +158,11 @@ def test_letters_are_counted_shown_and_forgotten(delta: Bed, tmp_path: Path) -> 
     )
 
 
-def test_settled_letters_go_and_the_others_say_why_they_stay(delta: Bed, tmp_path: Path) -> None:
-    assert delta.spark is not None
-    letters = DeltaDeadLetters(delta.spark, str(tmp_path / "lake"))
-    letters.append(dead_letters(delta, [1, 2, 3]), progress(1, 1))
-    letters.append(dead_letters(delta, [1]), progress(1, 1, pipeline="other"))
-    outcomes = delta.spark.createDataFrame(
+def test_settled_letters_go_and_the_others_say_why_they_stay(kept: Kept) -> None:
+    letters = kept.letters()
+    letters.append(dead_letters(kept, [1, 2, 3]), progress(1, 1))
+    letters.append(dead_letters(kept, [1]), progress(1, 1, pipeline="other"))
+    outcomes = kept.spark.createDataFrame(
         [("t", 0, 1, None, None), ("t", 0, 2, "ChecksumError", "now this"), ("t", 0, 9, None, None)],
         "topic string, partition int, offset bigint, error string, reason string",
     )
@@ -135,10 +173,9 @@ def test_settled_letters_go_and_the_others_say_why_they_stay(delta: Bed, tmp_pat
     assert len(letters.rows(Chosen("other"), limit=9)) == 1
 
 
-def test_ddl_events_are_kept_once_beside_them(delta: Bed, tmp_path: Path) -> None:
-    assert delta.spark is not None
-    events = DeltaRecords(delta.spark, str(tmp_path / "lake"), DDL_EVENTS)
-    frame = delta.spark.createDataFrame(
+def test_ddl_events_are_kept_once_beside_them(kept: Kept) -> None:
+    events = kept.events()
+    frame = kept.spark.createDataFrame(
         [("t", 0, 4, 9, "ALTER", "ALTER TABLE `o'ps` ADD c int", None, b"{}", at(4))],
         "topic string, partition int, offset bigint, commit_ts bigint, kind string, query string, "
         "key binary, value binary, time timestamp",
@@ -148,3 +185,24 @@ def test_ddl_events_are_kept_once_beside_them(delta: Bed, tmp_path: Path) -> Non
     assert (row["commit_ts"], row["kind"], row["query"]) == (9, "ALTER", "ALTER TABLE `o'ps` ADD c int")
     assert (row["key"], row["value"], row["time"], row["batch"]) == (None, b"{}", at(4), 3)
     assert [group.kind for group in events.groups(mine())] == ["ALTER"]
+
+
+def test_letters_are_read_back_as_kafka_gave_them(kept: Kept) -> None:
+    letters = kept.letters()
+    records = [
+        ("t", 0, 7, None, b"\x00\xff", 7, "FramingError", "a\x00b", at(7)),
+        ("t", 1, 7, b"", None, 7, "E", "", None),
+    ]
+    frame = kept.spark.createDataFrame(
+        records,
+        "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
+        "reason string, time timestamp",
+    )
+    assert [letters.append(frame, progress(epoch, 1)) for epoch in (1, 2)] == [2, 0]
+    found = letters.frame(mine()).withColumn("timestamp", F.unix_millis("timestamp")).orderBy("partition")
+    names = ("topic", "partition", "offset", "timestamp", "key", "value")
+    assert [tuple(row[name] for name in names) for row in found.collect()] == [
+        ("t", 0, 7, int(at(7).timestamp() * 1000), None, b"\x00\xff"),
+        ("t", 1, 7, None, b"", None),
+    ]
+    assert letters.frame(mine(partition=1)).count() == 1

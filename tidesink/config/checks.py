@@ -21,6 +21,7 @@ from tidesink.config.sequence import sequence_problems
 from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
 from tidesink.config.target import DeltaSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.config.target_sql import MysqlSettings, PostgresSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.ddl import TableDefinitions
@@ -248,14 +249,15 @@ def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
 
 def _dead_letters(config: Config) -> Iterator[Problem]:
     policies = [config.defaults.bad_record, *(entry.bad_record for entry in config.tables)]
-    wanted, lake = "dead-letter" in policies, isinstance(config.target, DeltaSettings)
+    wanted = "dead-letter" in policies
+    keeps = isinstance(config.target, DeltaSettings | PostgresSettings | MysqlSettings)
     if config.dead_letters.path and not wanted and not _carries_ddl(config.source):
         yield Problem(
             "dead-letters.path",
             "has no effect: no table has bad-record: dead-letter, and these topics carry no DDL to keep",
             "set bad-record: dead-letter, or remove it",
         )
-    if wanted and not lake and not config.dead_letters.path:
+    if wanted and not keeps and not config.dead_letters.path:
         yield Problem(
             "dead-letters.path",
             f"a target of type {config.target.type} has no folder for dead letters",

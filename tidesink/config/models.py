@@ -191,8 +191,8 @@ class DeadLetterSettings(Model):
     """Where records go that cannot be decoded, under ``bad-record: dead-letter``."""
 
     path: LocalPath | None = None
-    """The folder of the tables of dead letters and DDL events; under the root of a delta target if not
-    given."""
+    """The folder of the tables of dead letters and DDL events; under the root of a delta target, or
+    in the database of a Postgres or MySQL target, if not given."""
 
 
 class BatchSettings(Model):

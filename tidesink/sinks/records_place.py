@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from tidesink.config import Config, DeltaSettings
+from tidesink.config.target_sql import MysqlSettings, PostgresSettings
 from tidesink.errors import ConfigError
 from tidesink.sinks.rejects import DDL_EVENTS, DeadLetters, Records, RecordStore
 from tidesink.sinks.session import build_session, running_session, stop_session
+from tidesink.sinks.targets.sql_endpoint import endpoint_of
+from tidesink.sinks.targets.sql_record_tasks import dialect_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,26 +25,41 @@ def lake_of(config: Config) -> str | None:
     return config.target.path if isinstance(config.target, DeltaSettings) else None
 
 
-def dead_letters_of(config: Config, spark: SparkSession) -> DeadLetters:
-    """The dead letters of a pipeline.
+def dead_letters_of(config: Config, spark: SparkSession | None) -> DeadLetters:
+    """The dead letters of a pipeline. ``spark`` may be None where ``needs_spark`` says so.
 
     Raises:
         ConfigError: the config names no place for them.
     """
+    target, root = config.target, lake_of(config)
+    if root is None and isinstance(target, PostgresSettings | MysqlSettings):
+        from tidesink.sinks.targets.sql_dead_letters import SqlDeadLetters
+
+        return SqlDeadLetters(dialect_of(target.type), endpoint_of(target), target.table, spark)
+    if root is None or spark is None:
+        raise ConfigError("dead-letters.path says where dead letters are kept: set it")
     from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
 
-    root = lake_of(config)
-    if root is None:
-        raise ConfigError("dead-letters.path says where dead letters are kept: set it")
     return DeltaDeadLetters(spark, root)
 
 
-def ddl_events_of(config: Config, spark: SparkSession) -> RecordStore | None:
+def ddl_events_of(config: Config, spark: SparkSession | None) -> RecordStore | None:
     """The DDL events of a pipeline; None where the config names no place for them: they are only counted."""
+    target, root = config.target, lake_of(config)
+    if root is None and isinstance(target, PostgresSettings | MysqlSettings):
+        from tidesink.sinks.targets.sql_records import SqlRecords
+
+        return SqlRecords(dialect_of(target.type), endpoint_of(target), target.table, DDL_EVENTS)
+    if root is None or spark is None:
+        return None
     from tidesink.sinks.targets.delta_records import DeltaRecords
 
-    root = lake_of(config)
-    return None if root is None else DeltaRecords(spark, root, DDL_EVENTS)
+    return DeltaRecords(spark, root, DDL_EVENTS)
+
+
+def needs_spark(config: Config) -> bool:
+    """Whether looking at the records takes Spark: a lake's do, a database's do not."""
+    return lake_of(config) is not None or not isinstance(config.target, PostgresSettings | MysqlSettings)
 
 
 @contextmanager
@@ -52,9 +70,9 @@ def opened_records(config: Config) -> Iterator[Records]:
         ConfigError: the config names no place for them.
         DevStackError: Java or Spark's connectors are not to be had.
     """
-    if lake_of(config) is None:
+    if lake_of(config) is None and needs_spark(config):
         raise ConfigError("dead-letters.path says where dead letters and DDL events are kept: set it")
-    with spark_of(config) as spark:
+    with spark_of(config) if needs_spark(config) else nullcontext() as spark:
         events = ddl_events_of(config, spark)
         assert events is not None  # noqa: S101  (there is a place)
         yield Records(dead_letters_of(config, spark), events)

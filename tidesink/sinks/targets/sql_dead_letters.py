@@ -1,0 +1,58 @@
+"""Dead letters in the target's own database (``sql_records``)."""
+
+# ruff: noqa: S608  every name in a statement is quoted by the dialect, every value a parameter
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidesink.change import TableId
+from tidesink.errors import TargetError
+from tidesink.sinks.rejects import DEAD_LETTERS, Chosen
+from tidesink.sinks.targets.sql_dialect import Dialect
+from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_place import place_in
+from tidesink.sinks.targets.sql_record_tasks import KEY, RecordReader, RecordSettler
+from tidesink.sinks.targets.sql_records import SqlRecords
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_READ: Final = ("topic", "partition", "offset", "time", "key", "value")
+_SCHEMA: Final = "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary"
+
+
+class SqlDeadLetters(SqlRecords):
+    """The dead letters of a database; ``spark`` is needed for ``frame`` alone."""
+
+    def __init__(
+        self, dialect: Dialect, endpoint: Endpoint, template: str, spark: SparkSession | None = None
+    ) -> None:
+        super().__init__(dialect, endpoint, template, DEAD_LETTERS)
+        self._spark = spark
+
+    def frame(self, chosen: Chosen) -> DataFrame:
+        """The chosen letters as Spark reads Kafka's records; lazy, read by one task."""
+        if self._spark is None:
+            raise TargetError("dead letters are read as a frame by a replay alone, which has Spark")
+        names = ", ".join(map(self._quoted, _READ))
+        where, values = self.condition(chosen)
+        with self.transaction(self.table.name, writes=False) as cursor:
+            queries = [f"SELECT {names} FROM {place} WHERE {where}" for place in self.locations(cursor)]
+        reader = RecordReader(self.dialect.database, self.endpoint, queries, values)
+        return self._spark.range(1, numPartitions=1).mapInArrow(reader, _SCHEMA)
+
+    def settle(self, outcomes: DataFrame, *, pipeline: str, table: TableId) -> int:
+        """Forget the letters that are dealt with, and keep the new reason of the others."""
+        place = place_in(self._template, table, self.dialect.quote)
+        location, key = place.beside(self.table.name).replace("%", "%%"), self._quoted(KEY)
+        error, reason = self._quoted("error"), self._quoted("reason")
+        settler = RecordSettler(
+            self.dialect.database,
+            self.endpoint,
+            f"DELETE FROM {location} WHERE {key} = %s",
+            f"UPDATE {location} SET {error} = %s, {reason} = %s WHERE {key} = %s",
+            pipeline,
+            str(table),
+        )
+        # One task: each is a transaction, and what replays is settled whole or not at all.
+        return self.run(outcomes.coalesce(1), settler, table=str(table))
