@@ -98,3 +98,34 @@ def _check_letters(config: Path, topic: str) -> None:
     assert answered(config, "dlq", "drop", "shop.kept", "--older-than", "1h", "--yes")["dropped"] == 0
     assert "1 dead letters dropped" in asked(config, "dlq", "drop", "shop.kept", "0@2", "--yes")
     assert answered(config, "dlq", "list")["dead_letters"] == []
+
+
+def test_ddl_and_watermarks_of_flat_avro(servers: Servers, spark: SparkSession, tmp_path: Path) -> None:
+    options = CodecOptions(enable_tidb_extension=True)
+    writer = TableWriter(servers, schema_of("marked"), partitions=2, options=options)
+    source = {
+        "brokers": servers["brokers"],
+        "protocol": "flat-avro",
+        "topics": f"{servers['prefix']}{{schema}}_{{table}}",
+        "schema-registry": servers["registry_url"],
+        "enable-tidb-extension": True,
+        "avro-enable-watermark": True,
+    }
+    config = shop_config(tmp_path, servers, {"source": source})
+    ddl = {"query": ALTER, "type": 12, "schema": "shop", "table": "marked", "commitTs": 6 << 18}
+    writer.upsert({"id": 1, "name": "one"}, commit_ts=5 << 18)
+    for partition in (0, 1):
+        writer.send(None, b"\x01" + json.dumps(ddl).encode(), partition=partition)
+        for mark in (7, 8 + partition):
+            writer.send(None, b"\x02" + (mark << 18).to_bytes(8, "big"), partition=partition)
+    report = run(load_config(config), until="drained")
+    assert report.exit_code == 0, [table.error for table in report.tables]
+    (table,) = answered(config, "status")["tables"]
+    assert table["details"]["filtered"] == {"ddl": 2, "watermarks": 4, "messages": 0}
+    assert table["details"]["watermark"] == 8 << 18  # partition 1 is further
+    events = answered(config, "ddl", "list", "shop.marked")["ddl"]
+    told = [(one["partition"], one["kind"], one["commit_ts"], one["query"]) for one in events]
+    assert told == [(0, "12", 6 << 18, ALTER), (1, "12", 6 << 18, ALTER)]
+    # Read again, they are not kept again.
+    assert run(load_config(config), until="drained").exit_code == 0
+    assert len(answered(config, "ddl", "list")["ddl"]) == 2
