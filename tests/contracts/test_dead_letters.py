@@ -1,4 +1,4 @@
-"""Dead letters in Delta: kept whole, kept once."""
+"""Dead letters in Delta and in databases: kept whole, kept once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.contracts.conftest import BEDS, MARKS
 from tests.contracts.targets_bed import TABLE, Bed, progress
 from tidesink.change import TableId
+from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.rejects import DDL_EVENTS, Chosen, DeadLetters, RecordGroup, RecordStore
 from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
@@ -100,7 +101,7 @@ def database(bed: Bed, _folder: Path) -> Kept:
     spark, target = bed.spark, bed.target
     assert spark is not None
     assert isinstance(target, SqlTarget)
-    place = target.connections.dialect, target.connections.endpoint, target.template
+    place = target.connections.dialect, target.connections.endpoint, target.place_of
     return Kept(spark, lambda: SqlDeadLetters(*place, spark), lambda: SqlRecords(*place, DDL_EVENTS))
 
 
@@ -206,3 +207,122 @@ def test_letters_are_read_back_as_kafka_gave_them(kept: Kept) -> None:
         ("t", 1, 7, None, b"", None),
     ]
     assert letters.frame(mine(partition=1)).count() == 1
+
+
+LETTER = (
+    "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
+    "reason string, time timestamp"
+)
+# Every byte, in no text's order; and texts of every plane, with what SQL, CSV and patterns have signs for.
+BYTES = bytes(range(256)) * 40_000
+TEXT = "\u0101\U0001f40b '\"`\\ %s %% {} \t\r\n; -- /* " * 5_000
+
+
+def test_long_bytes_and_texts_are_kept_to_the_last(kept: Kept) -> None:
+    letters = kept.letters()
+    rows = [("t", 0, o, bytes([o]) * o, BYTES[o:] if o else b"\\", 7, "E", TEXT, at(o)) for o in range(3)]
+    assert letters.append(kept.spark.createDataFrame(rows, LETTER), progress(1, 1)) == 3
+    found = letters.rows(mine(), limit=9)
+    assert [(row["key"], row["value"]) for row in found] == [(row[3], row[4]) for row in rows]
+    assert {row["reason"] for row in found} == {TEXT}
+    read = letters.frame(mine()).orderBy("offset").collect()
+    assert [bytes(row["value"]) for row in read] == [row[4] for row in rows]
+
+
+def test_others_who_keep_and_forget_at_the_same_time_do_not_count(kept: Kept) -> None:
+    """Two workers of one table, which meet the same records; others beside them, who forget theirs."""
+    names = [f"t{number}" for number in range(3)]
+    records = [(TABLE, 1), (TABLE, 1), *((TableId("shop", name), 2) for name in names)]
+
+    def keep(turn: int) -> int:
+        table, batch = records[turn]
+        store = kept.letters()
+        done = store.append(dead_letters(kept, list(range(50))), progress(turn + 1, batch, table=table))
+        return done if table == TABLE or store.remove(mine(table)) == 50 else -1
+
+    with ThreadPoolExecutor(len(records)) as threads:
+        counts = list(threads.map(keep, range(len(records))))
+    assert all(count in (0, 50) for count in counts[:2]), counts
+    assert counts[2:] == [50, 50, 50]
+    letters = kept.letters()
+    assert [(group.table, group.count) for group in letters.groups(Chosen("shop"))] == [("shop.orders", 50)]
+
+
+def test_times_of_no_calendar_keep_nothing_back(kept: Kept) -> None:
+    frame = dead_letters(kept, [1, 2]).withColumn(
+        "time", F.expr("timestamp_micros(CASE offset WHEN 1 THEN 1700000000000000000 ELSE -1000 END)")
+    )
+    letters = kept.letters()
+    assert letters.append(frame, progress(1, 1)) == 2
+    assert letters.groups(mine(offset=2))[0].first_time == datetime(
+        1969, 12, 31, 23, 59, 59, 999000, tzinfo=timezone.utc
+    )
+    assert letters.remove(mine()) == 2
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS[name]) for name in ("postgres", "mysql")])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Bed:
+    """The databases, each in turn."""
+    return BEDS[request.param](request, tmp_path / "target")
+
+
+def executed(bed: Bed, *statements: str) -> list[tuple[Any, ...]]:
+    """The rows of the last statement that a person sends."""
+    assert isinstance(bed.target, SqlTarget)
+    with bed.target.connections.transaction("test") as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def test_a_table_of_another_version_is_given_what_it_lacks(server: Bed, tmp_path: Path) -> None:
+    here = database(server, tmp_path)
+    assert here.letters().append(dead_letters(here, [1]), progress(1, 1)) == 1
+    executed(
+        server,
+        "ALTER TABLE shop._tidesink_dead_letters DROP COLUMN schema_id",
+        "ALTER TABLE shop._tidesink_dead_letters ADD COLUMN of_a_newer_one int",
+    )
+    assert here.letters().append(dead_letters(here, [1, 2]), progress(2, 2)) == 1
+    assert [row["schema_id"] for row in here.letters().rows(mine(), limit=9)] == [None, 7]
+
+
+def test_what_has_the_name_and_is_not_ours_is_left_alone(server: Bed, tmp_path: Path) -> None:
+    here = database(server, tmp_path)
+    word = "SCHEMA" if server.name == "postgres" else "DATABASE"
+    executed(server, f"CREATE {word} shop", "CREATE TABLE shop._tidesink_dead_letters (mine int)")
+    with pytest.raises(SchemaRefusedError, match=r"shop\._tidesink_dead_letters is there and is not"):
+        here.letters().append(dead_letters(here, [1]), progress(1, 1))
+    assert executed(server, "SELECT * FROM shop._tidesink_dead_letters") == []
+
+
+def test_letters_of_a_table_that_moved_are_found_replayed_and_forgotten(server: Bed) -> None:
+    assert isinstance(server.target, SqlTarget)
+    assert server.spark is not None
+    connections = server.target.connections
+
+    def letters(template: str) -> SqlDeadLetters:
+        target = SqlTarget(connections, template)
+        return SqlDeadLetters(connections.dialect, connections.endpoint, target.place_of, server.spark)
+
+    before, now = letters("was_{schema}.{table}"), letters("{schema}.{table}")
+    assert before.append(dead_letters(server, [1, 2]), progress(1, 1)) == 2
+    assert now.append(dead_letters(server, [2, 3]), progress(1, 1)) == 2
+    assert sorted(row["offset"] for row in now.frame(mine()).collect()) == [1, 2, 3]
+    outcomes = server.spark.createDataFrame(
+        [("t", 0, offset, None, None) for offset in (1, 2, 3)],
+        "topic string, partition int, offset bigint, error string, reason string",
+    )
+    assert now.settle(outcomes, pipeline="shop", table=TABLE) == 4
+    assert now.rows(mine(), limit=9) == before.rows(mine(), limit=9) == ()
+
+
+@pytest.mark.servers
+def test_a_letter_that_is_too_long_for_mysql_says_so(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    bed = BEDS["mysql"](request, tmp_path / "target")
+    here = database(bed, tmp_path)
+    ((most,),) = executed(bed, "SELECT @@max_allowed_packet")
+    frame = dead_letters(here, [1]).withColumn("value", F.expr(f"cast(repeat('x', {most}) as binary)"))
+    with pytest.raises(TargetError, match=r"max_allowed_packet.*\(error 1153\)"):
+        here.letters().append(frame, progress(1, 1))
+    assert here.letters().rows(mine(), limit=9) == ()

@@ -8,10 +8,13 @@ import pytest
 
 from tidesink.sinks.rejects import DDL_EVENTS, DEAD_LETTERS, Chosen
 from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_place import place_in
 from tidesink.sinks.targets.sql_record_tasks import (
     Database,
     RecordSettler,
     RecordWriter,
+    _batches_of,
+    _calls,
     dialect_of,
     record_key,
     utc,
@@ -23,7 +26,10 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=timezone(timedelta(hours=2)))
 
 
 def records(database: Database) -> SqlRecords:
-    return SqlRecords(dialect_of(database), HERE, "{schema}.{table}", DEAD_LETTERS)
+    dialect = dialect_of(database)
+    return SqlRecords(
+        dialect, HERE, lambda table: place_in("{schema}.{table}", table, dialect.quote), DEAD_LETTERS
+    )
 
 
 def test_everything_that_is_chosen_is_a_parameter() -> None:
@@ -81,3 +87,37 @@ def test_names_with_percent_signs_are_no_parameters() -> None:
     location = dialect_of("postgres").quote("100%") + '."t"'
     assert records("postgres")._insert_statement(location).startswith('INSERT INTO "100%%"."t" ("record", ')
     assert "secret-word" not in repr(RecordWriter("mysql", HERE, "", {}, ()))
+
+
+@pytest.mark.parametrize(
+    ("database", "ending"),
+    [
+        ("postgres", 'ON CONFLICT ("record") DO NOTHING'),
+        ("mysql", "ON DUPLICATE KEY UPDATE `record` = `record`"),
+    ],
+)
+def test_a_record_that_is_there_is_left_alone_and_nothing_else_is_forgiven(
+    database: Database, ending: str
+) -> None:
+    statement = records(database)._insert_statement("t")
+    assert statement.endswith(f") {ending}")
+    assert "IGNORE" not in statement
+
+
+def test_letters_come_in_batches_that_are_bounded_by_their_bytes() -> None:
+    rows = [("t", 0, offset, NOON, None, bytes(3_000_000)) for offset in range(7)]
+    batches = list(_batches_of(iter(rows)))
+    assert [batch.num_rows for batch in batches] == [3, 3, 1]
+    assert [row["offset"] for batch in batches for row in batch.to_pylist()] == list(range(7))
+    small = [("t", 0, offset, None, b"", b"") for offset in range(2500)]
+    assert [batch.num_rows for batch in _batches_of(iter(small))] == [1000, 1000, 500]
+
+
+def test_statements_that_follow_each_other_are_sent_together_in_their_order() -> None:
+    given = [("a", [1])] * 150 + [("b", [2]), ("a", [3])]
+    assert [(text, len(values)) for text, values in _calls(iter(given))] == [
+        ("a", 100),
+        ("a", 50),
+        ("b", 1),
+        ("a", 1),
+    ]

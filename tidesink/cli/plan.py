@@ -15,8 +15,10 @@ from tidesink.cli.output import Output, OutputFormat, console, show_table, write
 from tidesink.cli.status import read_statuses
 from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved_tables
 from tidesink.config import Config
+from tidesink.config.checks import carries_ddl, keeps_bad_records
 from tidesink.config.schema_change_checks import untold_changes
 from tidesink.sinks.goals import Goals
+from tidesink.sinks.rejects import DDL_EVENTS, DEAD_LETTERS
 
 _TOLD: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
@@ -25,6 +27,10 @@ _TOLD: Final[dict[TypesFrom, str]] = {
     "records": "of the schemas in the records",
     "rows": "as the words in the rows tell, without digits, lengths or members",
 }
+
+_SORTS: Final = {"dead_letters": "dead letters", "ddl_events": "DDL events"}
+_KEPT: Final = "kept in {}"
+_COUNTED: Final = "counted, and not kept (dead-letters.path would say where)"
 
 
 def plan(
@@ -47,15 +53,29 @@ def plan(
     zero_dates = _zero_dates(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
-        write_json({"pipeline": settings.pipeline, "tables": tables, "warnings": unserved, "untold": untold})
+        more = {"warnings": unserved, "untold": untold, "kept": kept_records(settings)}
+        write_json({"pipeline": settings.pipeline, "tables": tables, **more})
     else:
         _show(settings, plans, zero_dates)
         for warning in unserved:
             typer.echo(f"warning: {warning}")
         for remark in untold:
             typer.echo(f"changes of columns: {remark}")
+        for sort, place in kept_records(settings).items():
+            typer.echo(f"{_SORTS[sort]}: {_KEPT.format(place) if place else _COUNTED}")
     if any(entry.problem for entry in plans):
         raise typer.Exit(exits.USAGE)
+
+
+def kept_records(config: Config) -> dict[str, str | None]:
+    """Where dead letters and DDL events are kept, of the sorts there may be; None: they are only counted."""
+    from tidesink.sinks.records_place import kept_in
+
+    sorts = {
+        "dead_letters": (keeps_bad_records(config), DEAD_LETTERS),
+        "ddl_events": (carries_ddl(config.source), DDL_EVENTS),
+    }
+    return {name: kept_in(config, table) for name, (wanted, table) in sorts.items() if wanted}
 
 
 def apart(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:

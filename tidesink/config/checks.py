@@ -248,10 +248,9 @@ def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
 
 
 def _dead_letters(config: Config) -> Iterator[Problem]:
-    policies = [config.defaults.bad_record, *(entry.bad_record for entry in config.tables)]
-    wanted = "dead-letter" in policies
+    wanted = keeps_bad_records(config)
     keeps = isinstance(config.target, DeltaSettings | PostgresSettings | MysqlSettings)
-    if config.dead_letters.path and not wanted and not _carries_ddl(config.source):
+    if config.dead_letters.path and not wanted and not carries_ddl(config.source):
         yield Problem(
             "dead-letters.path",
             "has no effect: no table has bad-record: dead-letter, and these topics carry no DDL to keep",
@@ -265,7 +264,12 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
         )
 
 
-def _carries_ddl(source: SourceSettings) -> bool:
+def keeps_bad_records(config: Config) -> bool:
+    """Whether some table has ``bad-record: dead-letter``."""
+    return "dead-letter" in (config.defaults.bad_record, *(entry.bad_record for entry in config.tables))
+
+
+def carries_ddl(source: SourceSettings) -> bool:
     """Whether the topics may hold DDL events, which are kept beside the dead letters."""
     return source.protocol != "flat-avro" or source.avro_enable_watermark
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tidesink.change import TableId
 from tidesink.config import Config, DeltaSettings
 from tidesink.config.target_sql import MysqlSettings, PostgresSettings
 from tidesink.errors import ConfigError
-from tidesink.sinks.rejects import DDL_EVENTS, DeadLetters, Records, RecordStore
+from tidesink.sinks.rejects import DDL_EVENTS, DeadLetters, Records, RecordStore, RecordTable
 from tidesink.sinks.session import build_session, running_session, stop_session
-from tidesink.sinks.targets.sql_endpoint import endpoint_of
+from tidesink.sinks.targets.sql_dialect import Dialect
+from tidesink.sinks.targets.sql_endpoint import Endpoint, endpoint_of
+from tidesink.sinks.targets.sql_place import Place, place_in
 from tidesink.sinks.targets.sql_record_tasks import dialect_of
+from tidesink.sinks.targets.sql_records import SqlRecords, shown_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,17 +30,27 @@ def lake_of(config: Config) -> str | None:
     return config.target.path if isinstance(config.target, DeltaSettings) else None
 
 
+def kept_in(config: Config, table: RecordTable) -> str | None:
+    """Where a pipeline keeps such records, for people to read; None where no place is named."""
+    root = lake_of(config)
+    if root is not None:
+        return f"{root.rstrip('/')}/{table.name}"
+    if isinstance(config.target, PostgresSettings | MysqlSettings):
+        return shown_records(endpoint_of(config.target), table)
+    return None
+
+
 def dead_letters_of(config: Config, spark: SparkSession | None) -> DeadLetters:
     """The dead letters of a pipeline. ``spark`` may be None where ``needs_spark`` says so.
 
     Raises:
         ConfigError: the config names no place for them.
     """
-    target, root = config.target, lake_of(config)
-    if root is None and isinstance(target, PostgresSettings | MysqlSettings):
+    root = lake_of(config)
+    if root is None and isinstance(config.target, PostgresSettings | MysqlSettings):
         from tidesink.sinks.targets.sql_dead_letters import SqlDeadLetters
 
-        return SqlDeadLetters(dialect_of(target.type), endpoint_of(target), target.table, spark)
+        return SqlDeadLetters(*_database(config, config.target), spark)
     if root is None or spark is None:
         raise ConfigError("dead-letters.path says where dead letters are kept: set it")
     from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
@@ -45,16 +60,26 @@ def dead_letters_of(config: Config, spark: SparkSession | None) -> DeadLetters:
 
 def ddl_events_of(config: Config, spark: SparkSession | None) -> RecordStore | None:
     """The DDL events of a pipeline; None where the config names no place for them: they are only counted."""
-    target, root = config.target, lake_of(config)
-    if root is None and isinstance(target, PostgresSettings | MysqlSettings):
-        from tidesink.sinks.targets.sql_records import SqlRecords
-
-        return SqlRecords(dialect_of(target.type), endpoint_of(target), target.table, DDL_EVENTS)
+    root = lake_of(config)
+    if root is None and isinstance(config.target, PostgresSettings | MysqlSettings):
+        return SqlRecords(*_database(config, config.target), DDL_EVENTS)
     if root is None or spark is None:
         return None
     from tidesink.sinks.targets.delta_records import DeltaRecords
 
     return DeltaRecords(spark, root, DDL_EVENTS)
+
+
+def _database(
+    config: Config, target: PostgresSettings | MysqlSettings
+) -> tuple[Dialect, Endpoint, Callable[[TableId], Place]]:
+    """The database, and where in it a source table's rows are."""
+    dialect = dialect_of(target.type)
+
+    def place_of(table: TableId) -> Place:
+        return replace(place_in(target.table, config.destination(table).table, dialect.quote), source=table)
+
+    return dialect, endpoint_of(target), place_of
 
 
 def needs_spark(config: Config) -> bool:

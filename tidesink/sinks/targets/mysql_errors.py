@@ -87,6 +87,11 @@ _GTID: Final[_Meaning] = (
     "written: make the table InnoDB, and drop triggers that write to tables of other engines. For rows that "
     "swap values of a unique column MySQL 8.0.13 and binlog_format ROW are needed, or the index must go",
 )
+_PACKET: Final[_Meaning] = (
+    TargetError,
+    "a row is longer than the server takes in one statement, and nothing was written: raise its variable "
+    "max_allowed_packet above the longest message of the topic, twice for bytes that are no text",
+)
 _NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
     {
         _LOCKED: (1205, 1213, 1020, 3572, 3058, 1614, 1969, 3024),
@@ -105,6 +110,7 @@ _NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
         _ENGINE: (3161,),
         _KEY_WANTED: (3750, 1173),
         _GTID: (1785, 1786, 1787),
+        _PACKET: (1153, 1301),
     }
 )
 _MEANINGS: Final = {str(number): meaning for meaning, numbers in _NUMBERS.items() for number in numbers}

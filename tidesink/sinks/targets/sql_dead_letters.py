@@ -3,14 +3,15 @@
 # ruff: noqa: S608  every name in a statement is quoted by the dialect, every value a parameter
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
 from tidesink.errors import TargetError
-from tidesink.sinks.rejects import DEAD_LETTERS, Chosen
+from tidesink.sinks.rejects import DEAD_LETTERS, PLACE, Chosen
 from tidesink.sinks.targets.sql_dialect import Dialect
 from tidesink.sinks.targets.sql_endpoint import Endpoint
-from tidesink.sinks.targets.sql_place import place_in
+from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_record_tasks import KEY, RecordReader, RecordSettler
 from tidesink.sinks.targets.sql_records import SqlRecords
 
@@ -25,9 +26,13 @@ class SqlDeadLetters(SqlRecords):
     """The dead letters of a database; ``spark`` is needed for ``frame`` alone."""
 
     def __init__(
-        self, dialect: Dialect, endpoint: Endpoint, template: str, spark: SparkSession | None = None
+        self,
+        dialect: Dialect,
+        endpoint: Endpoint,
+        place_of: Callable[[TableId], Place],
+        spark: SparkSession | None = None,
     ) -> None:
-        super().__init__(dialect, endpoint, template, DEAD_LETTERS)
+        super().__init__(dialect, endpoint, place_of, DEAD_LETTERS)
         self._spark = spark
 
     def frame(self, chosen: Chosen) -> DataFrame:
@@ -36,23 +41,27 @@ class SqlDeadLetters(SqlRecords):
             raise TargetError("dead letters are read as a frame by a replay alone, which has Spark")
         names = ", ".join(map(self._quoted, _READ))
         where, values = self.condition(chosen)
-        with self.transaction(self.table.name, writes=False) as cursor:
-            queries = [f"SELECT {names} FROM {place} WHERE {where}" for place in self.locations(cursor)]
+        queries = [f"SELECT {names} FROM {place} WHERE {where}" for place in self._locations()]
         reader = RecordReader(self.dialect.database, self.endpoint, queries, values)
-        return self._spark.range(1, numPartitions=1).mapInArrow(reader, _SCHEMA)
+        found = self._spark.range(1, numPartitions=1).mapInArrow(reader, _SCHEMA)
+        # A table that moved from one schema to another may have left the same letter in both.
+        return found.dropDuplicates(list(PLACE)) if len(queries) > 1 else found
 
     def settle(self, outcomes: DataFrame, *, pipeline: str, table: TableId) -> int:
         """Forget the letters that are dealt with, and keep the new reason of the others."""
-        place = place_in(self._template, table, self.dialect.quote)
-        location, key = place.beside(self.table.name).replace("%", "%%"), self._quoted(KEY)
-        error, reason = self._quoted("error"), self._quoted("reason")
-        settler = RecordSettler(
-            self.dialect.database,
-            self.endpoint,
-            f"DELETE FROM {location} WHERE {key} = %s",
-            f"UPDATE {location} SET {error} = %s, {reason} = %s WHERE {key} = %s",
-            pipeline,
-            str(table),
-        )
         # One task: each is a transaction, and what replays is settled whole or not at all.
-        return self.run(outcomes.coalesce(1), settler, table=str(table))
+        settled = outcomes.coalesce(1)
+        return sum(
+            self.run(settled, self._settler(place, pipeline, table), table=str(table))
+            for place in self._locations()
+        )
+
+    def _settler(self, location: str, pipeline: str, table: TableId) -> RecordSettler:
+        key, error, reason = map(self._quoted, (KEY, "error", "reason"))
+        delete = f"DELETE FROM {location} WHERE {key} = %s"
+        update = f"UPDATE {location} SET {error} = %s, {reason} = %s WHERE {key} = %s"
+        return RecordSettler(self.dialect.database, self.endpoint, delete, update, pipeline, str(table))
+
+    def _locations(self) -> list[str]:
+        with self.transaction(self.table.name, writes=False) as cursor:
+            return self.locations(cursor)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
 from importlib import import_module
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 from tidesink.sinks.rejects import PLACE
@@ -16,11 +19,21 @@ from tidesink.sinks.targets.sql_endpoint import Endpoint
 Database = Literal["postgres", "mysql"]
 # The primary key's column: the digest of whose record it is and where it was in Kafka.
 KEY: Final = "record"
+# MySQL's number of the error.
+_PACKET_TOO_LARGE: Final = 1153
 _DIALECTS: Final[Mapping[Database, tuple[str, str]]] = {
     "postgres": ("tidesink.sinks.targets.postgres_dialect", "PostgresDialect"),
     "mysql": ("tidesink.sinks.targets.mysql_dialect", "MysqlDialect"),
 }
-_ROWS_A_FETCH: Final = 500
+# Values may have many MB each: few are fetched, and few are handed to Spark, at a time.
+_ROWS_A_FETCH: Final = 20
+_ROWS_A_BATCH: Final = 1000
+_BYTES_A_BATCH: Final = 8_000_000
+_ROWS_A_CALL: Final = 100
+# What MySQL's packet has besides the values.
+_FRAME_BYTES: Final = 10_000
+
+_Done = tuple[str, list[Any]]
 
 
 def dialect_of(database: Database) -> Any:
@@ -72,27 +85,60 @@ class _Task:
             return 0, code
 
     def _written(self, dialect: Any, rows: Iterator[dict[str, Any]]) -> int:
-        connection = dialect.connect(self.endpoint)
-        try:
-            count = 0
+        count = 0
+        with closing(dialect.connect(self.endpoint)) as connection:
             with connection.cursor() as cursor:
-                for row in rows:
-                    cursor.execute(*self.statement(row))
+                for text, values in _calls(map(self.statement, rows)):
+                    self._check_room(connection, cursor, values)
+                    cursor.executemany(text, values)
                     count += max(0, cursor.rowcount)
             connection.commit()
-        finally:
-            connection.close()
         return count
 
-    def statement(self, row: dict[str, Any]) -> tuple[str, list[Any]]:
+    def _check_room(self, connection: Any, cursor: Any, values: Sequence[Sequence[Any]]) -> None:
+        """MySQL cuts the connection of a statement that is too long, which looks as if it had gone away."""
+        if self.database != "mysql":
+            return
+        longest = max(values, key=_length)
+        if 2 * _length(longest) + _FRAME_BYTES < cursor.max_stmt_length:
+            return
+        cursor.execute("SELECT @@max_allowed_packet")
+        (most,) = cursor.fetchone()
+        spelt = sum(len(connection.literal(value).encode("utf-8", "surrogateescape")) for value in longest)
+        if spelt + _FRAME_BYTES > int(most):
+            raise connection.OperationalError(_PACKET_TOO_LARGE, "longer than max_allowed_packet")
+
+    def statement(self, row: dict[str, Any]) -> _Done:
         """What is done with a row."""
         raise NotImplementedError
 
 
+def _length(values: Sequence[Any]) -> int:
+    return sum(len(value) for value in values if isinstance(value, bytes | str))
+
+
+def _calls(statements: Iterator[_Done]) -> Iterator[tuple[str, list[list[Any]]]]:
+    """Statements that follow each other and differ in their values alone, together."""
+    for text, found in groupby(statements, itemgetter(0)):
+        while some := [values for _, values in islice(found, _ROWS_A_CALL)]:
+            yield text, some
+
+
 def _rows(first: Any, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    yield from first.to_pylist()
+    yield from _slices(first)
     for batch in batches:
-        yield from batch.to_pylist()
+        yield from _slices(batch)
+
+
+def _slices(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a batch, of which Python holds a few at a time."""
+    for start in range(0, batch.num_rows, _ROWS_A_FETCH):
+        yield from batch.slice(start, _ROWS_A_FETCH).to_pylist()
+
+
+def _text(value: Any) -> Any:
+    """A text that every database takes: Postgres keeps no U+0000; the record's own bytes are beside it."""
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -113,8 +159,7 @@ class RecordWriter(_Task):
         if isinstance(value, datetime):
             in_utc = utc(value)
             return in_utc.replace(tzinfo=None) if in_utc and self.database == "mysql" else in_utc
-        # Postgres keeps U+0000 in no text; the record's own bytes are beside it.
-        return value.replace("\0", "\ufffd") if isinstance(value, str) else value
+        return _text(value)
 
 
 @dataclass(frozen=True)
@@ -126,12 +171,12 @@ class RecordSettler(_Task):
     pipeline: str
     table: str
 
-    def statement(self, row: dict[str, Any]) -> tuple[str, list[Any]]:
+    def statement(self, row: dict[str, Any]) -> _Done:
         """What is done with one letter."""
         key = record_key(self.pipeline, self.table, [row[name] for name in PLACE])
         if row["error"] is None:
             return self.delete, [key]
-        return self.update, [row["error"], row["reason"].replace("\0", "\ufffd"), key]
+        return self.update, [_text(row["error"]), _text(row["reason"]), key]
 
 
 @dataclass(frozen=True)
@@ -146,30 +191,55 @@ class RecordReader:
     def __call__(self, _batches: Iterable[Any]) -> Iterator[Any]:
         for _ in _batches:
             pass
-        connection = dialect_of(self.database).connect(self.endpoint)
-        try:
+        with closing(dialect_of(self.database).connect(self.endpoint)) as connection:
             for query in self.queries:
-                yield from self._read(connection, query)
-        finally:
-            connection.close()
+                with _streaming(self.database, connection) as cursor:
+                    cursor.execute(query, list(self.values))
+                    yield from _batches_of(_fetched(cursor))
 
-    def _read(self, connection: Any, query: str) -> Iterator[Any]:
-        import pyarrow as pa
 
-        schema = pa.schema(
-            [
-                ("topic", pa.string()),
-                ("partition", pa.int32()),
-                ("offset", pa.int64()),
-                ("timestamp", pa.timestamp("us", "UTC")),
-                ("key", pa.binary()),
-                ("value", pa.binary()),
-            ]
-        )
-        with connection.cursor() as cursor:
-            cursor.execute(query, list(self.values))
-            while rows := cursor.fetchmany(_ROWS_A_FETCH):
-                plain = [(*row[:3], utc(row[3]), *row[4:]) for row in rows]
-                columns = [list(column) for column in zip(*plain, strict=True)]
-                arrays = [pa.array(c, field.type) for c, field in zip(columns, schema, strict=True)]
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+def _streaming(database: Database, connection: Any) -> Any:
+    """A cursor that leaves at the server what is not fetched yet."""
+    if database == "postgres":
+        return connection.cursor(name="tidesink_records")
+    from pymysql.cursors import SSCursor
+
+    return connection.cursor(SSCursor)
+
+
+def _fetched(cursor: Any) -> Iterator[tuple[Any, ...]]:
+    while rows := cursor.fetchmany(_ROWS_A_FETCH):
+        for topic, partition, offset, time, key, value in rows:
+            yield topic, partition, offset, utc(time), key, value
+
+
+def _batches_of(rows: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
+    """Record batches of rows, bounded by rows and bytes."""
+    some: list[tuple[Any, ...]] = []
+    held = 0
+    for row in rows:
+        some.append(row)
+        held += _length(row)
+        if len(some) >= _ROWS_A_BATCH or held >= _BYTES_A_BATCH:
+            yield _batch_of(some)
+            some, held = [], 0
+    if some:
+        yield _batch_of(some)
+
+
+def _batch_of(rows: Sequence[tuple[Any, ...]]) -> Any:
+    import pyarrow as pa
+
+    schema = pa.schema(
+        [
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+        ]
+    )
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

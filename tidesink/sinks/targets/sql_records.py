@@ -7,20 +7,21 @@ record's place in Kafka makes its primary key, so that a task that runs twice ad
 # ruff: noqa: S608  every name in a statement is quoted by the dialect, every value a parameter
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.change import TableId
-from tidesink.errors import TransientTargetError
+from tidesink.errors import SchemaRefusedError, TransientTargetError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.rejects import PLACE, Chosen, RecordGroup, RecordTable, in_order
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Dialect
 from tidesink.sinks.targets.sql_endpoint import Endpoint
-from tidesink.sinks.targets.sql_place import place_in
+from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_record_tasks import KEY, Database, RecordWriter, utc
 
 if TYPE_CHECKING:
@@ -28,10 +29,18 @@ if TYPE_CHECKING:
 
 
 class _Words(NamedTuple):
-    """A database's types by Spark's, what follows a table's columns, and what lets one at a time make it."""
+    """A database's words for a table of records.
+
+    ``types`` by Spark's; ``options`` and ``inside`` are of the statement that makes it, ``after`` follows it;
+    ``missing`` follows an insert, with the key's quoted column: a record that is there already is left alone,
+    any other trouble is an error. ``alone`` lets one at a time make it.
+    """
 
     types: dict[str, str]
-    options: str
+    missing: str
+    inside: str = ""
+    options: str = ""
+    after: str | None = None
     alone: str | None = None
 
 
@@ -50,50 +59,119 @@ _MYSQL: Final = {
     "timestamp": "datetime(6)",
 }
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
+# A batch's records are counted by these: not by a look at all that was ever kept.
 _WORDS: Final[dict[Database, _Words]] = {
-    # IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
-    "postgres": _Words(_POSTGRES, "", _ONE_MAKER),
-    "mysql": _Words(_MYSQL, " ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"),
+    "postgres": _Words(
+        _POSTGRES,
+        missing="ON CONFLICT ({}) DO NOTHING",
+        after='CREATE INDEX ON {} ("pipeline", "table", "batch")',
+        # Two that make the same thing at the same moment are an error in Postgres.
+        alone=_ONE_MAKER,
+    ),
+    "mysql": _Words(
+        _MYSQL,
+        # IGNORE would cut what does not fit as well.
+        missing="ON DUPLICATE KEY UPDATE {0} = {0}",
+        inside=", KEY (`pipeline`(64), `table`(191), `batch`)",
+        options=" ENGINE=InnoDB ROW_FORMAT=DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+    ),
 }
+# The years that every database has (Kafka's timestamps are whatever a producer said), as microseconds.
+_FIRST_MOMENT: Final = int(datetime(1000, 1, 1, tzinfo=timezone.utc).timestamp()) * 1_000_000
+_LAST_MOMENT: Final = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()) * 1_000_000
 
 
 class SqlRecords:
-    """One table of kept records, in as many schemas as the pipeline writes to."""
+    """One table of kept records, in as many schemas as the pipeline writes to.
 
-    def __init__(self, dialect: Dialect, endpoint: Endpoint, template: str, table: RecordTable) -> None:
+    ``place_of`` says where a source table's rows are: its records are in the same schema.
+    """
+
+    def __init__(
+        self, dialect: Dialect, endpoint: Endpoint, place_of: Callable[[TableId], Place], table: RecordTable
+    ) -> None:
         self.table = table
         self.dialect = dialect
         self.endpoint = endpoint
-        self._template = template
+        self._place_of = place_of
 
     @property
     def place(self) -> str:
         """The server, and the table's name."""
-        return f"{self.endpoint.shown} {self.table.name}"
+        return shown_records(self.endpoint, self.table)
 
     def append(self, records: DataFrame, progress: Progress) -> int:
-        """Keep the records of one batch that are not kept yet; how many were new."""
+        """Keep the records of one batch that are not kept yet; how many were new.
+
+        What is new has this batch's number: so others who keep or forget records meanwhile do not count.
+        """
         table = str(progress.table)
-        place = place_in(self._template, progress.table, self.dialect.quote)
-        location = place.beside(self.table.name)
-        with self.transaction(table) as cursor:
-            self.dialect.prepare_schema(cursor, place)
-            if (alone := _WORDS[self.dialect.database].alone) is not None:
-                cursor.execute(alone)
-            cursor.execute(self._create_statement(location))
-        before = self.count(progress.table)
+        place = self._prepared(progress.table)
+        before = self._of_batch(place, progress)
         given = {"pipeline": progress.pipeline, "table": table, "batch": progress.batch}
-        columns = [name for name in self.table.names if name not in given]
-        writer = RecordWriter(
-            self.dialect.database, self.endpoint, self._insert_statement(location), given, self.table.names
-        )
-        self.run(records.select(*columns), writer, table=table)
-        return self.count(progress.table) - before
+        insert = self._insert_statement(place.location)
+        writer = RecordWriter(self.dialect.database, self.endpoint, insert, given, self.table.names)
+        self.run(_writable(records, self.table, given), writer, table=table)
+        return self._of_batch(place, progress) - before
 
     def count(self, table: TableId) -> int:
         """How many records of a table are kept, of all pipelines."""
         found = self._asked("COUNT(*)", f"{self._quoted('table')} = %s", [str(table)])
         return sum(int(row[0]) for row in found)
+
+    def _prepared(self, table: TableId) -> Place:
+        """The place of a source table's records: made, and given the columns it has not, where need be.
+
+        Raises: SchemaRefusedError, where something else has its name.
+        """
+        rows = self._place_of(table)
+        place = replace(rows, name=self.table.name, shard=None)
+        with self.transaction(str(table)) as cursor:
+            self.dialect.prepare_schema(cursor, rows)
+            if self._missing(cursor, place):
+                self._make(cursor, place)
+        return place
+
+    def _missing(self, cursor: Any, place: Place) -> list[str]:
+        present = self.dialect.present(cursor, place)
+        if present and KEY not in present:
+            raise SchemaRefusedError(
+                f"{place.shown} is there and is not tidesink's (it has no column {KEY}): rename it, or give "
+                "dead-letters.path a folder for the records",
+                table=str(place.source),
+            )
+        return [name for name in (KEY, *self.table.names) if name not in present]
+
+    def _make(self, cursor: Any, place: Place) -> None:
+        words = _WORDS[self.dialect.database]
+        if words.alone is not None:
+            cursor.execute(words.alone)
+        missing = self._missing(cursor, place)  # another may have made it meanwhile
+        spelt = [
+            f"{self.dialect.quote(name)} {words.types[ddl]}"
+            for name, ddl, _ in self.table.columns
+            if name in missing
+        ]
+        if KEY in missing:
+            key = self.dialect.quote(KEY)
+            cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS {place.location} ({key} char(64) PRIMARY KEY, "
+                f"{', '.join(spelt)}{words.inside}){words.options}"
+            )
+            if words.after is not None:
+                cursor.execute(words.after.format(place.location))
+        elif spelt:
+            added = ", ".join(f"ADD COLUMN {column}" for column in spelt)
+            cursor.execute(f"ALTER TABLE {place.location} {added}")
+
+    def _of_batch(self, place: Place, progress: Progress) -> int:
+        """How many records are kept that this batch met first."""
+        said = (("pipeline", progress.pipeline), ("table", str(progress.table)), ("batch", progress.batch))
+        where = " AND ".join(f"{self._quoted(name)} = %s" for name, _ in said)
+        with self.transaction(str(progress.table), writes=False) as cursor:
+            location = place.location.replace("%", "%%")
+            cursor.execute(f"SELECT COUNT(*) FROM {location} WHERE {where}", [value for _, value in said])
+            return int(cursor.fetchone()[0])
 
     def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
         """The chosen records counted by table, partition and sort."""
@@ -149,7 +227,8 @@ class SqlRecords:
     def locations(self, cursor: Any) -> list[str]:
         """The tables there are, quoted as statements with parameters have them."""
         cursor.execute(
-            "SELECT table_schema FROM information_schema.tables WHERE table_name = %s ORDER BY 1",
+            "SELECT table_schema FROM information_schema.tables WHERE table_name = %s "
+            "AND table_type = 'BASE TABLE' ORDER BY 1",
             (self.table.name,),
         )
         name = self._quoted(self.table.name)
@@ -205,16 +284,30 @@ class SqlRecords:
         parts = {name: None if row[name] is None else bytes(row[name]) for name in ("key", "value")}
         return {**row, **parts, "time": utc(row["time"])}
 
-    def _create_statement(self, location: str) -> str:
-        words = _WORDS[self.dialect.database]
-        columns = ", ".join(
-            f"{self.dialect.quote(name)} {words.types[ddl]}" for name, ddl, _ in self.table.columns
-        )
-        key = self.dialect.quote(KEY)
-        return f"CREATE TABLE IF NOT EXISTS {location} ({key} char(64) PRIMARY KEY, {columns}){words.options}"
-
     def _insert_statement(self, location: str) -> str:
-        names = f"{self._quoted(KEY)}, {self._names()}"
+        key = self._quoted(KEY)
         marks = ", ".join(["%s"] * (len(self.table.names) + 1))
         into = location.replace("%", "%%")
-        return self.dialect.insert_missing.format(f"{into} ({names}) VALUES ({marks})")
+        missing = _WORDS[self.dialect.database].missing.format(key)
+        return f"INSERT INTO {into} ({key}, {self._names()}) VALUES ({marks}) {missing}"
+
+
+def shown_records(endpoint: Endpoint, table: RecordTable) -> str:
+    """The place of kept records for people to read."""
+    return f"{endpoint.shown} {table.name}"
+
+
+def _writable(records: DataFrame, table: RecordTable, given: Mapping[str, Any]) -> DataFrame:
+    """Records with texts and times that every database takes: what is no UTF-8 as U+FFFD, no time as NULL."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    found = []
+    for name, ddl, _ in table.columns:
+        column = F.col(name)
+        if ddl == "string":
+            column = F.make_valid_utf8(column)
+        if ddl == "timestamp":
+            column = F.when(F.unix_micros(column).between(_FIRST_MOMENT, _LAST_MOMENT), column)
+        if name not in given:
+            found.append(column.alias(name))
+    return records.select(*found)
