@@ -19,6 +19,7 @@ from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.rejects import DDL_EVENTS, Chosen, DeadLetters, RecordGroup, RecordStore
+from tidesink.sinks.retry import RetryPolicy
 from tidesink.sinks.targets.delta_dead_letters import DeltaDeadLetters
 from tidesink.sinks.targets.delta_records import DeltaRecords
 from tidesink.sinks.targets.sql_dead_letters import SqlDeadLetters
@@ -214,7 +215,7 @@ LETTER = (
     "reason string, time timestamp"
 )
 # Every byte, in no text's order; and texts of every plane, with what SQL, CSV and patterns have signs for.
-BYTES = bytes(range(256)) * 40_000
+BYTES = bytes(range(256)) * 25_000
 TEXT = "\u0101\U0001f40b '\"`\\ %s %% {} \t\r\n; -- /* " * 5_000
 
 
@@ -237,12 +238,14 @@ def test_others_who_keep_and_forget_at_the_same_time_do_not_count(kept: Kept) ->
     def keep(turn: int) -> int:
         table, batch = records[turn]
         store = kept.letters()
-        done = store.append(dead_letters(kept, list(range(50))), progress(turn + 1, batch, table=table))
+        met = dead_letters(kept, list(range(50)))
+        # Delta's conflicts are tried again, as workers do.
+        done = RetryPolicy(60).call(lambda: store.append(met, progress(turn + 1, batch, table=table)))
         return done if table == TABLE or store.remove(mine(table)) == 50 else -1
 
     with ThreadPoolExecutor(len(records)) as threads:
         counts = list(threads.map(keep, range(len(records))))
-    assert all(count in (0, 50) for count in counts[:2]), counts
+    assert set(counts[:2]) in ({0, 50}, {50}), counts
     assert counts[2:] == [50, 50, 50]
     letters = kept.letters()
     assert [(group.table, group.count) for group in letters.groups(Chosen("shop"))] == [("shop.orders", 50)]

@@ -90,7 +90,7 @@ _GTID: Final[_Meaning] = (
 _PACKET: Final[_Meaning] = (
     TargetError,
     "a row is longer than the server takes in one statement, and nothing was written: raise its variable "
-    "max_allowed_packet above the longest message of the topic, twice for bytes that are no text",
+    "max_allowed_packet above twice the longest message of the topic",
 )
 _NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
     {
