@@ -58,7 +58,7 @@ def test_what_is_kept_stands_beside_the_rows(
     more: dict[str, Any] = {
         "source": {**source, "enable-tidb-extension": True},
         "target": target_of(server),
-        "defaults": {"bad-record": "dead-letter"},
+        "defaults": {"bad-record": "dead-letter", "zero-date": "error"},
     }
     config = shop_config(tmp_path, servers, more)
     writer.upsert({"id": 1, "name": "one", "day": "2026-01-01"}, commit_ts=5 << 18)
