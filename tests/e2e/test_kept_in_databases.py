@@ -62,6 +62,7 @@ def test_what_is_kept_stands_beside_the_rows(
     }
     config = shop_config(tmp_path, servers, more)
     writer.upsert({"id": 1, "name": "one", "day": "2026-01-01"}, commit_ts=5 << 18)
+    planned = _planned(config, server)
     writer.ddl(ALTER, commit_ts=7 << 18)
     writer.send(b"a key", BAD)  # 2: bad for ever
     writer.upsert({"id": 2, "name": "lost", "day": "0000-00-00"}, commit_ts=9 << 18)  # 3: until it is NULL
@@ -83,7 +84,7 @@ def test_what_is_kept_stands_beside_the_rows(
     }
     assert (letters_of(config), names_of(server)) == (kept, {1: "one"})
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
-    _check_shown(config, server)
+    _check_shown(config, planned)
     shop_config(tmp_path, servers, {**more, "defaults": {**more["defaults"], "zero-date": "null"}})
     assert "1" in asked(config, "dlq", "replay", "shop.kept", code=3)
     assert (letters_of(config), names_of(server)) == (kept[:1], {1: "one", 2: "lost"})
@@ -91,13 +92,17 @@ def test_what_is_kept_stands_beside_the_rows(
     assert letters_of(config) == []
 
 
-def _check_shown(config: Path, server: Server) -> None:
-    place = f"{server[1].host}:{server[1].port}"
-    planned = answered(config, "plan")["kept"]
-    assert planned["dead_letters"].startswith(place)
+def _planned(config: Path, server: Server) -> dict[str, str]:
+    """The places that ``plan`` gives."""
+    found: dict[str, str] = answered(config, "plan")["kept"]
+    assert found["dead_letters"].startswith(f"{server[1].host}:{server[1].port}")
+    assert f"dead letters: kept in {found['dead_letters']}" in asked(config, "plan")
+    return found
+
+
+def _check_shown(config: Path, planned: dict[str, str]) -> None:
     assert planned["dead_letters"] == answered(config, "dlq", "list")["place"]
     assert planned["ddl_events"] == answered(config, "ddl", "list")["place"]
-    assert f"dead letters: kept in {planned['dead_letters']}" in asked(config, "plan")
     letter = answered(config, "dlq", "show", "shop.kept", "0@2")
     assert (b64decode(letter["key_b64"]), b64decode(letter["value_b64"])) == (b"a key", BAD)
     (event,) = answered(config, "ddl", "list")["ddl"]
