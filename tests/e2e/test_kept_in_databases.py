@@ -52,6 +52,7 @@ def letters_of(config: Path) -> list[tuple[str, int, int]]:
 def test_what_is_kept_stands_beside_the_rows(
     servers: Servers, spark: SparkSession, tmp_path: Path, server: Server
 ) -> None:
+    """Killed between the letters and the commit; then drained, looked at, replayed and dropped."""
     options = CodecOptions(enable_tidb_extension=True)
     writer = TableWriter(servers, schema_of("kept", DAY), protocol="canal-json", options=options)
     source = {"brokers": servers["brokers"], "protocol": "canal-json", "topics": [writer.topic]}
