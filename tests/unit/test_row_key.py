@@ -165,3 +165,16 @@ def test_a_filter_of_a_defined_table_may_name_the_row_key() -> None:
     assert right(changed(ROW_KEYS, tables=[table]))
     (problem,) = wrong(changed(CANAL_JSON, tables=[table])).values()
     assert "has no column _tidb_rowid" in problem.reason
+
+
+@pytest.mark.parametrize(("protocol", "refused"), [("flat-avro", True), ("debezium-avro", False)])
+def test_the_plan_says_which_messages_cannot_carry_the_row_key(protocol: str, refused: bool) -> None:
+    target = {
+        "type": "kafka",
+        "brokers": "b:1",
+        "topic": "copy_{schema}_{table}",
+        "protocol": protocol,
+        "schema-registry": "http://127.0.0.1:8081",
+    }
+    plan = plan_of(right(changed(ROW_KEYS, target=target)), "app", SHAPE, types_from="ddl")
+    assert ("flat-avro has no place for them" in (plan.problem or "")) is refused

@@ -25,7 +25,7 @@ from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
 from tidesink.typemap.render import CALENDAR_READERS
-from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, WHY_OF, is_row_keyed, row_keyed
+from tidesink.typemap.row_key import IDENTITIES, NO_FLAT_AVRO, UNTOLD_KEY, WHY_OF, is_row_keyed, row_keyed
 from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
 from tidesink.typemap.table import row_of
 
@@ -269,7 +269,6 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
 def plan_of(config: Config, topic: str, source: TableShape, *, types_from: TypesFrom) -> TablePlan:
     """The plan of a table whose shape at the source is known."""
     settings = config.table_config(source.table)
-    identity = IDENTITIES[config.source.protocol]
     try:
         check_merged(settings)
         shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
@@ -286,11 +285,18 @@ def plan_of(config: Config, topic: str, source: TableShape, *, types_from: Types
         policies=_policies(config, settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
         warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
-        problem=None if shape.keys else _NO_KEY.format(table=shape.source, identity=identity),
+        problem=_key_problem(config, shape),
         types_from=types_from,
         read_as=_read_as(config, shape),
         shard=shape.shard.value if shape.shard else None,
     )
+
+
+def _key_problem(config: Config, shape: TableShape) -> str | None:
+    if not shape.keys:
+        return _NO_KEY.format(table=shape.source, identity=IDENTITIES[config.source.protocol])
+    writes_flat_avro = getattr(config.target, "protocol", None) == "flat-avro"
+    return NO_FLAT_AVRO if writes_flat_avro and is_row_keyed(shape) else None
 
 
 def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> TablePlan:

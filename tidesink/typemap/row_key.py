@@ -38,7 +38,7 @@ IDENTITIES: Final[Mapping[str, str]] = MappingProxyType(
         "debezium-json": _DEBEZIUM,
     }
 )
-FORM: Final = "'t', 8 bytes of the table's id, '_r', 8 bytes of the row's id, in base64"
+_FORM: Final = "'t', 8 bytes of the table's id, '_r', 8 bytes of the row's id, in base64"
 # 19 bytes: 18 in groups of three, the last one as two characters, the second with four bits.
 BASE64_FORM: Final = "^[A-Za-z0-9+/]{25}[AQgw]==$"
 _KEY: Final = struct.Struct(">cQ2sQ")
@@ -80,8 +80,14 @@ NO_ROW_KEY: Final = (
     "rows apart under tables: keys"
 )
 OTHER_ROW_KEY: Final = (
-    f"_tidb.rowkey is not that of a row with a _tidb_rowid ({FORM}), as rows of a table without a key have: "
+    f"_tidb.rowkey is not that of a row with a _tidb_rowid ({_FORM}), as rows of a table without a key have: "
     "where the table has a key, name its columns under tables: keys, or give its definition"
+)
+# Of a target that writes flat-avro.
+NO_FLAT_AVRO: Final = (
+    "the table has no key, its rows are told apart by TiDB's row keys, and flat-avro has no place for them: "
+    "readers take a field whose name begins with _tidb_ for one of TiCDC's own and no column. Write "
+    "canal-json, debezium-json or debezium-avro, or name columns that tell the rows apart under keys"
 )
 # Of a table that nothing but its rows tells of.
 UNTOLD_KEY: Final = (

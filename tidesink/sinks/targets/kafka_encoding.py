@@ -24,7 +24,7 @@ from tidesink.errors import (
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.targets.message_rows import MessageRow, MessageRows
-from tidesink.typemap.row_key import is_row_keyed
+from tidesink.typemap.row_key import NO_FLAT_AVRO, is_row_keyed
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import TYPES, row_of
 
@@ -58,12 +58,6 @@ _KEPT: Final = (
     "that in text and binary columns alone. Set REPLICA IDENTITY FULL on the table"
 )
 
-_ROW_KEYED: Final = (
-    "the table has no key, its rows are told apart by TiDB's row keys, and flat-avro has no place for them: "
-    "readers take a field whose name begins with _tidb_ for one of TiCDC's own and no column. Write "
-    "canal-json, debezium-json or debezium-avro, or name columns that tell the rows apart under keys"
-)
-
 
 def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> TableSchema:
     """The columns as they are written: the source's types, and the nearest of TiDB's for other databases'.
@@ -80,7 +74,7 @@ def written_schema(shape: TableShape, protocol: str, options: CodecOptions) -> T
                 column=column.name,
             )
     if protocol == "flat-avro" and is_row_keyed(shape):
-        raise SchemaRefusedError(_ROW_KEYED, table=str(shape.table))
+        raise SchemaRefusedError(NO_FLAT_AVRO, table=str(shape.table))
     columns = tuple(
         Column(
             column.name,
