@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
 from tests.multisets import CREATE, SCHEMA, TABLE, Copies, again, copies, history, messages
@@ -30,7 +32,7 @@ class _Shop:
     def __init__(self, folder: Path, servers: Servers, **more: Any) -> None:
         self._lake = folder / "lake" / TABLE.schema / TABLE.name
         self.topic = f"{servers['prefix']}cdc"
-        create_topics(servers["brokers"], {self.topic: 1})
+        create_topics(servers["brokers"], {self.topic: 2})
         self.writer = TableWriter(servers, SCHEMA, protocol="canal-json", topic=self.topic)
         source = {
             "brokers": servers["brokers"],
@@ -41,9 +43,10 @@ class _Shop:
         }
         self.config: Config = load_config(shop_config(folder, servers, {"source": source, **more}))
 
-    def send(self, events: Sequence[ChangeEvent]) -> None:
+    def send(self, events: Sequence[ChangeEvent], *, scattered: Random | None = None) -> None:
         for message in messages(events):
-            self.writer.send(None, message.value)
+            partition = scattered.randrange(2) if scattered else 0
+            self.writer.send(None, message.value, partition=partition)
 
     def run(self) -> TableReport:
         (table,) = run(self.config, until="drained").tables
@@ -108,3 +111,21 @@ def test_marks_names_and_columns_of_choice_leave_the_row_key_alone(
     living = [row for row in shop.rows if not row["_tidesink_deleted"]]
     assert {(row["_tidb_rowid"], row["_tidb_table_id"]): row["who"] for row in living} == held
     assert set(shop.rows[0]) == {"_tidb_rowid", "_tidb_table_id", "who", "_tidesink_op", "_tidesink_deleted"}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "mark", "lives"),
+    [({"sequence_by": "source"}, "_tidesink_deleted", False), ({"mode": "history"}, "current", True)],
+    ids=["source", "history"],
+)
+def test_in_the_sources_order_changes_may_stand_anywhere(
+    spark: SparkSession, tmp_path: Path, servers: Servers, defaults: dict[str, str], mark: str, lives: bool
+) -> None:
+    shop, random = _Shop(tmp_path, servers, defaults=defaults), Random(4)
+    events, expected = history(random, 60)
+    shop.writer.ddl(CREATE)
+    shuffled = random.sample(events, len(events))
+    for part in (shuffled[:30], shuffled[20:]):
+        shop.send(part, scattered=random)
+        assert shop.run().error is None
+    assert copies(row for row in shop.rows if bool(row[mark]) is lives) == expected
