@@ -68,6 +68,7 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         self._judges = False
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
+        self._apart: tuple[tuple[TableId, ...], Apart] | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -150,10 +151,17 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
             self._make()
 
     def apart(self) -> Apart:
-        """What the messages' own names say."""
-        others = (table for table in self._tables.known() if table != self._table)
-        # A table gets a lane by its first row: a CREATE alone leaves nothing to apply.
-        return Apart(foreign_to(self._table), foreign_to(self._table, *others) & is_row())
+        """What the messages' own names say; made anew when another table is met.
+
+        Each name is a call to the JVM, and topics have hundreds.
+        """
+        known = self._tables.known()
+        if self._apart is None or self._apart[0] != known:
+            others = (table for table in known if table != self._table)
+            # A table gets a lane by its first row: a CREATE alone leaves nothing to apply.
+            stranger = foreign_to(self._table, *others) & is_row()
+            self._apart = known, Apart(foreign_to(self._table), stranger)
+        return self._apart[1]
 
     def meet_others(self, missed: Missed) -> None:
         """Take note of the other tables in a batch; they get lanes of their own."""
