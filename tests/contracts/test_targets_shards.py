@@ -130,6 +130,21 @@ def test_the_table_has_the_columns_of_all(bed: Bed) -> None:
     assert rows(bed)[0]["only_b"] is None
 
 
+def test_columns_are_looked_up_where_they_seem_to_lack_something(bed: Bed) -> None:
+    if not bed.target.capabilities.durable:
+        pytest.skip("memory is looked at for nothing")
+    (a, shape_a), (b, _) = opened(bed, A), opened(bed, B)
+    a.claim(), b.claim()
+    assert b.evolve(shard_shape(B, ID, NAME, AMOUNT, LATE)).added == ("late",)
+    # A batch that brings no new column costs no look, in its two questions about them.
+    assert not a.evolve(shape_a).added
+    assert "late" not in a.gap(shape_a).columns
+    wider = shard_shape(A, ID, NAME, AMOUNT, LATE)
+    found = a.gap(wider)
+    assert (found.added, "late" in found.columns) == ((), True)
+    assert not a.evolve(wider).added
+
+
 def test_one_widens_what_the_other_goes_on_writing(bed: Bed) -> None:
     (a, shape_a), (b, _) = opened(bed, A), opened(bed, B)
     a.claim(), b.claim()

@@ -42,7 +42,7 @@ from tidesink.sinks.targets.delta_shards import DeltaShard
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.lake_path import table_path, try_path
 from tidesink.sinks.targets.shape_checks import check_shape
-from tidesink.sinks.targets.shards import Turns
+from tidesink.sinks.targets.shards import Turns, holds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,8 +202,8 @@ class DeltaTable(DeltaColumns):
         return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
 
     def _plan(self, shape: TableShape) -> Evolution:
-        """What the columns lack; those of a shared table are looked up anew, since others change them."""
-        if self._shard is None:
+        """What the columns lack; those of a shared table are looked up where they seem to lack something."""
+        if self._shard is None or holds(self._present, shape):
             return plan_evolution(self._present, shape)
         with self._translating(reading_error):
             self._present = delta_schema.present_columns(self._log)

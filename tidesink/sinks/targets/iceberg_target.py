@@ -42,7 +42,7 @@ from tidesink.sinks.targets.iceberg_table import JvmTable
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_path
 from tidesink.sinks.targets.shape_checks import check_shape
-from tidesink.sinks.targets.shards import Turns
+from tidesink.sinks.targets.shards import Turns, holds
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
 if TYPE_CHECKING:
@@ -184,7 +184,8 @@ class IcebergTable(IcebergColumns):
         return replace(result, created=created, backfilled=filled, warnings=(*result.warnings, *warnings))
 
     def _plan(self, shape: TableShape) -> Evolution:
-        self._present = self._shard.present(shape) if self._shard else self._present
+        if self._shard and not holds(self._present, shape):
+            self._present = self._shard.present(shape)
         return plan_evolution(self._present, shape)
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:

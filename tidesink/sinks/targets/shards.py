@@ -8,7 +8,7 @@ no two source tables, of whatever pipelines, can have the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Final
@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.shape import ShapeColumn, Shard, TableShape
 
 _SHOWN: Final = 5
@@ -74,6 +75,17 @@ def new_columns(shape: TableShape, known: Collection[str] | None) -> tuple[Shape
 def known_after(known: Collection[str] | None, shape: TableShape) -> tuple[str, ...] | None:
     """The columns that a shard's rows have once a shape is theirs; None where it has no rows."""
     return None if known is None else tuple(sorted({*known, *names_of(shape)}))
+
+
+def holds(present: Mapping[str, str], shape: TableShape) -> bool:
+    """Whether columns, as they were at some look, take a shape.
+
+    If so they take it now: others of a shared table only add columns and widen them.
+    """
+    try:
+        return not plan_evolution(present, shape).needed
+    except SchemaRefusedError:
+        return False
 
 
 def not_shared(place: str, shard: Shard, *, table: TableId) -> StaleProgressError:
