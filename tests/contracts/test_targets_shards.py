@@ -143,6 +143,9 @@ def test_columns_are_looked_up_where_they_seem_to_lack_something(bed: Bed) -> No
     found = a.gap(wider)
     assert (found.added, "late" in found.columns) == ((), True)
     assert not a.evolve(wider).added
+    more, much = Column("more", ColumnType("int")), Column("more", ColumnType("bigint"))
+    assert b.evolve(shard_shape(B, ID, NAME, AMOUNT, LATE, more)).added == ("more",)
+    assert list(a.gap(shard_shape(A, ID, NAME, AMOUNT, LATE, much)).widened) == ["more"]
 
 
 def test_one_widens_what_the_other_goes_on_writing(bed: Bed) -> None:

@@ -40,7 +40,8 @@ class DeltaColumns(ABC):
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """What the columns lack, as they were when they were last looked at."""
-        return gap_of(self._present, self._plan(shape))
+        plan = self._plan(shape)  # may look at the columns
+        return gap_of(self._present, plan)
 
     def rename_column(self, old: str, new: str) -> None:
         """Rename a column; its values stay where they are."""
