@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
-SIZE: Final = 450
+SIZE: Final = 900
 GONE: Final = ("delete", PREIMAGE)
 
 

@@ -101,7 +101,7 @@ def _assert_right(answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("protocol", ["flat-avro", pytest.param("canal-json", marks=SOAK)])
 def test_every_value_is_right(tmp_path: Path, protocol: str) -> None:
-    answer = _run_demo(tmp_path, "--events", "800", "--batch-records", "120", "--protocol", protocol)
+    answer = _run_demo(tmp_path, "--events", "600", "--batch-records", "150", "--protocol", protocol)
     _assert_right(answer)
     assert max(table["batches"] for table in answer["tables"]) > 1
     status = subprocess.run(

@@ -58,7 +58,7 @@ def hadoop_metadata(warehouse: Path) -> dict[str, str]:
 
 # What differs between codecs is over before the target, which the bank feeds by canal-json.
 @pytest.mark.parametrize(
-    ("configuration", "size"), [("avro_long", 450), pytest.param("canal_ext_partial", None, marks=SOAK)]
+    ("configuration", "size"), [("avro_long", 900), pytest.param("canal_ext_partial", None, marks=SOAK)]
 )
 def test_iceberg_ends_as_tidb_held_it(
     spark: SparkSession,
@@ -92,7 +92,7 @@ def test_a_catalog_in_a_database_and_workers_that_are_killed(
         "warehouse": "./warehouse",
         "jdbc.schema-version": "V1",
     }
-    path = replay_config(tmp_path, "avro_long", servers=servers, max_records=200)
+    path = replay_config(tmp_path, "avro_long", servers=servers, max_records=450)
     config = iceberg_config(path, catalog, conf={"spark.driver.extraClassPath": str(jar)})
     for step in KILLS:
         finish(start_worker(config, tmp_path / "log", f"{step}:2"), tmp_path / "log")

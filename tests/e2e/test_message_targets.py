@@ -146,7 +146,7 @@ def test_kafka_after_kills_at_named_steps(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:
     replay(workload, "avro_long", servers=servers, only={"bank_account"})
-    config = config_for(tmp_path, "avro_long", servers, kafka_target(servers, "canal-json"), 300)
+    config = config_for(tmp_path, "avro_long", servers, kafka_target(servers, "canal-json"), 400)
     log = tmp_path / "worker.log"
     for step in ("committing:2", "committed:2", "evolved"):
         die_at(step, spark, config, log)

@@ -23,7 +23,7 @@ from tidesink.sinks.worker import run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SMALL_BATCH = 450
+SMALL_BATCH = 600
 # The other forms of canal-json have less in them than the partial one; other targets' tests replay them.
 CASES = [
     pytest.param("avro_long", SMALL_BATCH, id="avro_long"),

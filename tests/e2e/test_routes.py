@@ -77,7 +77,7 @@ def test_shards_end_as_one_table(
 ) -> None:
     target, read = place
     expected = write(servers)
-    more = {"routes": [ROUTE], "batch": {"max-records": 25, "max-tables": 3}, "target": target}
+    more = {"routes": [ROUTE], "batch": {"max-records": 40, "max-tables": 3}, "target": target}
     config, log = shop_config(tmp_path, servers, more), tmp_path / "worker.log"
     for step in ("committing", "committed"):
         die_at(step, spark, config, log)

@@ -62,7 +62,7 @@ def wrong(workload: Path, server: Server, tables: set[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("configuration", "size"),
     [
-        pytest.param("avro_long", 450, id="avro"),
+        pytest.param("avro_long", 900, id="avro"),
         pytest.param("canal_ext_partial", None, id="canal", marks=SOAK),
     ],
 )
