@@ -45,7 +45,7 @@ bench: setup-dev ## One table of rates, all measured in one run
 	@scripts/install.sh $(VENV) bench
 	@$(BIN)/python -m benchmarks
 
-soak: setup-dev ## Every workload capture in batches of every size
+soak: setup-dev ## Every workload capture in batches of every size, and the long variants of other tests
 	@TIDESINK_SOAK=1 $(BIN)/python -m pytest -m soak
 
 chaos: setup-dev ## N random kills (make chaos N=500)
