@@ -9,10 +9,14 @@ import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
 from tidesink.change import Column, ColumnType, TableId, TableSchema
-from tidesink.config.layout import KEEPING_TARGETS
+from tidesink.config.layout import KEEPING_TARGETS, OWN_PREFIX
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
+from tidesink.sinks.change_log import INDEX, OP, UNAVAILABLE
+from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets import TARGETS
+from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.metadata import default_name
 from tidesink.typemap.row_filter import read_filter
 from tidesink.typemap.shape import shape_of
 
@@ -100,6 +104,7 @@ def test_the_nearest_list_and_filter_hold() -> None:
         ({"rename": {"a": "x", "b": "X"}}, "rename", "two columns would be called x"),
         ({"rename": {"a": "x", "A": "y"}}, "rename", "a is renamed twice"),
         ({"rename": {"a": " "}}, "rename", "empty name"),
+        ({"rename": {"a": "_Tidesink_seq"}}, "rename", "_Tidesink_seq would be called as tidesink's own"),
         ({"rename": {"a": "x"}, "except_column_list": ["A"]}, "rename", "no effect on a"),
         ({"rename": {"a": "x"}, "columns": ["id"]}, "rename", "no effect on a"),
         ({"filter": "a > now()"}, "filter", "not the same at another time"),
@@ -109,6 +114,11 @@ def test_a_layout_that_contradicts_itself_is_refused(
     defaults: dict[str, Any], field: str, reason: str
 ) -> None:
     assert reason in wrong(changed(CANAL_JSON, defaults=defaults))[f"defaults.{field}"].reason
+
+
+def test_names_of_columns_of_its_own_have_one_beginning() -> None:
+    own = {*OWN_COLUMNS, FROM_COLUMN, TO_COLUMN, OP, INDEX, UNAVAILABLE, default_name("op")}
+    assert {name for name in own if not name.startswith(OWN_PREFIX)} == set()
 
 
 @pytest.mark.parametrize(

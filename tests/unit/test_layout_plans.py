@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.cli.table_plans import TablePlan, plan_of
+from tidesink.typemap.shape import merged_in_order
 
 
 def _plan(**settings: object) -> TablePlan:
@@ -23,3 +26,32 @@ def test_a_layout_that_does_not_fit_is_a_problem() -> None:
     plan = _plan(filter="price > 1")
     assert plan.problem == "filter: shop.orders has no column price; its columns are id, name, amount"
     assert _plan().policies.keys() == {*plan.policies} - {"filter"}
+
+
+def test_a_modes_own_columns_are_no_warnings_and_settings_without_effect_are_not_shown() -> None:
+    modes = {
+        mode: plan_of(
+            right(changed(CANAL_JSON, source__enable_tidb_extension=True, defaults={"mode": mode})),
+            "app",
+            shape(),
+            types_from="ddl",
+        )
+        for mode in ("upsert", "append", "history")
+    }
+    assert [plan.warnings for plan in modes.values()] == [(), (), ()]
+    assert modes["upsert"].policies.keys() - modes["history"].policies.keys() == {"sequence_by", "deletes"}
+    assert {"valid_from", "current"} <= {column.name for column in modes["history"].columns}
+    assert "rename" not in modes["append"].policies["schema-changes"]
+    assert "rename" in modes["history"].policies["schema-changes"]
+
+
+def test_a_column_that_may_be_one_left_out_is_a_warning() -> None:
+    before, after = shape(), shape()
+    renamed = replace(
+        after,
+        columns=tuple(replace(c, name="total") if c.name == "amount" else c for c in after.columns),
+    )
+    config = right(changed(CANAL_JSON, defaults={"except_column_list": "amount"}))
+    plan = plan_of(config, "app", merged_in_order([before, renamed]), types_from="avro")
+    (warning,) = plan.warnings
+    assert warning.startswith("column total: it came when amount went")

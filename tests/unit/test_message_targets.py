@@ -8,17 +8,24 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from tests.contracts.targets_bed import TABLE, progress
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, progress
 from tests.http_receiver import Fault, http_receiver
 from tests.unit.config_samples import CANAL_JSON, right, wrong
-from tidesink.change import TableId
+from tidesink.change import TableId, TableSchema
 from tidesink.config import HttpSettings, KafkaSettings
+from tidesink.config.schema_changes import SchemaChanges
 from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.schema_policy import Policies, judge
+from tidesink.sinks.shape import shape_of
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets import http_target, kafka_target
+from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.kafka_delivery import delivery_error
 from tidesink.sinks.targets.kafka_topics import admin_error
+from tidesink.sinks.targets.message_table import MessageTable
 from tidesink.sinks.targets.store_ledger import KIND, StoreLedger, ledger_name, sent_result
+from tidesink.sinks.targets.task_outcomes import Sent
 
 KAFKA: dict[str, Any] = {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json"}
 HTTP: dict[str, Any] = {"type": "http", "url": "https://api.example.com/{schema}/{table}?token=s3cr3t"}
@@ -38,6 +45,24 @@ def http(**more: Any) -> HttpSettings:
     found = right(with_target({**HTTP, **more})).target
     assert isinstance(found, HttpSettings)
     return found
+
+
+class _Passing(MessageTable):
+    def _send(self, _batch: ReducedBatch, _progress: Progress) -> Sent:
+        return Sent(0, 0)
+
+
+def test_a_column_that_was_never_sent_waits_under_add_pause(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    ledger = StoreLedger(store, ("here",), TABLE, pipeline="p", keys=("id",))
+    before, after = (shape_of(TableSchema(TABLE, columns)) for columns in ((ID, NAME), (ID, NAME, AMOUNT)))
+    table = _Passing(before, pipeline="p", ledger=ledger)
+    table.claim()
+    for policy, waits in (("pause", ["amount"]), ("apply", [])):
+        policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, kafka_target.CAPABILITIES)
+        judged = judge(table.gap(after), after, policies, None)
+        assert [one.change.column for one in judged.pending] == waits
+    store.close()
 
 
 def test_protocols_have_the_names_of_the_codecs() -> None:

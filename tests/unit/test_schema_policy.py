@@ -228,6 +228,18 @@ def test_what_was_accepted_before_changes_had_a_moment_is_still_ignored() -> Non
         assert policies.decide(undated._replace(at="7")) == found
 
 
+@pytest.mark.parametrize("kind", ["drop", "rename", "narrow"])
+def test_a_log_takes_no_policy_for_what_changes_nothing_in_it(kind: str) -> None:
+    policies = {"schema-changes": {kind: "pause", "add": "pause"}}
+    found = wrong(changed(CANAL_JSON, tables=[{"name": "shop.log", "mode": "append", **policies}]))
+    assert list(found) == [f"tables[0].schema-changes.{kind}"]
+    assert "has no effect in mode append" in next(iter(found.values())).reason
+    # Said for all tables it falls away for the log.
+    right(changed(CANAL_JSON, defaults=policies, tables=[{"name": "shop.log", "mode": "append"}]))
+    config = right(changed(CANAL_JSON))
+    assert kind not in shown_policies(SchemaChanges(), config, logs=True)
+
+
 @pytest.mark.parametrize("policy", ["ignore", "pause"])
 def test_a_column_that_the_config_asks_for_is_nobodys_change(policy: ChangePolicy) -> None:
     """A metadata column, a new name or a listed column, configured when the table is there already."""

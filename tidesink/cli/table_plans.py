@@ -21,12 +21,13 @@ from tidesink.config.schema_change_checks import shown_policies
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.routing import routed_shape
+from tidesink.sinks.schema_policy import doubt_of
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
 from tidesink.typemap.render import CALENDAR_READERS
 from tidesink.typemap.row_key import IDENTITIES, NO_FLAT_AVRO, UNTOLD_KEY, WHY_OF, is_row_keyed, row_keyed
-from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
+from tidesink.typemap.shape import ShapeColumn, TableShape, merged_in_order, shape_of
 from tidesink.typemap.table import row_of
 
 _NO_KEY = (
@@ -141,9 +142,7 @@ def _flat_avro(config: Config, registry: SchemaRegistry, topic: str, table: Tabl
         shapes = [_shape(record.table_schema(table, keys), settings) for record in records]
         if not shapes:
             return _unplanned(config, topic, table, "the registry has no schema for this topic yet")
-        shape = shapes[0]
-        for newer in shapes[1:]:
-            shape = merge_shape(shape, newer)
+        shape = merged_in_order(shapes)
     except (ConfigError, DecodeError) as error:
         return _unplanned(config, topic, table, error.message)
     planned = plan_of(config, topic, shape, types_from="avro")
@@ -284,7 +283,7 @@ def plan_of(config: Config, topic: str, source: TableShape, *, types_from: Types
         keys=shape.keys,
         policies=_policies(config, settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
-        warnings=tuple(f"column {column.name}: {column.reason}" for column in shape.columns if column.reason),
+        warnings=tuple(_warnings(shape, settings, sources)),
         problem=_key_problem(config, shape),
         types_from=types_from,
         read_as=_read_as(config, shape),
@@ -320,14 +319,24 @@ def _read_as(config: Config, shape: TableShape) -> str:
     return living_rows(config, shape)
 
 
+def _warnings(shape: TableShape, settings: TableConfig, sources: Mapping[str, str]) -> Iterator[str]:
+    """Of the source's columns what is not as it is there, or waits; a mode's own columns are as they are."""
+    for column in (column for column in shape.columns if column.name in sources):
+        if column.reason:
+            yield f"column {column.name}: {column.reason}"
+        if settings.layout.doubts(column):
+            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits with it"
+
+
 def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
+    # Rows of one key follow each other in no log, and in a history by their commit_ts alone.
+    ordered = {"sequence_by": settings.sequence_by, "deletes": settings.deletes}
     return {
         "mode": settings.mode,
-        "sequence_by": settings.sequence_by,
-        "deletes": settings.deletes,
+        **(ordered if settings.mode == "upsert" else {}),
         "zero-date": settings.zero_date,
         "bad-record": settings.bad_record,
-        "schema-changes": shown_policies(settings.schema_changes, config),
+        "schema-changes": shown_policies(settings.schema_changes, config, logs=settings.mode == "append"),
         "time-zone": settings.time_zone,
         **({"filter": settings.filter} if settings.filter is not None else {}),
         **({"ignore_null_updates": "true"} if settings.ignore_null_updates else {}),

@@ -16,6 +16,8 @@ from tidesink.typemap.row_filter import read_filter
 from tidesink.typemap.row_key import row_keyed
 from tidesink.typemap.shape import shape_of
 
+# What tidesink's own columns begin with; held to them by a test.
+OWN_PREFIX: Final = "_tidesink_"
 # Targets with rows whose values can stay; held to their capabilities by a test.
 KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
 
@@ -50,6 +52,12 @@ def _names(place: str, section: TableDefaults | TableOverride) -> Iterator[Probl
         yield Problem(f"{place}.rename", f"two columns would be called {twice}", "give one another name")
     if any(not name.strip() for names in renames.items() for name in names):
         yield Problem(f"{place}.rename", "has an empty name", "give {source: target}")
+    for new in sorted({new for new in renames.values() if new.lower().startswith(OWN_PREFIX)}):
+        yield Problem(
+            f"{place}.rename",
+            f"{new} would be called as tidesink's own columns are, which all begin with {OWN_PREFIX}",
+            "give it another name",
+        )
     listed = section.columns
     left_out = {name.lower() for name in section.except_column_list or ()}
     chosen = None if listed is None else {name.lower() for name in listed}

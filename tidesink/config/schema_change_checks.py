@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tidesink.config.models import Config
+from tidesink.config.merged import words_of
+from tidesink.config.models import Config, TableDefaults, TableOverride
 from tidesink.config.problems import Problem
 from tidesink.config.schema_changes import CHANGE_RULES, ChangeKind, SchemaChanges
 
@@ -21,19 +22,26 @@ APPLYING_TARGETS: Final[Mapping[ChangeKind, frozenset[str]]] = MappingProxyType(
         "rename": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
     }
 )
+_IN_A_LOG: Final = (
+    "has no effect in mode append: what is logged stays as it was, and a renamed column is a new one",
+    "remove it",
+)
 # Targets that pass rows on as messages, each with the columns its row has.
 PASSING_TARGETS: Final = frozenset({"http", "kafka"})
 
 
 def schema_change_problems(config: Config) -> Iterator[Problem]:
     """The policies that have no effect on a pipeline, or that its target cannot follow."""
-    sections: list[tuple[str, SchemaChanges | None]] = [("defaults", config.defaults.schema_changes)]
-    sections += [(f"tables[{number}]", entry.schema_changes) for number, entry in enumerate(config.tables)]
+    sections: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
+    sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
     for place, section in sections:
-        for kind in TOLD_KINDS:
-            if section is not None and kind in section.model_fields_set:
-                for reason, remedy in _obstacles(config, kind, section):
-                    yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
+        changes = section.schema_changes
+        said = [kind for kind in TOLD_KINDS if changes is not None and kind in changes.model_fields_set]
+        logs = bool(said) and words_of(config, section).mode == "append"
+        for kind in said:
+            assert changes is not None  # noqa: S101  (some kind is said)
+            for reason, remedy in [_IN_A_LOG] if logs else _obstacles(config, kind, changes):
+                yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
 
 
 def _obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iterator[tuple[str, str]]:
@@ -50,9 +58,9 @@ def _obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iter
         yield f"a target of type {target} cannot {kind} a column", f"use {others}"
 
 
-def shown_policies(changes: SchemaChanges, config: Config) -> str:
-    """The policies that have an effect on a pipeline, as one line."""
-    passing = config.target.type in PASSING_TARGETS
+def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
+    """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
+    passing = logs or config.target.type in PASSING_TARGETS
     told = config.source.protocol in TELLING_PROTOCOLS and not passing
     kinds = [kind for kind in CHANGE_RULES if told or kind not in TOLD_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)

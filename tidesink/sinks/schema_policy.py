@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 from tidesink.config.schema_changes import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.decoding import ToldColumns
-from tidesink.sinks.shape import TableShape, wider_ddl, without
+from tidesink.sinks.shape import ShapeColumn, TableShape, wider_ddl, without
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.typemap.layout import Layout
 from tidesink.typemap.render import spark_type
@@ -187,9 +187,14 @@ def _judged_growth(change: SchemaChange, shape: TableShape, policies: Policies) 
     column = shape.by_name[change.column.lower()] if change.kind == "add" else None
     if column is None or policies.accepted_as(change) or not policies.layout.doubts(column):
         return Judged(change, policy)
-    excluded = {name.lower(): name for name in policies.layout.except_columns}
+    return Judged(change, "pause" if policy == "apply" else policy, doubt=doubt_of(column, policies.layout))
+
+
+def doubt_of(column: ShapeColumn, layout: Layout) -> str:
+    """Why a column waits that a layout ``doubts``."""
+    excluded = {name.lower(): name for name in layout.except_columns}
     went = ", ".join(excluded[name] for name in sorted(column.instead_of & excluded.keys()))
-    return Judged(change, "pause" if policy == "apply" else policy, doubt=_DOUBTED.format(went))
+    return _DOUBTED.format(went)
 
 
 def _grown(gap: SchemaGap, shape: TableShape) -> Iterator[SchemaChange]:

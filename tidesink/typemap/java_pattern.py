@@ -56,7 +56,7 @@ def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
         if count is None:
             return _Step(at, "has a { that begins no count: write it as \\\\{")
         end = count.end()
-    if not repeatable:
+    elif not repeatable:
         return _Step(at, f"has a {pattern[at]} with nothing before it to repeat")
     return _Step(end + 1 if pattern[end : end + 1] in ("+", "?") else end)
 
