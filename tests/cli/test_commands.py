@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
+from tidesink.change import TableId
 from tidesink.config import load_config
 from tidesink.version import __version__
 
@@ -53,6 +54,20 @@ def test_an_unreachable_broker_is_a_failure_at_run_time() -> None:
     result = run("decode", "--protocol", "canal-json", "--topic", "t", "--brokers", "127.0.0.1:1")
     assert result.exit_code == 1
     assert "no answer from 127.0.0.1:1" in result.stderr
+
+
+@pytest.mark.parametrize("protocol", ["flat-avro", "canal-json", "debezium-avro", "debezium-json"])
+def test_settings_that_init_writes_as_comments_are_right(tmp_path: Path, protocol: str) -> None:
+    file = tmp_path / "t.yaml"
+    run("init", str(file), "--protocol", protocol)
+    shown = re.sub(r"(?m)^  # (?=mode:|schema-changes:)|^# (?=tables:|  )", "", file.read_text())
+    shown = re.sub(r"(?m)^(?=mode:|schema-changes:)", "  ", shown)
+    file.write_text(shown, encoding="utf-8")
+    config = load_config(file)
+    customers = config.table_config(TableId("shop", "customers"))
+    assert "mode" in config.defaults.model_fields_set
+    assert config.defaults.schema_changes.model_fields_set == {"add", "widen"}
+    assert (customers.layout.except_columns, customers.filter) == (("card_number",), "status <> 'draft'")
 
 
 @pytest.mark.parametrize("protocol", ["flat-avro", "canal-json", "debezium-avro", "debezium-json"])
@@ -101,7 +116,6 @@ def test_status_before_the_first_run(tmp_path: Path) -> None:
 
 
 def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: Path) -> None:
-    from tidesink.change import TableId
     from tidesink.sinks.state_store import TableStatus, open_state_store
 
     file = tmp_path / "t.yaml"
@@ -129,7 +143,6 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
 
 
 def test_status_says_whether_somebody_works(tmp_path: Path) -> None:
-    from tidesink.change import TableId
     from tidesink.sinks.heartbeat import Heartbeat
     from tidesink.sinks.state_store import TableStatus, open_state_store
 

@@ -8,6 +8,7 @@ from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO
 from tidesink.change import TableId
 from tidesink.cli.table_plans import TablePlan, unserved_tables
 from tidesink.config import Config
+from tidesink.config.idle_patterns import idle_patterns
 
 TABLES = [{"name": "shop.orders"}, {"name": "shop.ordrs", "deletes": "soft"}, {"match": "audit.*"}]
 PLANS = [TablePlan(TableId("Shop", "Orders"), "shop_orders"), TablePlan(None, "shop_x")]
@@ -18,11 +19,23 @@ def _warnings(sample: dict[str, Any], **source: Any) -> list[str]:
     return list(unserved_tables(Config.model_validate(document), PLANS))
 
 
-def test_a_misspelt_table_is_told_of_and_a_pattern_is_not() -> None:
-    (warning,) = _warnings(FLAT_AVRO, topics="{schema}_{table}")
+def test_a_misspelt_table_is_told_of_and_a_pattern_that_fits_none() -> None:
+    pattern, warning = _warnings(FLAT_AVRO, topics="{schema}_{table}")
     assert warning.startswith("tables names shop.ordrs, but no topic serves it")
+    assert pattern.startswith("tables[2].match: 'audit.*' fits none of the tables")
+    assert "(Shop.Orders)" in pattern
+
+
+def test_patterns_of_tables_and_routes_that_fit_some_table_are_not_told_of() -> None:
+    routes = [{"match": "other[.](.*)", "to": "all.$1"}, {"match": "shop[.](.*)", "to": "all.$1"}]
+    tables = [{"match": "SHOP.*"}, {"match": "s?op.orders"}]
+    config = Config.model_validate({**FLAT_AVRO, "tables": tables, "routes": routes})
+    (told,) = idle_patterns(config, [TableId("Shop", "Orders"), TableId("shop", "b")])
+    assert told.startswith("routes[0].match: 'other[.](.*)' fits none of the tables")
+    # Nothing was found yet: nothing is known of the patterns.
+    assert list(idle_patterns(config, [])) == []
 
 
 def test_a_topic_of_many_tables_may_hold_it_further_on() -> None:
-    (warning,) = _warnings(CANAL_JSON, topics=["shop_orders"])
+    _, warning = _warnings(CANAL_JSON, topics=["shop_orders"])
     assert "shop.ordrs, but no record of shop_orders that was looked at is of it" in warning

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -113,6 +114,22 @@ STORES = {"delta": lake, "postgres": database, "mysql": database}
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     """The stores of each kind of target that has its own."""
     return STORES[request.param](BEDS[request.param](request, tmp_path / "target"), tmp_path)
+
+
+def test_of_tables_that_keep_their_first_at_once_none_fails(delta: Bed, tmp_path: Path) -> None:
+    """All of a topic's tables meet its first DDL in their first batch."""
+    assert delta.spark is not None
+    tables = [TableId("shop", f"t{number}") for number in range(4)]
+    stores = [DeltaDeadLetters(delta.spark, str(tmp_path / "lake")) for _ in tables]
+    ready = Barrier(len(tables))
+
+    def keep(number: int) -> int:
+        records = dead_letters(delta, [number])
+        ready.wait()
+        return stores[number].append(records, progress(1, 1, table=tables[number]))
+
+    with ThreadPoolExecutor(len(tables)) as threads:
+        assert list(threads.map(keep, range(len(tables)))) == [1, 1, 1, 1]
 
 
 def mine(table: TableId = TABLE, **more: Any) -> Chosen:

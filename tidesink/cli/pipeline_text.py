@@ -35,6 +35,10 @@ _TABLES_EXAMPLE: Final = """\
 #   - name: shop.orders
 #     keys: [id]         # where neither a key record nor pkNames says them
 #     deletes: soft
+#   - name: shop.customers
+#     except_column_list: [card_number]        # or columns: [id, name, ...]
+#     rename: {total: amount}                  # source: target
+#     filter: "status <> 'draft'"              # rows for which it is true (docs/how-to-columns.md)
 #   - match: "audit.*"
 #     bad-record: dead-letter
 """

@@ -16,6 +16,7 @@ from tidesink.codecs.debezium_told import UNTYPED, LoneCodec, Told
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.identity import topic_tables
+from tidesink.config.idle_patterns import idle_patterns
 from tidesink.config.merged import check_merged
 from tidesink.config.schema_change_checks import shown_policies
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
@@ -121,8 +122,9 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
 
 
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:
-    """A warning for each table that the config names and that was found nowhere."""
+    """A warning for each table that the config names and that was found nowhere, and each idle pattern."""
     listed = list(plans)
+    yield from idle_patterns(config, (plan.table for plan in listed if plan.table is not None))
     planned = {str(plan.table).lower() for plan in listed}
     topics = {plan.topic for plan in listed}
     for table in dict.fromkeys(entry.table for entry in config.tables if entry.table is not None):

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import structlog
 
 from tidesink.config import Config
+from tidesink.config.idle_patterns import idle_patterns
 from tidesink.errors import SourceError
 from tidesink.sinks.assembly import assembled
 from tidesink.sinks.heartbeat import Heartbeat
@@ -24,6 +25,7 @@ from tidesink.sinks.listener import Listener
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.session import cancel_jobs
+from tidesink.sinks.state_store import UNKNOWN_SCHEMA
 from tidesink.sinks.stopping import StopFlag, StopRequestedError, signals_kept, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.table_control import Requests
@@ -85,6 +87,7 @@ class Worker:
         self._lanes = Lanes(around, TABLES_OF[around.config.source.protocol](around))
         self._busy: dict[Future[None], Lane] = {}
         self._missed: frozenset[str] = frozenset()
+        self._told_patterns = False
 
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
@@ -130,7 +133,17 @@ class Worker:
             return True
         for lane in idle:
             lane.rest()
+        self._tell_idle_patterns()
         return not self._ends and not self._around.stop.wait(self._around.config.batch.poll_interval)
+
+    def _tell_idle_patterns(self) -> None:
+        """Say once, when all that was there is read, which patterns of the config fit none of it."""
+        tables = [lane.table for lane in self._lanes if lane.table.schema != UNKNOWN_SCHEMA]
+        if self._told_patterns or not tables:
+            return
+        self._told_patterns = True
+        for warning in idle_patterns(self._around.config, tables):
+            _log.warning("pattern fits no table", warning=warning)
 
     def _give_turns(self, idle: list[Lane], found: Found) -> None:
         for lane in idle:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import count
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidesink.change import TableId
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
 T = TypeVar("T")
 _VIEW: Final = "_tidesink_kept"
+# Several tables meet their first DDL at once, and of those who make a Delta table at once all but one fail.
+_MAKING: Final = Lock()
 # Views have names of their own, in whichever session and thread they are made.
 _NUMBERS: Final = count()
 
@@ -54,13 +57,19 @@ class DeltaRecords:
 
         def merge() -> int:
             if not self._log.exists:
-                self._session.sql(_create_statement(self.location, self.table))
+                self._create()
             with self.view_of(records) as view:
                 merged = self._session.sql(_insert_statement(self.location, view, self.table, progress))
                 rows = merged.collect()
             return int(rows[0]["num_inserted_rows"]) if rows else 0
 
         return self.writing(merge, table=table)
+
+    def _create(self) -> None:
+        """Make the table, unless another thread of this worker did meanwhile."""
+        with _MAKING:
+            if not self._log.exists:
+                self._session.sql(_create_statement(self.location, self.table))
 
     def count(self, table: TableId) -> int:
         """How many records of a table are kept, of all pipelines."""
