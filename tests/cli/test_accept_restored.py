@@ -46,6 +46,7 @@ def test_a_name_is_looked_up_among_the_tables_that_were_worked_on(config: Path) 
     code, said = _run(config, "a.b.orders")
     assert code == 0, said
     assert json.loads(said)["accepted_below_batch"] == 4
+    assert json.loads(said)["table"] == {"schema": "a.b", "name": "Orders"}
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(config: Path) -> None:

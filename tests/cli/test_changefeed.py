@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
+from tidesink.change import TableId
 from tidesink.config import load_config
 
 REGISTRY = "schema-registry=http://reg:8081"
@@ -232,7 +233,7 @@ def test_topics_show_where_each_table_goes(tmp_path: Path) -> None:
     result = run(*args, "--table", "shop.items", "--table", "b.t", "-o", "json")
     assert result.exit_code == 2  # a.t: its order would be lost
     assert "'foo' is unknown" in result.stderr
-    lines = {line["table"]: line for line in json.loads(result.stdout)["tables"]}
+    lines = {str(TableId(**line["table"])): line for line in json.loads(result.stdout)["tables"]}
     assert [(n, line["topic"], line["partition"], line["columns"]) for n, line in lines.items()] == [
         ("shop.items", "shop_items", "index-value", None),
         ("b.t", "app", "table", []),

@@ -12,10 +12,11 @@ from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.change import TableId
 from tidesink.cli.failures import error_block
 from tidesink.cli.main import app
-from tidesink.cli.records import chosen_record, error_name, not_kept
+from tidesink.cli.records import chosen_record, error_name, group_json, not_kept, record_json
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.sinks.heartbeat import Heartbeat
+from tidesink.sinks.rejects import RecordGroup
 from tidesink.sinks.state_store import TableStatus, open_state_store
 
 
@@ -75,6 +76,14 @@ def test_a_worker_at_work_is_met_before_spark_starts(config: Path) -> None:
     code, output = _asked(config, "replay", "shop.orders")
     assert code == 1
     assert f"a worker of {settings.pipeline} is at work" in output
+
+
+def test_tables_are_told_as_everywhere_whichever_part_holds_a_dot() -> None:
+    dotted = TableId("a.b", "c")
+    group = RecordGroup("a.b.c", "t", 0, "FramingError", 1, 5, 5, None, None)
+    assert group_json(group, kind="error", known=[dotted])["table"] == {"schema": "a.b", "name": "c"}
+    row = {"table": "shop.orders", "time": None, "key": None, "value": b"v"}
+    assert record_json(row, [dotted])["table"] == {"schema": "shop", "name": "orders"}
 
 
 def test_errors_are_named_in_any_case() -> None:

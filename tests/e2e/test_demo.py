@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 import pytest
 
 from tests.soak import SOAK
+from tidesink.change import TableId
 from tidesink.dev.check import check_table
 from tidesink.dev.workload.expected import load_expected
 
@@ -85,7 +86,7 @@ def _run_demo(directory: Path, *more: str) -> dict[str, Any]:
 
 def _assert_right(answer: dict[str, Any]) -> None:
     assert answer["right"] is True
-    assert {table["table"]: table["columns"] for table in answer["tables"]} == {
+    assert {str(TableId(**table["table"])): table["columns"] for table in answer["tables"]} == {
         f"shop.{name}": columns for name, columns in _TABLES.items()
     }
     for table in answer["tables"]:

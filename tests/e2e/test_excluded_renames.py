@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.e2e.replay import Servers
 from tests.e2e.test_schema_changes import Shop
@@ -52,10 +53,14 @@ def test_a_column_that_may_be_the_excluded_one_waits(
     writer.upsert({"id": 1, "name": "one", "phone": "secret"})
     late = tmp_path / "late"
     late.mkdir()
+    tables = [LISTED, {"match": "nowhere.*", "deletes": "soft"}]
     early, anew = (
-        load_config(shop_config(folder, servers, {"tables": [LISTED]})) for folder in (tmp_path, late)
+        load_config(shop_config(folder, servers, {"tables": tables})) for folder in (tmp_path, late)
     )
-    assert run(early, until="drained").tables[0].state == "IDLE"
+    with capture_logs() as logs:
+        assert run(early, until="drained").tables[0].state == "IDLE"
+    (said,) = [line["warning"] for line in logs if line["event"] == "pattern fits no table"]
+    assert said.startswith("tables[1].match: 'nowhere.*' fits none of the tables that were found (shop.told)")
     writer.schema = schema_of("told", MOBILE)
     writer.upsert({"id": 2, "name": "two", "mobile": "secret"})
     for config in (early, anew):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
 BAD = b'{"id":0,"database":"shop","table":"kept","isDdl":false'
+KEPT = {"schema": "shop", "name": "kept"}
 ALTER = "ALTER TABLE `kept` MODIFY COLUMN `name` varchar(50)"
 
 
@@ -70,7 +71,7 @@ def _check_status(config: Path) -> None:
 
 def _check_ddl(config: Path) -> None:
     (event,) = answered(config, "ddl", "list")["ddl"]
-    assert (event["table"], event["offset"], event["commit_ts"]) == ("shop.kept", 1, 7 << 18)
+    assert (event["table"], event["offset"], event["commit_ts"]) == (KEPT, 1, 7 << 18)
     assert (event["kind"], event["query"]) == ("ALTER", ALTER)
     assert json.loads(b64decode(event["value_b64"]))["sql"] == ALTER
     assert ALTER in asked(config, "ddl", "list", "shop.kept")
@@ -80,7 +81,7 @@ def _check_ddl(config: Path) -> None:
 
 def _check_letters(config: Path, topic: str) -> None:
     (group,) = answered(config, "dlq", "list")["dead_letters"]
-    assert (group["table"], group["count"], group["first_offset"]) == ("shop.kept", 1, 2)
+    assert (group["table"], group["count"], group["first_offset"]) == (KEPT, 1, 2)
     assert f"{topic}[0]@2" in asked(config, "dlq", "list", "shop.kept")
     letter = answered(config, "dlq", "show", "shop.kept", "0@2")
     assert (b64decode(letter["key_b64"]), b64decode(letter["value_b64"])) == (b"a key", BAD)

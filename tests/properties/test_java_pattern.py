@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import ConfigError
@@ -40,12 +42,10 @@ _PIECES = st.sampled_from(
 
 
 def _java_takes(spark: SparkSession, pattern: str) -> bool:
-    from py4j.protocol import Py4JJavaError
-
     jvm: Any = spark._jvm
     try:
         jvm.java.util.regex.Pattern.compile(pattern)
-    except Py4JJavaError:
+    except (Py4JJavaError, PySparkException):
         return False
     return True
 

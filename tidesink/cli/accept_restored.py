@@ -26,8 +26,9 @@ def accept_restored(
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store:
         found = [status.table for status in store.statuses(settings.pipeline)]
-        batch = accept_restored(store, settings.pipeline, known_table(table, settings, found))
+        known = known_table(table, settings, found)
+        batch = accept_restored(store, settings.pipeline, known)
     if output is OutputFormat.JSON:
-        write_json({"pipeline": settings.pipeline, "table": table, "accepted_below_batch": batch})
+        write_json({"pipeline": settings.pipeline, "table": known._asdict(), "accepted_below_batch": batch})
     else:
         typer.echo(f"{table}: goes on from a backup older than batch {batch}; start the worker again")

@@ -8,6 +8,7 @@ import typer
 
 from tidesink.cli import records
 from tidesink.cli.failures import guarded
+from tidesink.cli.known_tables import tables_worked_on
 from tidesink.cli.options import ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, show_table, write_json
 from tidesink.cli.status import commit_time
@@ -39,7 +40,8 @@ def list_events(
         found = events.rows(Chosen(settings.pipeline, table), limit=most)
         place = events.place
     if output is OutputFormat.JSON:
-        shown = [records.record_json(row) for row in found]
+        known = tables_worked_on(settings)
+        shown = [records.record_json(row, known) for row in found]
         write_json({"pipeline": settings.pipeline, "place": place, "ddl": shown})
     elif not found:
         typer.echo(f"no DDL events of {table or settings.pipeline} in {place}")
@@ -57,7 +59,7 @@ def show(
     settings = chosen_config(None, config)
     row = _EVENTS.one(settings, table, place)
     if output is OutputFormat.JSON:
-        write_json(records.record_json(row))
+        write_json(records.record_json(row, tables_worked_on(settings)))
         return
     typer.echo(f"{row['table']}  {records.place_of(row)}  {row['kind']}  {commit_time(row['commit_ts'])}")
     typer.echo(row["query"])

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from tidesink.cli import exits
 from tidesink.cli.dev import Directory, Protocol
+from tidesink.cli.known_tables import named_table
 from tidesink.cli.log_lines import LogFormat, log_to_stderr
 from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
 from tidesink.dev.stack import DIRECTORY
@@ -90,7 +91,8 @@ def demo_json(result: DemoResult) -> dict[str, Any]:
 
 def _table_json(check: TableCheck, report: TableReport | None) -> dict[str, Any]:
     run = {} if report is None else dataclasses.asdict(report)
-    return {**run, **dataclasses.asdict(check), "right": check.right}
+    table = named_table(check.table, () if report is None else (report.table,))
+    return {**run, **dataclasses.asdict(check), "table": table._asdict(), "right": check.right}
 
 
 def _pairs(result: DemoResult) -> Iterator[tuple[TableCheck, TableReport | None]]:

@@ -16,12 +16,12 @@ from tidesink.cli.decode import decoded_lines
 from tidesink.cli.event_json import error_json
 from tidesink.cli.failures import guarded
 from tidesink.cli.human import human_lines
-from tidesink.cli.known_tables import known_table
+from tidesink.cli.known_tables import known_table, tables_worked_on
 from tidesink.cli.observed import Observed
 from tidesink.cli.options import ConfigOption, chosen_config, config_path
 from tidesink.cli.output import Output, OutputFormat, console, note, show_table, write_json
 from tidesink.cli.sources import setting
-from tidesink.cli.status import read_statuses, seconds_since_turn
+from tidesink.cli.status import seconds_since_turn
 from tidesink.config import Config
 from tidesink.config.fields import PositiveDuration
 from tidesink.errors import ConfigError, RegistryError
@@ -55,7 +55,8 @@ def list_letters(
         groups = letters.groups(Chosen(settings.pipeline, table))
         place = letters.place
     if output is OutputFormat.JSON:
-        shown = [records.group_json(group, kind="error") for group in groups]
+        known = tables_worked_on(settings)
+        shown = [records.group_json(group, kind="error", known=known) for group in groups]
         write_json({"pipeline": settings.pipeline, "place": place, "dead_letters": shown})
     elif not groups:
         typer.echo(f"no dead letters of {table or settings.pipeline} in {place}")
@@ -77,7 +78,7 @@ def show(
     row = _LETTERS.one(settings, table, place)
     decoded = _decoded(row, config_path(None, config))
     if output is OutputFormat.JSON:
-        write_json({**records.record_json(row), "decoded": decoded})
+        write_json({**records.record_json(row, tables_worked_on(settings)), "decoded": decoded})
         return
     typer.echo(f"{row['table']}  {records.place_of(row)}  {records.shown_moment(row['time'])}")
     typer.echo(f"{row['error']}: {row['reason']}")
@@ -174,7 +175,7 @@ def _judged(config: Config, name: str) -> str:
     """
     from tidesink.sinks.replay import refuse_replay
 
-    worked_on = [entry.table for entry in read_statuses(config)]
+    worked_on = tables_worked_on(config)
     if worked_on:
         table = known_table(name, config, worked_on)
     else:  # the state store is new, or was lost: letters may be there all the same
@@ -189,14 +190,14 @@ def _replay_json(report: ReplayReport) -> dict[str, Any]:
     counts = report.account.as_counters()
     still_bad = counts.pop("dead_lettered")
     left = {"still_bad": still_bad, "waiting": report.waiting, "expired": report.expired}
-    return {"table": str(report.table), **counts, **left, "version": report.version}
+    return {"table": report.table._asdict(), **counts, **left, "version": report.version}
 
 
 def _show_replay(report: ReplayReport) -> None:
     shown = _replay_json(report)
     names = ("table", "read", "applied", "superseded", "filtered", "still_bad")
     columns = [name.replace("_", " ") for name in names]
-    show_table(None, columns, [[shown[name] for name in names]])
+    show_table(None, columns, [[str(report.table), *(shown[name] for name in names[1:])]])
     for name, meaning in _LEFT:
         if shown[name]:
             typer.echo(f"{shown[name]} letters stay: {meaning}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidesink.change import TableId
+from tidesink.cli.status import read_statuses
 from tidesink.config import Config
 from tidesink.config.problems import nearest
 from tidesink.errors import ConfigError
@@ -33,6 +34,18 @@ def worked_with(config: Config) -> Iterator[StateStore]:
         yield store
     finally:
         store.close()
+
+
+def tables_worked_on(config: Config) -> list[TableId]:
+    """The tables that a pipeline's state store knows; none before its first run."""
+    return [entry.table for entry in read_statuses(config)]
+
+
+def named_table(name: str, known: Iterable[TableId]) -> TableId:
+    """The table of a name as records keep it, ``schema.table``; either of its parts may hold a dot."""
+    found = {str(table): table for table in known}
+    schema, dot, rest = name.partition(".")
+    return found.get(name) or (TableId(schema, rest) if dot else TableId("", name))
 
 
 def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 
+from tidesink.change import TableId
 from tidesink.cli.capture import base64_text
+from tidesink.cli.known_tables import named_table
 from tidesink.cli.output import note
 from tidesink.config import Config
 from tidesink.config.problems import nearest
@@ -125,10 +127,10 @@ def moment_json(moment: datetime | None) -> str | None:
     return moment.astimezone(timezone.utc).isoformat() if moment else None
 
 
-def group_json(group: RecordGroup, *, kind: str) -> dict[str, Any]:
-    """Kept records of one table, partition and sort as JSON."""
+def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> dict[str, Any]:
+    """Kept records of one table, partition and sort as JSON; ``known`` are the pipeline's tables."""
     return {
-        "table": group.table,
+        "table": named_table(group.table, known)._asdict(),
         kind: group.kind,
         "topic": group.topic,
         "partition": group.partition,
@@ -148,11 +150,12 @@ def group_row(group: RecordGroup) -> tuple[Any, ...]:
     return group.table, group.kind, group.count, *times, where
 
 
-def record_json(row: dict[str, Any]) -> dict[str, Any]:
-    """A kept record as JSON, its bytes as base64."""
+def record_json(row: dict[str, Any], known: Iterable[TableId]) -> dict[str, Any]:
+    """A kept record as JSON, its bytes as base64; ``known`` are the pipeline's tables."""
     shown = {name: value for name, value in row.items() if name not in ("key", "value")}
     parts = {f"{name}_b64": base64_text(row[name]) for name in ("key", "value")}
-    return {**shown, "time": moment_json(row["time"]), **parts}
+    table = named_table(row["table"], known)._asdict()
+    return {**shown, "table": table, "time": moment_json(row["time"]), **parts}
 
 
 def place_of(row: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ def _line(feed: Changefeed, table: TableId, definitions: TableDefinitions) -> di
     registered = feed.options["protocol"] in ("avro", "debezium-avro")
     fits = any(one is dispatcher for one in feed.router.dispatchers)
     return {
-        "table": str(table),
+        "table": table._asdict(),
         "topic": topic,
         "partition": dispatcher.partition,
         "columns": _columns(dispatcher, table, definitions),
@@ -108,8 +108,9 @@ def _show(lines: list[dict[str, Any]]) -> None:
     for line in lines:
         columns = "the handle key" if line["columns"] is None else ", ".join(line["columns"])
         rule = line["partition"] + (f": {columns}" if columns else "")
-        rows.append((line["table"], line["topic"], rule, ", ".join(line["matcher"] or ["(none fits)"])))
+        matcher = ", ".join(line["matcher"] or ["(none fits)"])
+        rows.append((TableId(**line["table"]), line["topic"], rule, matcher))
     show_table(None, ("table", "topic", "partition by", "dispatcher"), rows)
     for line in lines:
         if line["problem"]:
-            typer.echo(f"PROBLEM: {line['table']}: {line['problem']}")
+            typer.echo(f"PROBLEM: {TableId(**line['table'])}: {line['problem']}")

@@ -139,7 +139,7 @@ def _parsed(text: str) -> exp.Expression:
         ) from error
     try:
         trees: list[Any] = sqlglot.parse(text, dialect="spark")
-    except (SqlglotError, RecursionError) as error:
+    except (SqlglotError, RecursionError, ValueError) as error:  # some calls without arguments raise that
         first = str(error).splitlines()[0] if str(error) else "too deep"
         raise ConfigError(f"is not Spark SQL: {first}") from error
     if len(trees) != 1 or trees[0] is None:
