@@ -51,6 +51,7 @@ def _problem(text: str) -> str | None:
         ("id", "bigint"),
         ("length(name)", "int"),
         ("upper(name)", "string"),
+        ("regexp_replace(name, 'a')", "string"),
         ("cast(name as int)", "int"),
         ("case when id > 1 then name end", "string"),
         ("date_add(at, 1)", "date"),
@@ -98,13 +99,13 @@ def test_plan_knows_the_types_that_the_source_has() -> None:
     config = right(changed(CANAL_JSON, defaults={"filter": "id > 1 and amount"}))
     problem = plan_of(config, "app", shape(), types_from="ddl").problem
     assert problem is not None
-    assert "a part of id > 1 AND amount, beside AND, OR or NOT, is a value of type" in problem
+    assert "a part of 'id > 1 and amount', beside AND, OR or NOT, is a value of type" in problem
 
 
 def test_the_worker_refuses_it_too() -> None:
     found = read_filter("amount")
     assert found is not None
-    with pytest.raises(ConfigError, match="filter: amount is a value of type"):
+    with pytest.raises(ConfigError, match="filter: 'amount' is a value of type"):
         check_types(found, shape())
 
 

@@ -28,8 +28,8 @@ _CALLS: Final = _MATCHING | {
 _TEXTS: Final = ("STRING", "RAW_STRING")
 
 
-def refuse_types(tree: exp.Expression, columns: Mapping[str, str]) -> None:
-    """Refuse what is a value and no condition.
+def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) -> None:
+    """Refuse what is a value and no condition. ``tree`` is what sqlglot reads of ``text``.
 
     ``columns``: Spark's types of the columns that are known, by lower-case name.
 
@@ -46,19 +46,12 @@ def refuse_types(tree: exp.Expression, columns: Mapping[str, str]) -> None:
         named = _no_truth(part.unnest().type)
         # A text beside AND may be cast to a truth value; the whole is not.
         if named is not None and (part is typed or named != "string"):
-            raise ConfigError(
-                f"{_shown(tree, part, whole=typed)} is a value of type {named} and no condition"
-            )
+            shown = repr(text) if part is typed else f"a part of {text!r}, beside AND, OR or NOT,"
+            raise ConfigError(f"{shown} is a value of type {named} and no condition")
 
 
 def _parts(node: Any) -> Iterator[exp.Expression]:
     yield from (part for part in node.args.values() if hasattr(part, "unnest"))
-
-
-def _shown(tree: exp.Expression, part: exp.Expression, *, whole: exp.Expression) -> str:
-    if part is whole:
-        return tree.sql(dialect="spark")
-    return f"a part of {tree.sql(dialect='spark')}, beside AND, OR or NOT,"
 
 
 def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
@@ -73,7 +66,7 @@ def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression |
 
     try:
         found: exp.Expression = annotate_types(tree.copy().transform(known), dialect="spark")
-    except (SqlglotError, ValueError, TypeError, AttributeError, RecursionError):
+    except (SqlglotError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
         return None  # a filter that is right must not be refused for what only helps
     return found
 

@@ -108,7 +108,7 @@ def read_filter(text: str) -> RowFilter | None:
     for check in (_refuse_nodes, _refuse_moments, _refuse_no_condition):
         check(tree)
     _refuse_functions(text)
-    refuse_types(tree, {})
+    refuse_types(text, tree, {})
     refuse_patterns(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
     if not mentions:
@@ -124,7 +124,7 @@ def check_types(row_filter: RowFilter, shape: TableShape) -> None:
     """
     known = {name.lower(): shape.by_name[name.lower()].spark for name in row_filter.columns}
     try:
-        refuse_types(_parsed(row_filter.text), known)
+        refuse_types(row_filter.text, _parsed(row_filter.text), known)
     except ConfigError as error:
         raise ConfigError(f"filter: {error.message}", table=str(shape.table)) from error
 
