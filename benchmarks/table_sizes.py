@@ -47,7 +47,7 @@ _SQL_ROWS: Final = {
     "timestamp '2026-01-01', decode(to_hex(id), 'escape'), 1 "
     "FROM generate_series({start}::bigint, {end} - 1) id",
     "mariadb": "seq, seq % 1000000, seq * 7919, concat('name-', seq), concat('a row of key ', seq), "
-    "rand(), seq, '2026-01-01', hex(seq), 1 FROM seq_{start}_to_{end}",
+    "rand(), seq, '2026-01-01', hex(seq), 1 FROM bench.seq_{start}_to_{end}",
 }
 Grow = Callable[[int, int], None]
 
