@@ -73,6 +73,7 @@ def test_a_value_is_no_condition(text: str, named: str) -> None:
     [
         "boolean(id)",
         "id > 1 and name",
+        "id > 1 and left(id, 2)",
         "coalesce(cast(id as boolean), true)",
         "if(id > 1, name = 'a', name rlike '^b')",
         "case when id > 1 then true end",

@@ -51,7 +51,14 @@ def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) ->
 
 
 def _parts(node: Any) -> Iterator[exp.Expression]:
-    yield from (part for part in node.args.values() if hasattr(part, "unnest"))
+    """What stands beside AND, OR or NOT and has a type for sure: casts, and columns, which are casts here.
+
+    Of calls it is not: sqlglot takes left(1, 2) for a number, which is a text.
+    """
+    from sqlglot import exp
+
+    found = (part for part in node.args.values() if hasattr(part, "unnest"))
+    yield from (part for part in found if isinstance(part.unnest(), exp.Cast))
 
 
 def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
