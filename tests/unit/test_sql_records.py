@@ -60,7 +60,7 @@ def test_a_record_has_one_key_and_other_records_others() -> None:
 def test_a_record_is_written_whole(database: Database) -> None:
     given = {"pipeline": "p", "table": "shop.t", "batch": 4}
     names = DDL_EVENTS.names
-    writer = RecordWriter(database, HERE, "INSERT …", given, names)
+    writer = RecordWriter(database, HERE, "INSERT …", "SELECT …", given, names)
     row = {"topic": "t", "partition": 0, "offset": 7, "commit_ts": None, "kind": "ALTER", "query": "a\0b"}
     statement, (key, *values) = writer.statement({**row, "key": None, "value": b"\0", "time": NOON})
     assert (statement, key) == ("INSERT …", record_key("p", "shop.t", ("t", 0, 7)))
@@ -86,7 +86,7 @@ def test_a_letter_is_forgotten_or_says_its_new_reason() -> None:
 def test_names_with_percent_signs_are_no_parameters() -> None:
     location = dialect_of("postgres").quote("100%") + '."t"'
     assert records("postgres")._insert_statement(location).startswith('INSERT INTO "100%%"."t" ("record", ')
-    assert "secret-word" not in repr(RecordWriter("mysql", HERE, "", {}, ()))
+    assert "secret-word" not in repr(RecordWriter("mysql", HERE, "", "", {}, ()))
 
 
 @pytest.mark.parametrize(

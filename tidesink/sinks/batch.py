@@ -36,7 +36,7 @@ from tidesink.sinks.modes import kept_shape, names_of, row_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange, cut_before
-from tidesink.sinks.records_spark import rejected_records
+from tidesink.sinks.records_spark import rejected_count, rejected_records
 from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import refuse_beyond, refuse_truncates, refuse_undated, refuse_unplaced
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
@@ -62,7 +62,6 @@ MOST_PLANS: Final = 8
 class Hold:
     """An open table, the epoch this worker holds it in, and what is applied.
 
-    ``fresh``: no batch was applied since the claim, or this one was tried before: it may have been begun.
     ``horizon``: the commit_ts up to which the table's deletes may be forgotten. ``accepted``: changes of
     the columns that a person accepted.
     """
@@ -70,7 +69,6 @@ class Hold:
     table: TargetTable
     epoch: int
     progress: Progress
-    fresh: bool = True
     horizon: int | None = None
     accepted: Accepted = field(default_factory=dict)
 
@@ -354,20 +352,16 @@ class Batch:
         return row_shape(self._decoding.columns().shape, self._settings)
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
-        """Keep the bad records; how many of this batch are kept now.
+        """Keep the bad records; how many bad events of this batch are kept with them.
 
-        A batch that was begun before finds them there already, so that only a batch which surely was not
-        can hold the number kept against the number found.
+        What was kept already, by this batch when it was begun before or by others cut otherwise, counts too.
         """
-        found = reduction.summary.bad
-        if not found:
+        if not reduction.summary.bad:
             return 0
-        kept = self._around.dead_letters().append(self._rejected(reduction), progress)
-        return found if self._hold.fresh else kept
-
-    def _rejected(self, reduction: Reduction) -> DataFrame:
         raw = self._reader.frame(self._session, reduction.plan.ranges)
-        return rejected_records(reduction.frame, raw)
+        rejected = rejected_records(reduction.frame, raw)
+        missing = rejected_count(reduction.frame) - self._around.dead_letters().append(rejected, progress)
+        return reduction.summary.bad - missing
 
     def _commit(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         table = self._hold.table

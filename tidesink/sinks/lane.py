@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
-from itertools import count
 from typing import Any, cast
 
 import structlog
@@ -222,8 +221,7 @@ class Lane:
             return
         self._change("RUNNING", None)
         around.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
-        tries = count()
-        self._take(retry.call(lambda: self._batch(plan, reader, again=next(tries) > 0).run()))
+        self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape and open the table, which is let go again where it cannot be held."""
@@ -297,12 +295,12 @@ class Lane:
         progress = self._hold.progress.topics.get(self.topic) if self._hold else None
         return {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
 
-    def _batch(self, plan: BatchPlan, reader: RecordReader, *, again: bool) -> Batch:
+    def _batch(self, plan: BatchPlan, reader: RecordReader) -> Batch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         fit_shuffle(self._session, plan.records)
         return Batch(
             self._around,
-            replace(self._hold, fresh=self._hold.fresh or again, accepted=self._pauses.accepted),
+            replace(self._hold, accepted=self._pauses.accepted),
             self._decoding,
             settings=self._settings,
             session=self._session,
@@ -314,7 +312,7 @@ class Lane:
         """Count a batch, tell of it, and pause where it says so."""
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
-            self._hold = replace(self._hold, progress=outcome.progress, fresh=False)
+            self._hold = replace(self._hold, progress=outcome.progress)
             if self._tombstones is not None:
                 self._tombstones.collect_if_due(outcome.progress, self.topic)
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)

@@ -15,8 +15,10 @@ from tidesink.codecs.compression import Compression, compression_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.group import GroupedData
 
 _DDL_MARK: Final = b'"isDdl":true'
+_PLACE: Final = ("topic", "partition", "offset")
 # Between a database's and a table's name; no name holds it.
 _BETWEEN: Final = "\x00"
 
@@ -113,19 +115,26 @@ def rejected_records(reduced: DataFrame, raw: DataFrame) -> DataFrame:
     """Topic, partition, offset, key, value, schema_id, error, reason and time of each bad record.
 
     The reduced frame says where they are and what is wrong; their bytes and Kafka's time come from Kafka
-    itself, read once more where there are any, so that good batches carry neither.
+    itself, read once more where there are any, so that good batches carry neither. A record of which several
+    events are bad is one, with what is wrong with one of them.
     """
-    bad = reduced.where(F.col("_op") == BAD).select(
-        F.col("_topic").alias("topic"),
-        F.col("_partition").alias("partition"),
-        F.col("_offset").alias("offset"),
-        F.col("_detail.value_id").cast("int").alias("schema_id"),
-        F.col("_detail.error").alias("error"),
-        F.col("_detail.reason").alias("reason"),
-    )
-    found = raw.join(F.broadcast(bad), ["topic", "partition", "offset"])
+    wrong = ("error", "reason", "value_id")
+    told = F.min(F.struct(*(F.col("_detail").getField(name).alias(name) for name in wrong))).alias("told")
+    bad = _bad_places(reduced).agg(told)
+    schema_id = F.col("told.value_id").cast("int").alias("schema_id")
+    found = raw.join(F.broadcast(bad.select(*_PLACE, schema_id, "told.error", "told.reason")), list(_PLACE))
     names = ("topic", "partition", "offset", "key", "value", "schema_id", "error", "reason")
     return found.select(*names, F.col("timestamp").alias("time"))
+
+
+def rejected_count(reduced: DataFrame) -> int:
+    """How many records of a reduced frame are bad; several events of one may be."""
+    return _bad_places(reduced).count().count()
+
+
+def _bad_places(reduced: DataFrame) -> GroupedData:
+    places = (F.col(f"_{name}").alias(name) for name in _PLACE)
+    return reduced.where(F.col("_op") == BAD).groupBy(*places)
 
 
 def _member(name: str) -> Column:

@@ -112,11 +112,12 @@ class RecordStore(Protocol):
         """Where it is, for people to read."""
 
     def append(self, records: DataFrame, progress: Progress) -> int:
-        """Keep records of one batch, before the batch itself is applied; the number kept now.
+        """Keep records of one batch, before the batch itself is applied; how many of them are kept now.
 
         ``records`` has the table's columns but pipeline, table and batch, which ``progress`` says.
         A record kept before (same pipeline, table, topic, partition and offset) is not kept twice, so
-        a batch that is read again after a crash, in a later epoch too, adds nothing.
+        a batch that is read again after a crash, cut otherwise or in a later epoch too, adds nothing and
+        finds all of its records kept.
 
         Raises: as ``TargetTable.apply``.
         """

@@ -195,7 +195,7 @@ class ReplayLane(Lane):
         asked = read_controls(around.store, around.config.pipeline).get(self.table, NOTHING_ASKED)
         return ReplayBatch(
             self._around,
-            replace(self._hold, fresh=True, accepted=asked.accepted),
+            replace(self._hold, accepted=asked.accepted),
             self._decoding,
             # What is bad still stays where it is, and keeps nothing else back.
             settings=self._settings.model_copy(update={"bad_record": "dead-letter"}),

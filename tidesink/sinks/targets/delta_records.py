@@ -52,18 +52,21 @@ class DeltaRecords:
         return self.path
 
     def append(self, records: DataFrame, progress: Progress) -> int:
-        """Keep the records of one batch that are not kept yet; how many were new."""
+        """Keep the records of one batch that are not kept yet; how many of the batch's are kept now."""
         table = str(progress.table)
 
         def merge() -> int:
             if not self._log.exists:
                 self._create()
             with self.view_of(records) as view:
-                merged = self._session.sql(_insert_statement(self.location, view, self.table, progress))
-                rows = merged.collect()
-            return int(rows[0]["num_inserted_rows"]) if rows else 0
+                self.sql(_insert_statement(self.location, view, self.table, progress))
+                return int(self.sql(_kept_statement(self.location, view, progress))[0][0])
 
-        return self.writing(merge, table=table)
+        records.persist()  # they come from Kafka, and are looked at twice
+        try:
+            return self.writing(merge, table=table)
+        finally:
+            records.unpersist()
 
     def _create(self) -> None:
         """Make the table, unless another thread of this worker did meanwhile."""
@@ -212,6 +215,11 @@ def _insert_statement(location: str, view: str, table: RecordTable, progress: Pr
         f"ON {same_record(given['pipeline'], given['table'])} "
         f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({', '.join(values)})"
     )
+
+
+def _kept_statement(location: str, view: str, progress: Progress) -> str:
+    same = same_record(quote_text(progress.pipeline), quote_text(str(progress.table)))
+    return f"SELECT count(*) FROM {quote_identifier(view)} AS s LEFT SEMI JOIN {location} AS t ON {same}"
 
 
 def same_record(pipeline: str, table: str) -> str:

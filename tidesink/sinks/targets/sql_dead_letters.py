@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
 from tidesink.errors import TargetError
-from tidesink.sinks.rejects import DEAD_LETTERS, PLACE, Chosen
+from tidesink.sinks.rejects import DEAD_LETTERS, Chosen
 from tidesink.sinks.targets.sql_dialect import Dialect
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_place import Place
@@ -40,20 +40,23 @@ class SqlDeadLetters(SqlRecords):
         if self._spark is None:
             raise TargetError("dead letters are read as a frame by a replay alone, which has Spark")
         names = ", ".join(map(self._quoted, _READ))
-        where, values = self.condition(chosen)
-        queries = [f"SELECT {names} FROM {place} WHERE {where}" for place in self._locations()]
-        reader = RecordReader(self.dialect.database, self.endpoint, queries, values)
-        found = self._spark.range(1, numPartitions=1).mapInArrow(reader, _SCHEMA)
-        # A table that moved from one schema to another may have left the same letter in both.
-        return found.dropDuplicates(list(PLACE)) if len(queries) > 1 else found
+        with self.transaction(self.table.name, writes=False) as cursor:
+            queries = [
+                (f"SELECT {names} FROM {location} WHERE {where}", values)
+                for location, where, values in self.selections(cursor, chosen)
+            ]
+        reader = RecordReader(self.dialect.database, self.endpoint, queries)
+        return self._spark.range(1, numPartitions=1).mapInArrow(reader, _SCHEMA)
 
     def settle(self, outcomes: DataFrame, *, pipeline: str, table: TableId) -> int:
         """Forget the letters that are dealt with, and keep the new reason of the others."""
         # One task: each is a transaction, and what replays is settled whole or not at all.
         settled = outcomes.coalesce(1)
+        chosen = Chosen(pipeline, str(table))
+        with self.transaction(self.table.name, writes=False) as cursor:
+            locations = [found.location for found in self.selections(cursor, chosen)]
         return sum(
-            self.run(settled, self._settler(place, pipeline, table), table=str(table))
-            for place in self._locations()
+            self.run(settled, self._settler(place, pipeline, table), table=str(table)) for place in locations
         )
 
     def _settler(self, location: str, pipeline: str, table: TableId) -> RecordSettler:
@@ -61,7 +64,3 @@ class SqlDeadLetters(SqlRecords):
         delete = f"DELETE FROM {location} WHERE {key} = %s"
         update = f"UPDATE {location} SET {error} = %s, {reason} = %s WHERE {key} = %s"
         return RecordSettler(self.dialect.database, self.endpoint, delete, update, pipeline, str(table))
-
-    def _locations(self) -> list[str]:
-        with self.transaction(self.table.name, writes=False) as cursor:
-            return self.locations(cursor)

@@ -56,7 +56,7 @@ def utc(moment: datetime | None) -> datetime | None:
 
 @dataclass(frozen=True)
 class _Task:
-    """One transaction over a task's rows; gives one line: rows changed, and the code of what went wrong."""
+    """One transaction over a task's rows; gives one line: rows counted, and the code of what went wrong."""
 
     database: Database
     endpoint: Endpoint
@@ -91,9 +91,13 @@ class _Task:
                 for text, values in _calls(map(self.statement, rows)):
                     self._check_room(connection, cursor, values)
                     cursor.executemany(text, values)
-                    count += max(0, cursor.rowcount)
+                    count += self._counted(cursor, values)
             connection.commit()
         return count
+
+    def _counted(self, cursor: Any, _values: Sequence[Sequence[Any]]) -> int:
+        """How many rows a call that was just made counts as."""
+        return max(0, int(cursor.rowcount))
 
     def _check_room(self, connection: Any, cursor: Any, values: Sequence[Sequence[Any]]) -> None:
         """MySQL cuts the connection of a statement that is too long, which looks as if it had gone away."""
@@ -143,9 +147,14 @@ def _text(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class RecordWriter(_Task):
-    """Inserts records that are not there yet; ``given`` are the columns that are the same in all."""
+    """Inserts records that are not there yet, and counts those that are there then.
+
+    ``given`` are the columns that are the same in all; ``count`` is a question before
+    a list of keys.
+    """
 
     insert: str
+    count: str
     given: Mapping[str, Any]
     names: Sequence[str]
 
@@ -154,6 +163,11 @@ class RecordWriter(_Task):
         whole = {**row, **self.given}
         key = record_key(whole["pipeline"], whole["table"], [row[name] for name in PLACE])
         return self.insert, [key, *(self._value(whole[name]) for name in self.names)]
+
+    def _counted(self, cursor: Any, values: Sequence[Sequence[Any]]) -> int:
+        marks = ", ".join(["%s"] * len(values))
+        cursor.execute(f"{self.count} ({marks})", [key for key, *_ in values])
+        return int(cursor.fetchone()[0])
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, datetime):
@@ -185,16 +199,15 @@ class RecordReader:
 
     database: Database
     endpoint: Endpoint
-    queries: Sequence[str]
-    values: Sequence[Any]
+    queries: Sequence[tuple[str, Sequence[Any]]]
 
     def __call__(self, _batches: Iterable[Any]) -> Iterator[Any]:
         for _ in _batches:
             pass
         with closing(dialect_of(self.database).connect(self.endpoint)) as connection:
-            for query in self.queries:
+            for query, values in self.queries:
                 with _streaming(self.database, connection) as cursor:
-                    cursor.execute(query, list(self.values))
+                    cursor.execute(query, list(values))
                     yield from _batches_of(_fetched(cursor))
 
 

@@ -7,7 +7,7 @@ record's place in Kafka makes its primary key, so that a task that runs twice ad
 # ruff: noqa: S608  every name in a statement is quoted by the dialect, every value a parameter
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -59,7 +59,7 @@ _MYSQL: Final = {
     "timestamp": "datetime(6)",
 }
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
-# A batch's records are counted by these: not by a look at all that was ever kept.
+# What lists and forgets goes by these: not by a look at all that was ever kept.
 _WORDS: Final[dict[Database, _Words]] = {
     "postgres": _Words(
         _POSTGRES,
@@ -79,6 +79,14 @@ _WORDS: Final[dict[Database, _Words]] = {
 # The years that every database has (Kafka's timestamps are whatever a producer said), as microseconds.
 _FIRST_MOMENT: Final = int(datetime(1000, 1, 1, tzinfo=timezone.utc).timestamp()) * 1_000_000
 _LAST_MOMENT: Final = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()) * 1_000_000
+
+
+class Selection(NamedTuple):
+    """Records in one table: its name, and a condition with its values."""
+
+    location: str
+    where: str
+    values: list[Any]
 
 
 class SqlRecords:
@@ -101,23 +109,24 @@ class SqlRecords:
         return shown_records(self.endpoint, self.table)
 
     def append(self, records: DataFrame, progress: Progress) -> int:
-        """Keep the records of one batch that are not kept yet; how many were new.
-
-        What is new has this batch's number: so others who keep or forget records meanwhile do not count.
-        """
+        """Keep the records of one batch that are not kept yet; how many of the batch's are kept now."""
         table = str(progress.table)
-        place = self._prepared(progress.table)
-        before = self._of_batch(place, progress)
+        location = self._prepared(progress.table).location
         given = {"pipeline": progress.pipeline, "table": table, "batch": progress.batch}
-        insert = self._insert_statement(place.location)
-        writer = RecordWriter(self.dialect.database, self.endpoint, insert, given, self.table.names)
-        self.run(_writable(records, self.table, given), writer, table=table)
-        return self._of_batch(place, progress) - before
+        insert, count = self._insert_statement(location), self._count_statement(location)
+        writer = RecordWriter(self.dialect.database, self.endpoint, insert, count, given, self.table.names)
+        return self.run(_writable(records, self.table, given), writer, table=table)
 
     def count(self, table: TableId) -> int:
         """How many records of a table are kept, of all pipelines."""
-        found = self._asked("COUNT(*)", f"{self._quoted('table')} = %s", [str(table)])
-        return sum(int(row[0]) for row in found)
+        with self.transaction(str(table), writes=False) as cursor:
+            counts = []
+            for location in self._located(cursor, [self._place_of(table).schema]):
+                cursor.execute(
+                    f"SELECT COUNT(*) FROM {location} WHERE {self._quoted('table')} = %s", (str(table),)
+                )
+                counts.append(int(cursor.fetchone()[0]))
+        return sum(counts)
 
     def _prepared(self, table: TableId) -> Place:
         """The place of a source table's records: made, and given the columns it has not, where need be.
@@ -164,22 +173,12 @@ class SqlRecords:
             added = ", ".join(f"ADD COLUMN {column}" for column in spelt)
             cursor.execute(f"ALTER TABLE {place.location} {added}")
 
-    def _of_batch(self, place: Place, progress: Progress) -> int:
-        """How many records are kept that this batch met first."""
-        said = (("pipeline", progress.pipeline), ("table", str(progress.table)), ("batch", progress.batch))
-        where = " AND ".join(f"{self._quoted(name)} = %s" for name, _ in said)
-        with self.transaction(str(progress.table), writes=False) as cursor:
-            location = place.location.replace("%", "%%")
-            cursor.execute(f"SELECT COUNT(*) FROM {location} WHERE {where}", [value for _, value in said])
-            return int(cursor.fetchone()[0])
-
     def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
         """The chosen records counted by table, partition and sort."""
         by = ", ".join(map(self._quoted, ("table", "topic", "partition", self.table.kind)))
         offset, time = self._quoted("offset"), self._quoted("time")
         what = f"{by}, COUNT(*), MIN({offset}), MAX({offset}), MIN({time}), MAX({time})"
-        where, values = self.condition(chosen)
-        found = self._asked(what, f"{where} GROUP BY {by}", values)
+        found = self._asked(what, chosen, f"GROUP BY {by}")
         return in_order(
             [
                 RecordGroup(table, topic, partition, kind, count, least, greatest, utc(first), utc(last))
@@ -190,18 +189,16 @@ class SqlRecords:
     def rows(self, chosen: Chosen, *, limit: int) -> tuple[dict[str, Any], ...]:
         """The first of the chosen records, whole."""
         order = ", ".join(map(self._quoted, ("table", *PLACE)))
-        where, values = self.condition(chosen)
-        found = self._asked(self._names(), f"{where} ORDER BY {order} LIMIT {int(limit)}", values)
+        found = self._asked(self._names(), chosen, f"ORDER BY {order} LIMIT {int(limit)}")
         rows = [self._row(row) for row in found]
         rows.sort(key=lambda row: tuple(row[name] for name in ("table", *PLACE)))
         return tuple(rows[:limit])
 
     def remove(self, chosen: Chosen) -> int:
         """Forget the chosen records; how many they were."""
-        where, values = self.condition(chosen)
         removed = 0
         with self.transaction(self.table.name) as cursor:
-            for location in self.locations(cursor):
+            for location, where, values in self.selections(cursor, chosen):
                 cursor.execute(f"DELETE FROM {location} WHERE {where}", values)
                 removed += int(cursor.rowcount)
         return removed
@@ -224,15 +221,60 @@ class SqlRecords:
         ]
         return " AND ".join(text for text, _ in found), [value for _, value in found]
 
-    def locations(self, cursor: Any) -> list[str]:
-        """The tables there are, quoted as statements with parameters have them."""
+    def selections(self, cursor: Any, chosen: Chosen) -> list[Selection]:
+        """Where the chosen records are, and the conditions for them there.
+
+        A record is this pipeline's where it lies in the schema that its table's rows go to: another pipeline
+        of the same name, which writes to other schemas of the database, has its own.
+        """
+        where, values = self.condition(chosen)
+        if chosen.table is not None:
+            schemas = [self._place_of(table).schema for table in _tables_named(chosen.table)]
+            return [Selection(place, where, values) for place in self._located(cursor, schemas)]
+        found = []
+        same = self._comparing(cursor)
+        for schema in self._schemas(cursor):
+            tables = [
+                name
+                for name in self._tables_in(cursor, schema, where, values)
+                if same(schema) in {same(self._place_of(table).schema) for table in _tables_named(name)}
+            ]
+            if tables:
+                among = f"{self._quoted('table')} IN ({', '.join(['%s'] * len(tables))})"
+                found.append(Selection(self._in(schema), f"{where} AND {among}", [*values, *tables]))
+        return found
+
+    def _tables_in(self, cursor: Any, schema: str, where: str, values: list[Any]) -> list[str]:
+        """The names of the tables that have records in a schema."""
+        cursor.execute(
+            f"SELECT DISTINCT {self._quoted('table')} FROM {self._in(schema)} WHERE {where}", values
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+    def _comparing(self, cursor: Any) -> Callable[[str], str]:
+        """What makes equal the schema names that are one to the server."""
+        if self.dialect.database == "mysql":
+            cursor.execute("SELECT @@lower_case_table_names")
+            if int(cursor.fetchone()[0]):
+                return str.lower
+        return str
+
+    def _schemas(self, cursor: Any) -> list[str]:
         cursor.execute(
             "SELECT table_schema FROM information_schema.tables WHERE table_name = %s "
             "AND table_type = 'BASE TABLE' ORDER BY 1",
             (self.table.name,),
         )
-        name = self._quoted(self.table.name)
-        return [f"{self._quoted(schema)}.{name}" for (schema,) in cursor.fetchall()]
+        return [schema for (schema,) in cursor.fetchall()]
+
+    def _located(self, cursor: Any, schemas: Iterable[str]) -> list[str]:
+        """Those of the tables that are there, quoted as statements with parameters have them."""
+        same = self._comparing(cursor)
+        wanted = {same(schema) for schema in schemas}
+        return [self._in(schema) for schema in self._schemas(cursor) if same(schema) in wanted]
+
+    def _in(self, schema: str) -> str:
+        return f"{self._quoted(schema)}.{self._quoted(self.table.name)}"
 
     @contextmanager
     def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
@@ -260,11 +302,11 @@ class SqlRecords:
                 raise self.dialect.error_of(row["code"], table=table)
         return sum(int(row["rows"]) for row in told)
 
-    def _asked(self, what: str, where: str, values: list[Any]) -> list[Any]:
+    def _asked(self, what: str, chosen: Chosen, then: str) -> list[Any]:
         found: list[Any] = []
         with self.transaction(self.table.name, writes=False) as cursor:
-            for location in self.locations(cursor):
-                cursor.execute(f"SELECT {what} FROM {location} WHERE {where}", values)
+            for location, where, values in self.selections(cursor, chosen):
+                cursor.execute(f"SELECT {what} FROM {location} WHERE {where} {then}", values)
                 found += cursor.fetchall()
         return found
 
@@ -290,6 +332,15 @@ class SqlRecords:
         into = location.replace("%", "%%")
         missing = _WORDS[self.dialect.database].missing.format(key)
         return f"INSERT INTO {into} ({key}, {self._names()}) VALUES ({marks}) {missing}"
+
+    def _count_statement(self, location: str) -> str:
+        return f"SELECT COUNT(*) FROM {location.replace('%', '%%')} WHERE {self._quoted(KEY)} IN"
+
+
+def _tables_named(text: str) -> list[TableId]:
+    """The tables that a text may name: names may have dots too."""
+    parts = text.split(".")
+    return [TableId(".".join(parts[:at]), ".".join(parts[at:])) for at in range(1, len(parts))]
 
 
 def shown_records(endpoint: Endpoint, table: RecordTable) -> str:
