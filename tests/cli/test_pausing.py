@@ -105,3 +105,21 @@ def test_without_a_state_store_nothing_is_made(shop: Shop, tmp_path: Path) -> No
     assert code == 2
     assert "no worker ever ran" in output
     assert not (tmp_path / "state.db").exists()
+
+
+def test_of_tables_that_differ_in_case_alone_the_one_that_is_spelt_so_is_asked(shop: Shop) -> None:
+    both = TableId("shop", "Orders"), ORDERS
+    for table in both:
+        shop.store.save_status(TableStatus("shop", table, "IDLE"))
+    for table in both:
+        assert shop.run("pause", str(table))[0] == 0
+        assert [one for one, control in read_controls(shop.store, "shop").items() if control.rests] == [table]
+        assert shop.run("resume", str(table))[0] == 0
+
+
+def test_the_workers_spelling_is_taken_and_not_the_configs(shop: Shop) -> None:
+    settings = changed(FLAT_AVRO, state=str(shop.path.parent / "state.db"), tables=[{"name": "Shop.ORDERS"}])
+    shop.path.write_text(yaml.safe_dump(settings))
+    shop.store.save_status(TableStatus("shop", ORDERS, "IDLE"))
+    assert shop.run("pause", "Shop.ORDERS")[0] == 0
+    assert shop.asked().rests

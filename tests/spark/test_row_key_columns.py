@@ -124,6 +124,20 @@ def test_a_message_that_python_judges_keeps_its_row_key(spark: SparkSession) -> 
     assert one.key == {"_tidb_rowid": 5, "_tidb_table_id": 104}
 
 
+def test_a_row_key_names_its_row_without_a_commit_ts(spark: SparkSession) -> None:
+    row_key = _members()["_tidb"]["rowkey"]
+    sent = [
+        _sent_as(0, _members(_tidb={"rowkey": row_key})),
+        _sent_as(1, _members(_tidb={"rowkey": row_key}), spaced=True),
+        _sent_as(2, _members(_tidb={"rowkey": row_key, "commitTs": 1005})),
+    ]
+    # The first is read without Python's help, which the others need.
+    assert [row.kind for row in _decoded(spark, sent)] == ["upsert", "unplanned", "unplanned"]
+    found = _decoded(spark, sent, judges=True)
+    assert [(row.kind, row.key, row.after, row.commit_ts) for row in found] == [*map(_as_python, sent)]
+    assert [row.commit_ts for row in found] == [None, None, 1005]
+
+
 def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
     codec, position = _codec(), Position("t", 0, 0)
     events: list[Event] = [DdlEvent(TABLE, CREATE, "CREATE", 1, position), WatermarkEvent(5, position)]

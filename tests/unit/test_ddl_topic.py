@@ -17,7 +17,7 @@ from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.topic_ddl import DdlStatement, TopicDdl, _statement, applied
 from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.ddl_unapplied import altered_tables, moved_tables, unapplied
+from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +40,7 @@ T = TableId("s", "t")
         ("ALTER TABLE t ADD d INT, CHANGE COLUMN a c BIGINT", ["s.t"], "column a is c now"),
         ("ALTER TABLE t DROP PARTITION p0", ["s.t"], "stay in the target"),
         ("ALTER TABLE t TRUNCATE PARTITION p0", ["s.t"], "stay in the target"),
+        ("ALTER TABLE t EXCHANGE PARTITION p WITH TABLE `u`", ["s.t", "s.u"], "s.u gave to s.t"),
         ("ALTER TABLE t CHANGE a A BIGINT", [], ""),
         ("ALTER TABLE t DROP COLUMN a", [], ""),
         ("ALTER TABLE t RENAME INDEX i TO j, ADD PARTITION (PARTITION p3 VALUES LESS THAN (9))", [], ""),
@@ -371,26 +372,3 @@ def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) 
     assert found is not None
     assert found.by_name["a"].type.name == "bigint"
     assert "c" in found.by_name, "what comes later is not taken for a statement sent again"
-
-
-@pytest.mark.parametrize(
-    ("part", "moves"),
-    [
-        ("PARTITION BY HASH (a) PARTITIONS 4", True),
-        ("REMOVE PARTITIONING", True),
-        ("REORGANIZE PARTITION p0, p1 INTO (PARTITION p VALUES LESS THAN (5))", True),
-        ("COALESCE PARTITION 2", True),
-        ("ADD PARTITION PARTITIONS 3", True),
-        ("ADD PARTITION (PARTITION p3 VALUES LESS THAN (9))", False),
-        ("TRUNCATE PARTITION p0", False),
-        ("ADD COLUMN partitions INT, REMOVE TTL", False),
-    ],
-)
-def test_rows_that_move_to_other_partitions_have_other_row_keys(part: str, moves: bool) -> None:
-    sql = f"ALTER TABLE t {part}"
-    assert moved_tables(sql, "s") == ((T,) if moves else ())
-    for create, said in (("create table t (a int)", moves), (CREATE, False)):
-        warnings = list(
-            applied(TableDefinitions(), [DdlStatement("s", create), DdlStatement("s", sql)], "cdc")
-        )
-        assert any("have other row keys" in warning.text for warning in warnings) is said

@@ -234,10 +234,43 @@ def test_a_log_takes_no_policy_for_what_changes_nothing_in_it(kind: str) -> None
     found = wrong(changed(CANAL_JSON, tables=[{"name": "shop.log", "mode": "append", **policies}]))
     assert list(found) == [f"tables[0].schema-changes.{kind}"]
     assert "has no effect in mode append" in next(iter(found.values())).reason
+    for named in (
+        found,
+        wrong(changed(CANAL_JSON, defaults={"mode": "append"}, tables=[{"name": "shop.log", **policies}])),
+    ):
+        assert list(named) == [f"tables[0].schema-changes.{kind}"]
     # Said for all tables it falls away for the log.
     right(changed(CANAL_JSON, defaults=policies, tables=[{"name": "shop.log", "mode": "append"}]))
     config = right(changed(CANAL_JSON))
     assert kind not in shown_policies(SchemaChanges(), config, logs=True)
+
+
+UPSERT = {"name": "shop.orders", "mode": "upsert", "keys": ["id"]}
+DROPS = {"mode": "append", "schema-changes": {"drop": "apply"}}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "tables"),
+    [
+        (DROPS, [UPSERT]),
+        ({}, [UPSERT, {"match": "shop.*", **DROPS}]),
+        (DROPS, [{"match": "shop.*", "mode": "upsert"}]),
+    ],
+)
+def test_a_policy_beside_append_is_for_the_tables_of_other_modes_that_inherit_it(
+    defaults: dict[str, Any], tables: list[dict[str, Any]]
+) -> None:
+    config = right(changed(CANAL_JSON, defaults=defaults, tables=tables))
+    assert config.table_config(TABLE).schema_changes.drop == "apply"
+
+
+@pytest.mark.parametrize("tables", [[], [{"name": "shop.log"}], [{"name": "shop.log", "mode": "append"}]])
+@pytest.mark.parametrize("place", ["defaults", "pattern"])
+def test_a_policy_that_only_logs_inherit_is_refused(place: str, tables: list[dict[str, Any]]) -> None:
+    pattern = [{"match": "shop.*", **DROPS}]
+    sections = {"defaults": DROPS, "tables": tables} if place == "defaults" else {"tables": pattern + tables}
+    field = "defaults" if place == "defaults" else "tables[0]"
+    assert list(wrong(changed(CANAL_JSON, **sections))) == [f"{field}.schema-changes.drop"]
 
 
 @pytest.mark.parametrize("policy", ["ignore", "pause"])

@@ -121,3 +121,35 @@ def test_statements_that_follow_each_other_are_sent_together_in_their_order() ->
         ("b", 1),
         ("a", 1),
     ]
+
+
+class _Room:
+    """A cursor of a MySQL server that takes packets of so many bytes."""
+
+    max_stmt_length = 0
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def execute(self, _text: str) -> None:
+        """Ask for the server's setting, which is all that is asked here."""
+
+    def fetchone(self) -> tuple[int]:
+        return (self._most,)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"\0" * 40_000, "é'" * 20_000, "\\" * 40_000],
+    ids=["bytes are hexadecimal digits", "quotes are two", "so are backslashes"],
+)
+def test_a_statement_is_measured_as_it_is_spelt(value: bytes | str) -> None:
+    pymysql = pytest.importorskip("pymysql")
+    connection = pymysql.connect(host="db.example", defer_connect=True)
+    connection.server_status = 0  # as a server without NO_BACKSLASH_ESCAPES greets
+    settler = RecordSettler("mysql", HERE, "DELETE …", "UPDATE …", "p", "shop.t")
+    rows = [[value, None, 7], ["short", None, 7]]
+    settler._check_room(connection, _Room(120_000), rows)
+    with pytest.raises(pymysql.err.OperationalError, match="longer than max_allowed_packet"):
+        settler._check_room(connection, _Room(70_000), rows)
+    settler._check_room(connection, _Room(70_000), rows[1:])

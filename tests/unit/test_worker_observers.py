@@ -66,6 +66,19 @@ def test_metrics_add_up() -> None:
     assert value("tidesink_table_state", {"table": "shop.orders", "state": "RUNNING"}) == 0
 
 
+def test_fates_are_what_was_read_and_what_a_filter_took_out_is_counted_beside_them() -> None:
+    metrics = MetricsListener()
+    metrics.hear(replace(APPLIED, account=replace(APPLIED.account, unmatched=3)))
+    (events,) = (one for one in metrics.registry.collect() if one.name == "tidesink_events")
+    fates = {one.labels["fate"]: one.value for one in events.samples if one.name.endswith("_total")}
+    assert fates.pop("read") == sum(fates.values()) == 10
+    value = metrics.registry.get_sample_value
+    assert value("tidesink_unmatched_total", {"table": "shop.orders"}) == 3
+    metrics.hear(replace(APPLIED, account=replace(APPLIED.account, unmatched=-1)))
+    assert value("tidesink_unmatched_total", {"table": "shop.orders"}) == 3
+    assert value("tidesink_batches_total", {"table": "shop.orders"}) == 2
+
+
 def test_a_number_below_0_costs_a_batch_none_of_its_other_numbers() -> None:
     metrics = MetricsListener()
     metrics.hear(replace(APPLIED, account=Account(read=1, applied=-1, superseded=2)))

@@ -51,9 +51,15 @@ def named_table(name: str, known: Iterable[TableId]) -> TableId:
 def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
     """The table of a name, as the worker or the config spells it; either of its parts may hold a dot.
 
+    It may be given in any case, where no table that was worked on is spelt just so.
+
     Raises:
         ConfigError: neither knows it.
     """
+    found = tuple(found)
+    spelt = {str(table): table for table in found}
+    if name in spelt:
+        return spelt[name]
     named = [entry.table for entry in config.tables if entry.table is not None]
     known = {str(table).lower(): table for table in (*named, *found)}
     if name.lower() not in known:

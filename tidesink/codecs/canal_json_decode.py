@@ -259,7 +259,8 @@ def _extension(
     es, members = parsed.get("es"), parsed.get("_tidb")
     as_told = es is None or (commit_ts is not None and commit_ts >> 18 == es)
     partial = old is not None and len(old) < len(shape.names)  # type: ignore[arg-type]  # was read as a row
-    if as_told and shape.wire_types is None and not partial and (members is None or len(members) < 2):
+    no_more = not members or (len(members) == 1 and "commitTs" in members)
+    if as_told and shape.wire_types is None and not partial and no_more:
         return None
     extension: dict[str, object] = {}
     if not as_told:
@@ -269,7 +270,7 @@ def _extension(
         extension["pkNames"] = shape.pk_names
     if partial:
         extension["old"] = list(old)  # type: ignore[call-overload]
-    if members is not None and len(members) > 1:
+    if members is not None and not no_more:
         rest = {name: value for name, value in members.items() if name != "commitTs"}
         extension["_tidb"] = kept(rest, "_tidb")
     return extension or None

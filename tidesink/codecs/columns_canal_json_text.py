@@ -42,12 +42,14 @@ def _start(*, database: str, table: str, keys: str, is_ddl: str, kind: str, sql:
     )
 
 
-def _extension(moment: str, more: str = "") -> str:
-    return rf'"_tidb":\{{"{moment}":{_TIMESTAMP}{more}\}}'
+def _extension(moment: str) -> str:
+    return rf'"_tidb":\{{"{moment}":{_TIMESTAMP}\}}'
 
 
 _ONE_ROW: Final = rf"(?:null|\[{_members(f'(?:{_TEXT}|null)')}\])"
-_ROW_KEY: Final = rf'(?:,"rowkey":{_TEXT})?+'
+_ROW_KEY: Final = f'"rowkey":{_TEXT}'
+# Of both members of a row's either may be missing, as for the Python codec.
+_ROW_EXTENSION: Final = rf'"_tidb":\{{(?:"commitTs":{_TIMESTAMP}(?:,{_ROW_KEY})?+|{_ROW_KEY})\}}'
 _ROW: Final = (
     _start(
         database=_NAME,
@@ -58,7 +60,7 @@ _ROW: Final = (
         sql=_TEXT,
     )
     + rf'"sqlType":{_members("-?+[0-9]++")},"mysqlType":{_members(_TEXT)},"old":{_ONE_ROW},"data":{_ONE_ROW}'
-    + rf"(?:,{_extension('commitTs', _ROW_KEY)})?+{_END}"
+    + rf"(?:,{_ROW_EXTENSION})?+{_END}"
 )
 _DDL: Final = (
     _start(database=_TEXT, table=_TEXT, keys="null", is_ddl="true", kind="(?!{rows})[A-Z]++", sql=_TEXT)

@@ -136,9 +136,9 @@ def _row_text(parsed: Mapping[str, Any], row: Any, before: Any, shape: TableShap
 
 
 def _row_key(parsed: Mapping[str, Any]) -> str:
-    """The member of ``_tidb`` behind a row's commit ts."""
+    """The member of ``_tidb`` that names a row."""
     text = (parsed.get("_tidb") or {}).get("rowkey")
-    return f',"rowkey":{_dump(text)}' if type(text) is str else ""
+    return f'"rowkey":{_dump(text)}' if type(text) is str else ""
 
 
 def _spelt(row: Mapping[str, Any], shape: TableShape) -> dict[str, Any]:
@@ -171,7 +171,8 @@ def _start(database: str, table: str, keys: str, *, is_ddl: str, kind: str, es: 
 
 def _extension(parsed: Mapping[str, Any], member: str, more: str = "") -> str:
     moment = (parsed.get("_tidb") or {}).get(member)
-    return "" if moment is None else f',"_tidb":{{"{member}":{moment}{more}}}'
+    members = ",".join(one for one in ("" if moment is None else f'"{member}":{moment}', more) if one)
+    return f',"_tidb":{{{members}}}' if members else ""
 
 
 def _dump(value: object) -> str:

@@ -37,11 +37,19 @@ def schema_change_problems(config: Config) -> Iterator[Problem]:
     for place, section in sections:
         changes = section.schema_changes
         said = [kind for kind in TOLD_KINDS if changes is not None and kind in changes.model_fields_set]
-        logs = bool(said) and words_of(config, section).mode == "append"
+        logs = bool(said) and _is_all_logs(config, section)
         for kind in said:
             assert changes is not None  # noqa: S101  (some kind is said)
             for reason, remedy in [_IN_A_LOG] if logs else _obstacles(config, kind, changes):
                 yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
+
+
+def _is_all_logs(config: Config, section: TableDefaults | TableOverride) -> bool:
+    """Whether no table can get a policy from a section but logs; one of another mode may inherit it."""
+    if words_of(config, section).mode != "append":
+        return False
+    named = isinstance(section, TableOverride) and section.name is not None
+    return named or all(entry.mode in (None, "append") for entry in config.tables)
 
 
 def _obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iterator[tuple[str, str]]:

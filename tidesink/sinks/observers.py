@@ -80,6 +80,12 @@ class MetricsListener:
         self._events = Counter(
             "tidesink_events", "Row events by what became of them", ("table", "fate"), registry=place
         )
+        self._unmatched = Counter(
+            "tidesink_unmatched",
+            "Events applied or superseded whose row a filter took out",
+            one,
+            registry=place,
+        )
         self._batches = Counter("tidesink_batches", "Batches applied", one, registry=place)
         self._bytes = Counter("tidesink_read_bytes", "Bytes read from Kafka", one, registry=place)
         self._doubted = Counter(
@@ -104,7 +110,10 @@ class MetricsListener:
 
     def _applied(self, event: BatchApplied) -> None:
         table = str(event.table)
-        for fate, count in event.account.as_counters().items():
+        counters = event.account.as_counters()
+        # Part of other fates: among them it would be counted twice.
+        self._unmatched.labels(table).inc(max(counters.pop("unmatched"), 0))
+        for fate, count in counters.items():
             # A counter takes nothing back: a number below 0 would cost the batch its other numbers.
             self._events.labels(table, fate).inc(max(count, 0))
         self._batches.labels(table).inc()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from tidesink.change import TableId
@@ -38,26 +38,45 @@ def altered_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
     Raises:
         ConfigError: as ``unapplied``.
     """
-    return _altered(query, default_schema, _changes_columns)
+    return _altered(query, default_schema, lambda table, part: [table] if _changes_columns(part) else ())
 
 
 def moved_tables(query: str, default_schema: str = "") -> tuple[TableId, ...]:
-    """The tables whose rows an ALTER TABLE puts into other partitions, and so under other table ids.
+    """The tables whose rows an ALTER TABLE puts under other table ids: other partitions', or another table's.
 
     Raises:
         ConfigError: as ``unapplied``.
     """
-    return _altered(query, default_schema, _moves_rows)
+    return _altered(query, default_schema, _moved_by)
 
 
-def _altered(query: str, default_schema: str, asked: Callable[[SqlReader], bool]) -> tuple[TableId, ...]:
+def _altered(
+    query: str, default_schema: str, asked: Callable[[TableId, SqlReader], Iterable[TableId]]
+) -> tuple[TableId, ...]:
     found: list[TableId] = []
     for statement in statements(producer_tokens(query)):
         sql = SqlReader(statement)
         if sql.skip("ALTER", "TABLE"):
             table = read_table_name(sql, default_schema)
-            found += [table] if any(asked(part) for part in _parts(sql)) else []
-    return tuple(found)
+            for part in _parts(sql):
+                found += asked(table, part)
+    return tuple(dict.fromkeys(found))
+
+
+def _moved_by(table: TableId, part: SqlReader) -> Iterable[TableId]:
+    other = _exchanged_with(table, part)
+    if other is not None:
+        return table, other
+    return [table] if _moves_rows(part) else ()
+
+
+def _exchanged_with(table: TableId, part: SqlReader) -> TableId | None:
+    """The table that gets a partition of this one for its own rows."""
+    if not part.skip("EXCHANGE", "PARTITION"):
+        return None
+    part.name()
+    part.need("WITH", "TABLE")
+    return read_table_name(part, table.schema)
 
 
 def _moves_rows(part: SqlReader) -> bool:
@@ -65,6 +84,8 @@ def _moves_rows(part: SqlReader) -> bool:
     if part.skip("PARTITION", "BY") or part.skip("REMOVE", "PARTITIONING"):
         return True
     if part.skip("ADD", "PARTITION"):
+        part.skip("IF", "NOT", "EXISTS")
+        part.skip_any("NO_WRITE_TO_BINLOG", "LOCAL")
         return part.skip("PARTITIONS")
     return part.skip("REORGANIZE", "PARTITION") or part.skip("COALESCE", "PARTITION")
 
@@ -133,9 +154,22 @@ def _alter(sql: SqlReader, default_schema: str) -> Iterator[Unapplied]:
             yield from _part(table, part)
 
 
+def _exchanged(one: TableId, other: TableId) -> Iterator[Unapplied]:
+    for table, given_to in ((one, other), (other, one)):
+        yield Unapplied(
+            table,
+            f"rows that {table} gave to {given_to} at the source stay in the target of {table}, and those "
+            "that it got for them are not there",
+        )
+
+
 def _part(table: TableId, part: SqlReader) -> Iterator[Unapplied]:
+    other = _exchanged_with(table, part)
+    if other is not None:
+        yield from _exchanged(table, other)
+        return
     verb = part.take()
-    if verb.says("TRUNCATE", "DROP", "EXCHANGE") and part.sees("PARTITION"):
+    if verb.says("TRUNCATE", "DROP") and part.sees("PARTITION"):
         yield Unapplied(table, "rows that it took out of the table at the source stay in the target")
     elif verb.says("CHANGE"):
         part.skip("COLUMN")

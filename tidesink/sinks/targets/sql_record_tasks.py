@@ -108,7 +108,7 @@ class _Task:
             return
         cursor.execute("SELECT @@max_allowed_packet")
         (most,) = cursor.fetchone()
-        spelt = sum(len(connection.literal(value).encode("utf-8", "surrogateescape")) for value in longest)
+        spelt = sum(len(connection.escape(value).encode("utf-8", "surrogateescape")) for value in longest)
         if spelt + _FRAME_BYTES > int(most):
             raise connection.OperationalError(_PACKET_TOO_LARGE, "longer than max_allowed_packet")
 

@@ -1,0 +1,71 @@
+"""DDL that gives rows of a table without a key other row keys, which no event says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError
+from tidesink.sinks.topic_ddl import DdlStatement, DdlWarning, applied
+from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.ddl_unapplied import moved_tables, unapplied
+
+T, U = TableId("s", "t"), TableId("s", "u")
+KEYLESS = "create table t (a int)"
+KEYED = "create table t (a int primary key)"
+
+
+def _warnings(*statements: str) -> list[DdlWarning]:
+    given = [DdlStatement("s", sql) for sql in statements]
+    return list(applied(TableDefinitions(), given, "cdc"))
+
+
+def _rekeyed(*statements: str) -> set[TableId | None]:
+    return {one.table for one in _warnings(*statements) if "have other row keys" in one.text}
+
+
+@pytest.mark.parametrize(
+    ("part", "moves"),
+    [
+        ("PARTITION BY HASH (a) PARTITIONS 4", True),
+        ("REMOVE PARTITIONING", True),
+        ("REORGANIZE PARTITION p0, p1 INTO (PARTITION p VALUES LESS THAN (5))", True),
+        ("COALESCE PARTITION 2", True),
+        ("COALESCE PARTITION NO_WRITE_TO_BINLOG 2", True),
+        ("ADD PARTITION PARTITIONS 3", True),
+        ("ADD PARTITION IF NOT EXISTS PARTITIONS 2", True),
+        ("ADD PARTITION LOCAL PARTITIONS 2", True),
+        ("ADD PARTITION IF NOT EXISTS NO_WRITE_TO_BINLOG PARTITIONS 2", True),
+        ("ADD PARTITION (PARTITION p3 VALUES LESS THAN (9))", False),
+        ("ADD PARTITION IF NOT EXISTS (PARTITION partitions VALUES LESS THAN (9))", False),
+        ("TRUNCATE PARTITION p0", False),
+        ("ADD COLUMN partitions INT, REMOVE TTL", False),
+    ],
+)
+def test_rows_that_move_to_other_partitions_have_other_row_keys(part: str, moves: bool) -> None:
+    sql = f"ALTER TABLE t {part}"
+    assert moved_tables(sql, "s") == ((T,) if moves else ())
+    assert _rekeyed(KEYLESS, sql) == ({T} if moves else set())
+    assert _rekeyed(KEYED, sql) == set()
+
+
+@pytest.mark.parametrize("name", ["u", "`s`.`u`"])
+@pytest.mark.parametrize("ending", ["", " WITHOUT VALIDATION"])
+def test_an_exchange_is_told_at_both_tables(name: str, ending: str) -> None:
+    sql = f"ALTER TABLE s.t EXCHANGE PARTITION `p0` WITH TABLE {name}{ending}"
+    assert moved_tables(sql, "other") == (T, U)
+    assert [(one.table, str(U if one.table == T else T) in one.effect) for one in unapplied(sql)] == [
+        (T, True),
+        (U, True),
+    ]
+    assert _rekeyed(KEYLESS, "create table u (a int)", sql) == {T, U}
+    keyed = "create table u (a int primary key)"
+    assert _rekeyed(KEYED, keyed, sql) == set()
+    told = {one.table for one in _warnings(KEYED, keyed, sql) if "stay in the target" in one.text}
+    assert told == {T, U}
+
+
+def test_an_exchange_that_names_no_table_is_refused() -> None:
+    for read in (moved_tables, unapplied):
+        with pytest.raises(ConfigError, match="expected WITH TABLE"):
+            read("ALTER TABLE t EXCHANGE PARTITION p0", "s")
