@@ -105,12 +105,27 @@ def _judged(
 
 def test_a_column_that_comes_as_an_excluded_one_goes_waits_for_a_person() -> None:
     judged = _judged(("id", "name"), BEFORE, AFTER)
-    assert said(judged.pending) == [("add", "int", ("apply", "ignore"))]
+    assert said(judged.pending) == [("add", "Phone int", ("apply", "ignore"))]
     assert "it came when Phone went, which except_column_list names" in judged.pending[0].reason
     digest = judged.pending[0].change.digest
     for policy, names in (("apply", ["id", "name", "mobile"]), ("ignore", ["id", "name"])):
         judged = _judged(("id", "name"), BEFORE, AFTER, accepted={digest: policy})  # type: ignore[dict-item]
         assert ([column.name for column in judged.given.columns], judged.pending) == (names, ())
+
+
+@pytest.mark.parametrize("add", ["apply", "ignore"])
+def test_one_that_the_target_still_has_from_before_waits_too(add: ChangePolicy) -> None:
+    schemas = (("id", "phone", "mobile"), ("id", "phone"), ("id", "mobile"))
+    judged = _judged(("id", "mobile"), *schemas, add=add)
+    assert said(judged.pending) == [("add", "Phone int", ("apply", "ignore"))]
+    assert "it came when Phone went" in judged.pending[0].reason
+    digest = judged.pending[0].change.digest
+    for policy, names in (("apply", ["id", "mobile"]), ("ignore", ["id"])):
+        judged = _judged(("id", "mobile"), *schemas, add=add, accepted={digest: policy})  # type: ignore[dict-item]
+        assert ([column.name for column in judged.given.columns], judged.pending) == (names, ())
+    # What the config asks for by its name is no doubt.
+    asked = Layout(except_columns=("phone",), rename={"mobile": "number"})
+    assert _judged(("id", "number"), *schemas, layout=asked).pending == ()
 
 
 def test_what_is_left_out_anyway_does_not_wait() -> None:

@@ -79,7 +79,9 @@ def test_what_the_target_does_not_hold_is_neither_dropped_nor_renamed_there(
     assert bed.alter(statement) == ()
     assert bed.columns[:2] == ("id", "total")
     readded = bed.alter("ADD COLUMN total INT")
-    assert readded == ()
+    # Which of the two the list means is not known from then on.
+    doubted = [("add", "total int(11)", ("apply", "ignore"))] if "total_old" in statement else []
+    assert said(readded) == doubted
     assert bed.columns[:2] == ("id", "total")
 
 

@@ -118,7 +118,7 @@ class Bed:
     @property
     def judging(self) -> Policies:
         """The config's policies, and what was accepted."""
-        return Policies(self.policies, self.accepted, CAPABILITIES)
+        return Policies(self.policies, self.accepted, CAPABILITIES, layout=self.layout or Layout())
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.routing import routed
 from tidesink.sinks.summary import BatchSummary
 from tidesink.typemap.ddl import TableDefinitions
+from tidesink.typemap.told_names import ToldNames
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -65,7 +66,7 @@ class Renamed(NamedTuple):
 
     ``target``, ``was``: its names now and before at the target, where those are others. ``reused``: another
     column has, or had, one of its two names too, so that a target with both does not say that the rename was
-    ignored.
+    ignored. ``why``: where the two cannot be read as one, the reason that is shown for it.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Renamed(NamedTuple):
     reused: bool = False
     at: str = ""
     returned: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class ToldColumns:
     ``current``: the table now. ``former``: columns it had and has no more, with the types they had.
     ``renamed``: by the names they had before, columns that it has. ``readded``: names, folded, of columns
     that were dropped and added again. ``partings``: by name, folded, the moments at which columns were last
-    dropped or renamed.
+    dropped or renamed. ``names``: all that was told of names at the source.
     """
 
     current: TableSchema
@@ -92,6 +94,7 @@ class ToldColumns:
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
     readded: frozenset[str] = frozenset()
     partings: Mapping[str, str] = field(default_factory=dict)
+    names: ToldNames = field(default_factory=ToldNames)
 
 
 class Decoding(Protocol):

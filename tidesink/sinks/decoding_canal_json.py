@@ -142,7 +142,8 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
             reused = not known.reused.isdisjoint((old.casefold(), new.casefold()))
             at = known.partings.get(old.casefold(), "")
             renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
-        return ToldColumns(known.current, tuple(former.values()), renamed, known.readded, known.partings)
+        former_columns = tuple(former.values())
+        return ToldColumns(known.current, former_columns, renamed, known.readded, known.partings, known.names)
 
     def read_as(self, renamed: Mapping[str, str]) -> None:
         """Plan anew where other columns are read by their old names than before."""

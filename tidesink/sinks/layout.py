@@ -18,13 +18,16 @@ from tidesink.sinks.decoding import Decoding, ToldColumns
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.shape import TableShape
+from tidesink.typemap.told_names import Followed, followed, left_out_too
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LEFT_OUT_TOO: Final = (
-    "column {name} is left out too: DDL says that it is, or was, one that except_column_list names, under "
-    "another name. Add {name} to except_column_list, or name in columns instead what the target is to hold"
+_ONTO: Final = (
+    "it has the name {0} now, which except_column_list names or a column of it had: its values are not "
+    "written from then on. Take {0} out of the list, name there the columns that are meant by the names they "
+    "have now, and load the table again; accept it as ignore to go on without them"
 )
 
 _log = structlog.get_logger("tidesink.worker")
@@ -54,22 +57,24 @@ class LaidOutDecoding(DecodingAround):
         from tidesink.sinks.layout_spark import LaidOutColumns
 
         told = self._decoding.told()
-        layout, past = self._followed(told), _past(told)
-        found = laid_out(layout, inner.shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
-        return LaidOutColumns(inner, found, layout, self._session)
+        found = self._followed(told, inner.shape)
+        # Another lane may have read DDL that this plan does not know of.
+        past = [name.lower() for name in told.names.ever] if told else []
+        shape = found.marked(inner.shape)
+        laid = laid_out(found.layout, shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
+        return LaidOutColumns(inner, laid, found.layout, self._session)
 
-    def _followed(self, told: ToldColumns | None) -> Layout:
+    def _followed(self, told: ToldColumns | None, shape: TableShape) -> Followed:
         """The layout, whose columns to leave out are left out under the names that DDL gave them, too."""
         if told is None or not self._layout.except_columns:
-            return self._layout
-        layout, names = self._layout.following({old: new.name for old, new in told.renamed.items()})
-        now = told.current.by_name
-        warnings = tuple(_LEFT_OUT_TOO.format(name=name) for name in names if name in now)
+            return Followed(self._layout)
+        found = followed(self._layout, told.names, shape.keys)
+        warnings = tuple(left_out_too(found, told.names))
         for warning in warnings:
             if warning not in self._warnings:
                 _log.warning("column left out", table=str(told.current.table), warning=warning)
         self._warnings = warnings
-        return layout
+        return found
 
     def told(self) -> ToldColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
@@ -79,7 +84,7 @@ class LaidOutDecoding(DecodingAround):
         told = self._decoding.told()
         if told is None:
             return None
-        layout = self._followed(told)
+        layout = self._followed(told, self._decoding.columns().shape).layout
         current = tuple(column for column in told.current.columns if layout.chooses(column.name))
         holders = {layout.target_name(column.name).lower(): column.name.lower() for column in current}
         excluded = {name.lower() for name in layout.except_columns}
@@ -94,6 +99,12 @@ class LaidOutDecoding(DecodingAround):
             for old, new in told.renamed.items()
             if layout.chooses(new.name) and old.lower() not in excluded and own(old)
         }
+        # What the target holds would go on under a name that is left out: somebody is to say so.
+        renamed |= {
+            old: new._replace(was=layout.target_name(old), readable=False, why=_ONTO.format(new.name))
+            for old, new in told.renamed.items()
+            if new.name.lower() in excluded and layout.chooses(old) and own(old)
+        }
         former = tuple(column for column in told.former if layout.chooses(column.name) and own(column.name))
         readded = (layout.target_name(name).casefold() for name in told.readded if layout.chooses(name))
         named = replace(told.current, columns=tuple(self._named(current)))
@@ -106,10 +117,3 @@ class LaidOutDecoding(DecodingAround):
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
-
-
-def _past(told: ToldColumns | None) -> frozenset[str]:
-    """Names, in lower case, that columns of the table had."""
-    if told is None:
-        return frozenset()
-    return frozenset(name.lower() for name in (*told.renamed, *(column.name for column in told.former)))

@@ -112,5 +112,5 @@ def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Polic
     change = SchemaChange("rename", was, was, name, new.at)
     policy = policies.decide(change)
     if policy == "pause" or (policy == "apply" and not follows):
-        return policies.pending(change, reason="" if follows else _UNREADABLE)
+        return policies.pending(change, reason="" if follows else new.why or _UNREADABLE)
     return policy

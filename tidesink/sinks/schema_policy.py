@@ -41,6 +41,9 @@ class SchemaChange(NamedTuple):
     def digest(self) -> str:
         """Tells this very change from any other of the table."""
         told = list(self) if self.at else list(self)[:4]
+        if self.kind == "add" and self.before:
+            # Whose values it may have is what somebody decides, once: not its type, which may get wider.
+            told = [self.kind, self.column.casefold(), self.before.casefold()]
         if self.at and self.kind == "drop":
             # The moment says which column it was; its type is not known any more once it was added again.
             told = [self.kind, self.column.casefold(), self.after, self.at]
@@ -144,8 +147,8 @@ def judge(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColum
     dropped = list(_dropped(gap, shape, policies, told)) if told else []
     gone = {judged.change.column.lower() for judged in dropped if judged.policy == "apply"}
     grown = [
-        _judged_growth(change, shape, policies)
-        for change in _grown(gap, shape)
+        _judged_growth(change, gap, shape, policies)
+        for change in _grown(gap, shape, policies.layout)
         if not (change.kind == "add" and change.column.lower() in gone)
     ]
     narrowed = (
@@ -167,6 +170,10 @@ _DOUBTED = (
     "it came when {} went, which except_column_list names: if it is that column under a new name, add it to "
     "except_column_list"
 )
+_HAD = (
+    "it had the name {}, which except_column_list names and which was another column's too: if it is the one "
+    "to be left out, add it to except_column_list"
+)
 _READDED = (
     "the column was dropped and added again, and rows from before the two cannot be told apart from rows "
     "after them: accept it as ignore to go on with the column as it is at the target, or load the table again"
@@ -178,31 +185,43 @@ def _waiting(judged: Judged, policies: Policies) -> Pending:
     return found._replace(reason=judged.doubt) if judged.doubt else found
 
 
-def _judged_growth(change: SchemaChange, shape: TableShape, policies: Policies) -> Judged:
+def _judged_growth(change: SchemaChange, gap: SchemaGap, shape: TableShape, policies: Policies) -> Judged:
     """What becomes of a new column or a wider one.
 
-    One that may be a column left out under a new name waits, unless it is left out anyway.
+    One that may be a column left out under a new name waits, unless it is left out anyway. What the target
+    has of it is not, whatever becomes of new columns.
     """
     policy = policies.decide(change)
-    column = shape.by_name[change.column.lower()] if change.kind == "add" else None
-    if column is None or policies.accepted_as(change) or not policies.layout.doubts(column):
+    if change.kind != "add" or not change.before or policies.accepted_as(change):
         return Judged(change, policy)
-    return Judged(change, "pause" if policy == "apply" else policy, doubt=doubt_of(column, policies.layout))
+    column = shape.by_name[change.column.lower()]
+    waits = policy == "apply" or change.column not in gap.added
+    return Judged(change, "pause" if waits else policy, doubt=doubt_of(column, policies.layout))
 
 
 def doubt_of(column: ShapeColumn, layout: Layout) -> str:
     """Why a column waits that a layout ``doubts``."""
-    excluded = {name.lower(): name for name in layout.except_columns}
-    went = ", ".join(excluded[name] for name in sorted(column.instead_of & excluded.keys()))
-    return _DOUBTED.format(went)
+    went = layout.doubted(column.instead_of)
+    told = _DOUBTED if went else _HAD
+    return told.format(", ".join(went or layout.doubted(column.had)))
 
 
-def _grown(gap: SchemaGap, shape: TableShape) -> Iterator[SchemaChange]:
+def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
     for name in gap.added:
         if name.lower() in shape.by_name:  # a mode's own columns are nobody's choice
-            yield SchemaChange("add", name, after=shape.by_name[name.lower()].comment)
+            yield _added(shape.by_name[name.lower()], layout)
+    there = {name.lower() for name in gap.columns}
+    for column in shape.columns:
+        if column.name.lower() in there and layout.doubts_kept(column):
+            yield _added(column, layout)
     for name, types in gap.widened.items():
         yield SchemaChange("widen", name, *types)
+
+
+def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
+    """A column that comes; from those that are left out of which it may be one."""
+    before = layout.doubted(column.instead_of | column.had) if layout.doubts(column) else ()
+    return SchemaChange("add", column.name, ", ".join(before), column.comment)
 
 
 def _dropped(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns) -> Iterator[Judged]:

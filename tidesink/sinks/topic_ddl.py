@@ -26,6 +26,7 @@ from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import ddl_moment
 from tidesink.typemap.ddl_unapplied import altered_tables, moved_tables, unapplied
 from tidesink.typemap.shown import shown
+from tidesink.typemap.told_names import ToldNames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +85,7 @@ class ToldTable(NamedTuple):
     reused: frozenset[str]
     readded: frozenset[str]
     partings: dict[str, str]
+    names: ToldNames
 
 
 def told_by(definitions: TableDefinitions, table: TableId) -> ToldTable | None:
@@ -99,6 +101,7 @@ def told_by(definitions: TableDefinitions, table: TableId) -> ToldTable | None:
         definitions.reused(table),
         readded,
         definitions.partings(table),
+        definitions.names(table),
     )
 
 

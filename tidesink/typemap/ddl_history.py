@@ -112,6 +112,18 @@ class Parting(NamedTuple):
         return f"#{self.times}" if self.since is None else str(self.since)
 
 
+class Names(NamedTuple):
+    """Names that columns of a table had, each with one they had later; and those of several, folded."""
+
+    pairs: tuple[tuple[str, str], ...] = ()
+    reused: frozenset[str] = frozenset()
+
+    def beside(self, definition: TableDefinition) -> Names:
+        """With those of a definition; what was once known stays so where its columns are dropped."""
+        pairs = dict.fromkeys((*self.pairs, *definition.renamed))
+        return Names(tuple(pairs), self.reused | definition.reused)
+
+
 class TypeHistory:
     """The types of every column the DDL told of, those of dropped columns and tables too.
 
@@ -125,6 +137,7 @@ class TypeHistory:
         self._latest: dict[Key, int] = {}
         self._heard: dict[str, None] = {}
         self._parted: dict[Key, dict[str, Parting]] = {}
+        self._names: dict[Key, Names] = {}
 
     def is_repeat(self, table: TableId, since: int | None) -> bool:
         """Whether a statement of this moment is older than the last one the table had."""
@@ -152,6 +165,17 @@ class TypeHistory:
         """When a column of each name, folded, was last dropped or renamed."""
         return dict(self._parted.get(table_key(table), {}))
 
+    def name(self, *definitions: TableDefinition) -> None:
+        """Take note of names that columns of a table had, in one definition of it after the other."""
+        for definition in definitions:
+            names = self.names(definition.table).beside(definition)
+            if any(names):
+                self._names[table_key(definition.table)] = names
+
+    def names(self, table: TableId) -> Names:
+        """The names that columns of a table had, those of dropped columns and tables too."""
+        return self._names.get(table_key(table), Names())
+
     def touch(self, table: TableId, since: int | None) -> None:
         """Take note that a statement of this moment was the table's last."""
         if since is not None:
@@ -177,6 +201,7 @@ class TypeHistory:
         self._columns.pop(table_key(table), None)
         self._latest.pop(table_key(table), None)
         self._parted.pop(table_key(table), None)
+        self._names.pop(table_key(table), None)
 
     def columns(self, table: TableId) -> tuple[Column, ...]:
         """Every column that a table of this name ever had."""
@@ -196,15 +221,21 @@ class TypeHistory:
         ]
         latest = [[*key, since] for key, since in self._latest.items()]
         parted = [[*key, [[name, *one] for name, one in of.items()]] for key, of in self._parted.items()]
-        return {"tables": tables, "latest": latest, "heard": list(self._heard), "parted": parted}
+        names = [[*key, one.pairs, sorted(one.reused)] for key, one in self._names.items()]
+        heard = list(self._heard)
+        return {"tables": tables, "latest": latest, "heard": heard, "parted": parted, "names": names}
 
     def read(self, found: Mapping[str, Any]) -> None:
-        """Know what ``as_json`` wrote; earlier versions kept neither what was heard nor partings."""
+        """Know what ``as_json`` wrote; earlier versions kept no names, partings, or what was heard."""
         self._heard = dict.fromkeys(found.get("heard", ()))
         self._latest = {(schema, table): since for schema, table, since in found["latest"]}
         self._parted = {
             (schema, table): {name: Parting(times, since) for name, times, since in names}
             for schema, table, names in found.get("parted", ())
+        }
+        self._names = {
+            (schema, table): Names(tuple((old, new) for old, new in pairs), frozenset(reused))
+            for schema, table, pairs, reused in found.get("names", ())
         }
         self._columns = {
             (schema, table): {name.casefold(): (name, _versions(versions)) for name, versions in columns}

@@ -21,6 +21,7 @@ from tidesink.typemap.ddl_create import (
 from tidesink.typemap.ddl_history import Key, TypeHistory, read_type, table_key
 from tidesink.typemap.sql_lexer import Token, tokens
 from tidesink.typemap.sql_reader import SqlReader, split_by_comma
+from tidesink.typemap.told_names import ToldNames
 
 _VERSION = 1
 
@@ -162,6 +163,13 @@ class TableDefinitions:
         definition = self._find(table)
         return definition.reused if definition else frozenset()
 
+    def names(self, table: TableId) -> ToldNames:
+        """The names that columns of a table have and had, those of dropped columns and tables too."""
+        definition = self._find(table) or TableDefinition(table)
+        pairs, reused = self._history.names(table).beside(definition)
+        had = (*(name for pair in pairs for name in pair), *(c.name for c in self._history.columns(table)))
+        return ToldNames(definition.names, pairs, reused, tuple(dict.fromkeys(had)))
+
     def to_json(self) -> str:
         """All definitions as JSON text."""
         tables = [asdict(definition) for definition in self._tables.values()]
@@ -191,7 +199,9 @@ class TableDefinitions:
         if not self._history.is_repeat(table, since):
             self._history.touch(table, since)
             self._history.part(table, parted, since)
-            self._keep(self._history.timed(definition, self._find(table), since))
+            before = self._find(table)
+            self._history.name(*([before] if before else []), definition)
+            self._keep(self._history.timed(definition, before, since))
 
     def _keep(self, definition: TableDefinition) -> None:
         self._tables[table_key(definition.table)] = definition
@@ -207,6 +217,7 @@ class TableDefinitions:
         self.version += 1
         removed = self._tables.pop(table_key(table), None)
         self._history.part(table, removed.names if removed else (), self._since)
+        self._history.name(*([removed] if removed else []))
         return removed
 
     def _create(self, sql: SqlReader, default_schema: str) -> list[TableId]:

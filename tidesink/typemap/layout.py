@@ -51,21 +51,17 @@ class Layout:
 
     def doubts(self, column: ShapeColumn) -> bool:
         """Whether a column of the target's may be one that is left out, under a new name nobody told of."""
-        excluded = {name.lower() for name in self.except_columns}
-        return not excluded.isdisjoint(column.instead_of) and column.name.lower() not in self.asked
+        return bool(self.doubted(column.instead_of | column.had)) and column.name.lower() not in self.asked
 
-    def following(self, renamed: Mapping[str, str]) -> tuple[Layout, tuple[str, ...]]:
-        """The layout without columns left out under the names they have now, or had; and those names.
+    def doubts_kept(self, column: ShapeColumn) -> bool:
+        """Whether it may be one of them though the target has a column of its name."""
+        may_be = not column.key and self.doubted(column.instead_of)
+        return bool(may_be) and column.name.lower() not in self.asked
 
-        ``renamed``: names before, each with the name now. Rows from before may come under any of them.
-        """
-        now = {old.lower(): new.lower() for old, new in renamed.items()}
-        listed = {name.lower() for name in self.except_columns}
-        wanted = listed | {now[name] for name in listed & now.keys()}
-        wanted |= {old for old, new in now.items() if new in wanted}
-        names = {name.lower(): name for pair in renamed.items() for name in pair}
-        found = tuple(names[name] for name in sorted(wanted - listed))
-        return (replace(self, except_columns=(*self.except_columns, *found)) if found else self), found
+    def doubted(self, names: frozenset[str]) -> tuple[str, ...]:
+        """Which of some names, in lower case, are of columns that are left out; as the config has them."""
+        excluded = {name.lower(): name for name in self.except_columns}
+        return tuple(excluded[name] for name in sorted(names & excluded.keys()))
 
     @property
     def plain(self) -> bool:
