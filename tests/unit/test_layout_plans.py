@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.cli.table_plans import TablePlan, plan_of
+from tidesink.change import TableId
+from tidesink.cli.table_plans import TablePlan, _canal_table, _Seen, plan_of
+from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.shape import merged_in_order
 
 
@@ -55,3 +59,41 @@ def test_a_column_that_may_be_one_left_out_is_a_warning() -> None:
     plan = plan_of(config, "app", merged_in_order([before, renamed]), types_from="avro")
     (warning,) = plan.warnings
     assert warning.startswith("column total: it came when amount went")
+
+
+def _canal_plan(*statements: str, **settings: object) -> TablePlan:
+    """The plan of a canal-json table after these DDL statements of its topic."""
+    definitions, table = TableDefinitions(), TableId("shop", "t")
+    for number, statement in enumerate(statements, start=1):
+        definitions.apply(statement, "shop", since=number)
+    schema = definitions.get(table)
+    assert schema is not None
+    config = right(changed(CANAL_JSON, defaults=settings))
+    return _canal_table(config, table, _Seen("app", schema), definitions)
+
+
+CREATE = "CREATE TABLE t (id INT PRIMARY KEY, phone INT)"
+RENAME = "ALTER TABLE t RENAME COLUMN phone TO mobile"
+
+
+@pytest.mark.parametrize(
+    ("listed", "warnings"),
+    [("phone", ["column mobile is left out too"]), (["phone", "mobile"], []), ("mobile", [])],
+)
+def test_a_list_goes_along_with_ddl_as_in_the_worker(listed: object, warnings: list[str]) -> None:
+    plan = _canal_plan(CREATE, RENAME, except_column_list=listed)
+    assert (plan.problem, plan.left_out) == (None, ("mobile",))
+    assert [warning[: len("column mobile is left out too")] for warning in plan.warnings] == warnings
+
+
+def test_a_name_that_never_was_is_a_problem_after_ddl_too() -> None:
+    plan = _canal_plan(CREATE, RENAME, except_column_list="fone")
+    assert plan.problem == "except_column_list: shop.t has no column fone; its columns are id, mobile"
+
+
+def test_a_column_that_had_a_listed_name_is_a_warning() -> None:
+    plan = _canal_plan(CREATE, f"{RENAME}, ADD COLUMN phone INT", except_column_list="phone")
+    (warning,) = plan.warnings
+    assert warning.startswith("column mobile: it had the name phone, which except_column_list names")
+    assert warning.endswith("the table waits with it, where the target lacks it")
+    assert plan.left_out == ("phone",)

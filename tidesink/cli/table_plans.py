@@ -30,6 +30,7 @@ from tidesink.typemap.render import CALENDAR_READERS
 from tidesink.typemap.row_key import IDENTITIES, NO_FLAT_AVRO, UNTOLD_KEY, WHY_OF, is_row_keyed, row_keyed
 from tidesink.typemap.shape import ShapeColumn, TableShape, merged_in_order, shape_of
 from tidesink.typemap.table import row_of
+from tidesink.typemap.told_names import ToldNames, followed, left_out_too
 
 _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "
@@ -250,7 +251,8 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     except TidesinkError as error:
         return _unplanned(config, found.topic, table, error.message)
     types_from: TypesFrom = "definition" if stated else "ddl" if defined else "rows"
-    plan = plan_of(config, found.topic, shape, types_from=types_from)
+    names = None if stated else definitions.names(table)
+    plan = plan_of(config, found.topic, shape, types_from=types_from, names=names)
     if defined is None:
         told = "types come from the short words in mysqlType: a definition of the table gives full ones"
         untold_key = (UNTOLD_KEY,) if is_row_keyed(shape) else ()
@@ -267,12 +269,16 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
     )
 
 
-def plan_of(config: Config, topic: str, source: TableShape, *, types_from: TypesFrom) -> TablePlan:
-    """The plan of a table whose shape at the source is known."""
-    settings = config.table_config(source.table)
+def plan_of(
+    config: Config, topic: str, source: TableShape, *, types_from: TypesFrom, names: ToldNames | None = None
+) -> TablePlan:
+    """The plan of a table whose shape at the source is known; ``names`` are those that its DDL told of."""
+    settings, names = config.table_config(source.table), names or ToldNames()
+    along = followed(settings.layout, names, source.keys)
     try:
         check_merged(settings)
-        shape, sources = laid_out(settings.layout, source, own=OWN_COLUMNS)
+        past = [name.lower() for name in names.ever]
+        shape, sources = laid_out(along.layout, along.marked(source), own=OWN_COLUMNS, past=past)
         told = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
         shape = planned_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
@@ -285,7 +291,7 @@ def plan_of(config: Config, topic: str, source: TableShape, *, types_from: Types
         keys=shape.keys,
         policies=_policies(config, settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
-        warnings=tuple(_warnings(shape, settings, sources)),
+        warnings=(*left_out_too(along, names), *_warnings(shape, settings, sources)),
         problem=_key_problem(config, shape),
         types_from=types_from,
         read_as=_read_as(config, shape),
@@ -327,7 +333,8 @@ def _warnings(shape: TableShape, settings: TableConfig, sources: Mapping[str, st
         if column.reason:
             yield f"column {column.name}: {column.reason}"
         if settings.layout.doubts(column):
-            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits with it"
+            waits = "" if settings.layout.doubts_kept(column) else ", where the target lacks it"
+            yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits with it{waits}"
 
 
 def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
