@@ -6,7 +6,7 @@ target's, without the columns that the target does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,11 @@ from tidesink.typemap.shape import TableShape
 from tidesink.typemap.told_names import Followed, followed, left_out_too
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.decoding import Missed
+    from tidesink.sinks.offsets import TopicOffsets
+    from tidesink.sinks.ranges import OffsetRange
 
 _ONTO: Final = (
     "it has the name {0} now, which except_column_list names or a column of it had: its values are not "
@@ -41,6 +45,7 @@ class LaidOutDecoding(DecodingAround):
         self._layout = layout
         self._session = session
         self._warnings: tuple[str, ...] = ()
+        self._along = Followed(layout)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -57,12 +62,41 @@ class LaidOutDecoding(DecodingAround):
         from tidesink.sinks.layout_spark import LaidOutColumns
 
         told = self._decoding.told()
-        found = self._followed(told, inner.shape)
+        found = self._along = self._followed(told, inner.shape)
         # Another lane may have read DDL that this plan does not know of.
         past = [name.lower() for name in told.names.ever] if told else []
         shape = found.marked(inner.shape)
         laid = laid_out(found.layout, shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
         return LaidOutColumns(inner, laid, found.layout, self._session)
+
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """As the decoding inside; what is left out then goes by the DDL that was read."""
+        super().catch_up(ranges, found)
+        self._lays_out_anew()
+
+    def read_as(self, renamed: Mapping[str, str]) -> None:
+        """As the decoding inside; what is left out then goes by the DDL that was read."""
+        super().read_as(renamed)
+        self._lays_out_anew()
+
+    def learn(self, missed: Missed) -> bool:
+        """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
+        changed = super().learn(missed)
+        return self._lays_out_anew() or changed
+
+    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+        """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
+        changed = super().take_ddl(reduced, missed)
+        return self._lays_out_anew() or changed
+
+    def _lays_out_anew(self) -> bool:
+        """Forget a plan that other DDL was laid out by: names may change hands and the columns stay."""
+        if self._plans is None or not self._layout.except_columns:
+            return False
+        stale = self._followed(self._decoding.told(), self._plans[0].shape) != self._along
+        if stale:
+            self._plans = None
+        return stale
 
     def _followed(self, told: ToldColumns | None, shape: TableShape) -> Followed:
         """The layout, whose columns to leave out are left out under the names that DDL gave them, too."""

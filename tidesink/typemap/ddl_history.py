@@ -123,6 +123,14 @@ class Names(NamedTuple):
         pairs = dict.fromkeys((*self.pairs, *definition.renamed))
         return Names(tuple(pairs), self.reused | definition.reused)
 
+    def taken(self, definition: TableDefinition, known: Iterable[Column]) -> frozenset[str]:
+        """Names, folded, that renames gave which other columns had before, in an earlier table perhaps."""
+        pairs = {(old.casefold(), new.casefold()) for old, new in self.pairs}
+        had = {column.name.casefold() for column in known}
+        given = {(old.casefold(), new.casefold()) for old, new in definition.renamed} - pairs
+        # One that has its old name again is no other column.
+        return frozenset(new for old, new in given if new in had and (new, old) not in pairs)
+
 
 class TypeHistory:
     """The types of every column the DDL told of, those of dropped columns and tables too.
@@ -167,8 +175,10 @@ class TypeHistory:
 
     def name(self, *definitions: TableDefinition) -> None:
         """Take note of names that columns of a table had, in one definition of it after the other."""
-        for definition in definitions:
-            names = self.names(definition.table).beside(definition)
+        for number, definition in enumerate(definitions):
+            before = self.names(definition.table)
+            taken = before.taken(definition, self.columns(definition.table)) if number else frozenset[str]()
+            names = before._replace(reused=before.reused | taken).beside(definition)
             if any(names):
                 self._names[table_key(definition.table)] = names
 
