@@ -82,6 +82,7 @@ def test_what_is_kept_stands_beside_the_rows(
         "superseded": 0,
         "filtered": 1,
         "dead_lettered": 2,
+        "unmatched": 0,
     }
     assert (letters_of(config), names_of(server)) == (kept, {1: "one"})
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
