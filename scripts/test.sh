@@ -7,7 +7,11 @@ set -m
 cd "$(dirname "$0")/.."
 python="$1/bin/python"
 shift
+# By their time on two cores, about half of all.
 beside=(tests/contracts tests/spark tests/properties)
+for file in bank consume container_entrypoint demo dev_stack kill; do
+  beside+=("tests/e2e/test_$file.py")
+done
 log="$(mktemp)"
 "$python" -m pytest "${beside[@]}" "$@" >"$log" 2>&1 &
 other=$!

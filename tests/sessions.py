@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
     from tidesink.change import Message
 
-# Short plans, small frames: the client compiler is quicker than the optimising one, and one partition
-# is quicker than many.
-SMALL_SPARK: Final = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:ReservedCodeCacheSize=256m",
+_COLLECTOR: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+# Small frames: one partition is quicker than many.
+_SMALL: Final = {
     "spark.sql.shuffle.partitions": "2",
     # Tests also write to Delta tables as others would, in this session: 50 tasks for a few files take long.
     "spark.databricks.delta.snapshotPartitions": "2",
 }
+# For a worker of its own process, which ends too soon for the optimising compiler to be of use.
+SMALL_SPARK: Final = {**_SMALL, "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_COLLECTOR}"}
+# For the one session of a run, which lasts long enough.
+_LASTING: Final = {**_SMALL, "spark.driver.extraJavaOptions": _COLLECTOR}
 # The one session of a run also has the jars of the targets that bring their own.
 WITH_TARGET: Final = "iceberg"
 
@@ -40,7 +42,7 @@ def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A session with two cores."""
     warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
     session = build_session(
-        master="local[2]", conf={**SMALL_SPARK, **warehouse}, target=WITH_TARGET, driver_memory="3g"
+        master="local[2]", conf={**_LASTING, **warehouse}, target=WITH_TARGET, driver_memory="3g"
     )
     yield session
     session.stop()

@@ -8,6 +8,7 @@ cost ten seconds more each.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -36,9 +37,13 @@ class ForkedWorker:
         with warnings.catch_warnings():
             # Python 3.12 warns of forks beside threads; what the child uses of Spark, it connects to anew.
             warnings.simplefilter("ignore", DeprecationWarning)
+            # What the parent leaves for its garbage collector has threads that a fork has not (librdkafka's):
+            # to collect it in the child would end the child.
+            gc.freeze()
             self.pid = os.fork()
         if self.pid == 0:
             _be_worker(config, log, failpoint)
+        gc.unfreeze()
 
     @property
     def running(self) -> bool:

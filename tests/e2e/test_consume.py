@@ -137,7 +137,10 @@ def test_a_batch_that_failed_is_given_again(tmp_path: Path, servers: Servers, or
     with consumer(tmp_path, servers, batch_records=100) as events:
         given = next(events.batches()).events
         again = next(events.batches()).events
-        assert again[: len(given)] == given
+        # As many as Kafka had at hand each time: either may be the shorter one.
+        both = min(len(given), len(again))
+        assert both > 0
+        assert again[:both] == given[:both]
 
 
 def test_a_bad_record_pauses_before_it(tmp_path: Path, servers: Servers, orders: TableWriter) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import pytest
 
 from tests.compose_files import COMPOSE, service_environment
+from tests.soak import soaked
 from tidesink.codecs.base import CodecOptions
 from tidesink.dev.check import check_table
 from tidesink.dev.stack import StackAddresses
@@ -120,6 +121,7 @@ def test_works_is_healthy_and_ends_on_sigterm(
     assert not _healthy(container)
 
 
+@soaked
 def test_is_unhealthy_once_it_is_killed(container: dict[str, str], tmp_path: Path) -> None:
     with _started(container, "run") as process:
         _wait(lambda: _healthy(container), process)

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
 from tests.servers import create_topics, local_stack
+from tests.soak import SOAK
 from tidesink.dev.ports import LOOPBACK, free_ports
 from tidesink.dev.processes import accepts, start_of
 from tidesink.dev.stack import DevStack
@@ -184,7 +185,14 @@ def _interrupted_up(stack_directory: Path, moment: str) -> tuple[DevStack, list[
     return stack, ports
 
 
-@pytest.mark.parametrize("moment", ["registry: starting", "kafka: starting", "registry: ready"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("registry: starting", marks=SOAK),
+        "kafka: starting",
+        pytest.param("registry: ready", marks=SOAK),
+    ],
+)
 def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
     stack, ports = _interrupted_up(tmp_path, moment)
     assert [service.state for service in stack.status()] == ["stopped"] * 2

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.ordered_places import PLACES
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
+from tests.soak import SOAK
 from tidesink.change import Column, ColumnType, Op, Row
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
@@ -52,7 +53,7 @@ class _Changes:
         self._writer.send(record.key, record.value)
 
 
-@pytest.mark.parametrize("kind", ["delta", "postgres"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("postgres", marks=SOAK)])
 def test_all_of_it_at_once(
     servers: Servers, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:

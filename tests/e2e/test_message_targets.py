@@ -20,6 +20,7 @@ from tests.e2e.passed_on import reduced, rows_of_objects, wrong_rows
 from tests.e2e.replay import Servers, captured, final_state, replay, replay_config
 from tests.http_receiver import Receiver, Request, http_receiver
 from tests.kafka_topics import topic_messages
+from tests.soak import SOAK
 from tidesink.change import TableId
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.opening import open_codec
@@ -95,7 +96,11 @@ ALL = {"account", "movement", "pair", "wide"}
 
 @pytest.mark.parametrize(
     ("configuration", "protocol"),
-    [("avro_ext_string", "canal-json"), ("canal", "flat-avro"), ("canal_ext", "debezium-avro")],
+    [
+        pytest.param("avro_ext_string", "canal-json", marks=SOAK),
+        ("canal", "flat-avro"),
+        pytest.param("canal_ext", "debezium-avro", marks=SOAK),
+    ],
 )
 def test_one_codec_into_another(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers, configuration: str, protocol: str

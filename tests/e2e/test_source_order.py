@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.ordered_places import PLACES, Place
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.soak import SOAK
 from tidesink.change import Op
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
@@ -95,7 +96,7 @@ def test_the_newest_change_stays_whenever_and_wherever_it_comes(
     assert place.living("scattered") == {1: "newer", 2: "again"}
 
 
-@pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro"])
+@pytest.mark.parametrize("protocol", [pytest.param("debezium-json", marks=SOAK), "debezium-avro"])
 def test_ticdcs_debezium_messages_are_put_in_order_too(
     servers: Servers, spark: SparkSession, tmp_path: Path, protocol: str
 ) -> None:

@@ -42,8 +42,8 @@ _REPLACING: Final = frozenset(
 )
 
 # What a batch or a claim is to Delta. An auto compaction, where the table's properties ask for one, carries
-# the words of the batch it follows and is no batch.
-_OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER})
+# the words of the batch it follows and is no batch. Markers were "Manual Update" until 2026-11-22.
+_OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER, "Manual Update"})
 
 EntryKind = Literal["claim", "batch"]
 

@@ -1,7 +1,8 @@
 """A Delta table's log through the JVM: latest version, one commit's own words, a commit without data.
 
-Nothing here runs a Spark job but ``transaction_version`` and ``commit_marker``, which need the
-snapshot's state. Delta 4 writes ``commitInfo`` as the first line of each commit file.
+What is asked here is in the commit's checksum, mostly: a Spark job runs for ``transaction_version``,
+``commit_marker``, and where another writer left no checksum. Delta 4 writes ``commitInfo`` as the first line
+of each commit file.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from tidesink.sinks.targets.delta_errors import is_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The operation of a commit made by ``commit_marker``.
-MARKER: Final = "Manual Update"
+# The operation of a commit made by ``commit_marker``. After a "Manual Update" Delta would compute the
+# table's whole state for the commit's checksum (RecordChecksum, Delta 4.3), which takes half a second.
+MARKER: Final = "Empty Commit"
 USER_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -63,7 +65,7 @@ class DeltaLog:
 
     def file_count(self) -> int:
         """How many data files the latest version has."""
-        return int(self._ask(lambda snapshot: snapshot.numOfFiles()))
+        return int(self._ask(_file_count))
 
     def property(self, name: str) -> str | None:
         """A table property of the latest version."""
@@ -118,7 +120,7 @@ class DeltaLog:
                 return None
             now = self._jvm.scala.Some(int(time.time() * 1000))
             action = package.actions.SetTransaction(application, version, now)
-            operation = getattr(getattr(package, "DeltaOperations$ManualUpdate$"), "MODULE$")
+            operation = getattr(getattr(package, "DeltaOperations$EmptyCommit$"), "MODULE$")
             with user_metadata(self._session, metadata):
                 return int(transaction.commit(self._sequence(action), operation))
 
@@ -165,6 +167,12 @@ class DeltaLog:
             return str(lines.next()) if lines.hasNext() else None
         finally:
             lines.close()
+
+
+def _file_count(snapshot: Any) -> int:
+    # The commit's checksum has the number; ``numOfFiles`` computes the table's state for it in a Spark job.
+    checksum = snapshot.checksumOpt()
+    return int(checksum.get().numFiles() if checksum.isDefined() else snapshot.numOfFiles())
 
 
 @contextmanager
