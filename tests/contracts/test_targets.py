@@ -77,6 +77,18 @@ def test_an_older_batch_is_refused(bed: Bed) -> None:
     assert bed.rows() == [row(1, "later")]
 
 
+def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(bed.batch(SHAPE, [row(1)]), progress(epoch, 1))
+    # As where the target went back while its worker went on.
+    with pytest.raises(StaleProgressError, match="stands at batch 1, and the next one is 3"):
+        table.apply(bed.batch(SHAPE, [row(1, "later")]), progress(epoch, 3))
+    assert table.committed() == progress(epoch, 1)
+    table.apply(bed.batch(SHAPE, [row(1, "next")]), progress(epoch, 2))
+    assert bed.rows() == [row(1, "next")]
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK)])
 def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)

@@ -123,6 +123,20 @@ def test_a_table_brought_back_with_its_ledger_is_whole(sql: Bed) -> None:
     assert sql.rows() == [ROW, {**ROW, "id": 2}]
 
 
+def test_a_server_that_goes_back_under_its_worker_gets_no_batch(sql: Bed) -> None:
+    """A standby that takes over, one batch behind."""
+    table = loaded(sql)
+    tables = ("orders", "_tidesink_ledger")
+    as_others(sql, *(f"CREATE TABLE shop.old_{name} AS SELECT * FROM shop.{name}" for name in tables))  # noqa: S608
+    table.apply(sql.batch(SHAPE, [{**ROW, "id": 2}]), progress(1, 2))
+    as_others(sql, *(f"DELETE FROM shop.{name}" for name in tables))  # noqa: S608
+    as_others(sql, *(f"INSERT INTO shop.{name} SELECT * FROM shop.old_{name}" for name in tables))  # noqa: S608
+    with pytest.raises(StaleProgressError, match="stands at batch 1, and the next one is 3"):
+        table.apply(sql.batch(SHAPE, [{**ROW, "id": 3}]), progress(1, 3))
+    assert sql.rows() == [ROW]
+    assert table.committed() == progress(1, 1)
+
+
 def test_upkeep_at_the_same_moment_disturbs_no_batch(sql: Bed) -> None:
     table, ended = loaded(sql), threading.Event()
     rounds = 0

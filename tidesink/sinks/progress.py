@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from tidesink.change import TableId
-from tidesink.errors import ProgressError
+from tidesink.errors import ProgressError, StaleProgressError
 
 SequenceBy = Literal["kafka", "source"]
 
@@ -86,6 +86,31 @@ class Progress:
         known = self.topics.get(topic)
         at = known.partitions.get(partition) if known else None
         return at.next_offset if at else None
+
+
+def check_follows(progress: Progress, applied: Progress | None) -> None:
+    """The law of every target: a batch is applied on what the batch before it left, and on nothing else.
+
+    ``applied`` is what the target holds now, which is not this batch; None for nothing.
+
+    Raises:
+        StaleProgressError: a later batch is applied; or the target went back while its worker held it, as a
+            database does whose standby takes over without the last commits.
+    """
+    if applied is not None and applied.txn_version >= progress.txn_version:
+        raise StaleProgressError(
+            f"a later batch is applied already (epoch {applied.epoch} batch {applied.batch}): start from the "
+            "committed progress, and run one worker a table",
+            table=str(progress.table),
+        )
+    before = applied.batch if applied else 0
+    if progress.batch != before + 1:
+        raise StaleProgressError(
+            f"the target stands at batch {before}, and the next one is {progress.batch}: the batches between "
+            "were committed and are gone from it, as after a restored backup or a standby that took over. "
+            "Nothing was written. Start the worker again: it says how to go on",
+            table=str(progress.table),
+        )
 
 
 def to_json(progress: Progress) -> str:

@@ -172,6 +172,6 @@ def mixed_message(keys: Sequence[str]) -> str:
     return (
         f"the same key came in two partitions of one batch ({', '.join(keys)}), so Kafka's order does not "
         "say which change is the newer. The changefeed's dispatcher must keep a key in one partition: "
-        "use dispatcher 'index-value' or 'table', not 'ts' or 'columns'; then make the topic and the "
-        "table again, or set sequence_by: source"
+        "use dispatcher 'index-value' or 'table', or 'columns' with columns of the key, and not 'ts'; then "
+        "make the topic and the table again, or set sequence_by: source"
     )

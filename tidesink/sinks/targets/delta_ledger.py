@@ -215,14 +215,17 @@ class Ledger:
         """The latest version, and the ledger's entries above ``version``, newest first.
 
         Raises:
-            StaleProgressError: the table was restored or replaced since.
+            StaleProgressError: the table was restored or replaced since, or its log ends before ``version``.
         """
-        commits = [commit for commit in self.log.newest_first(above=version) if commit]
+        latest = self.log.latest()
+        if latest < version:
+            raise self._shortened(version, latest)
+        commits = [commit for commit in self.log.newest_first(at=latest, above=version) if commit]
         for commit in commits:
             if _replaces(commit):
                 raise self._moved(commit, version)
         entries = [entry for entry in map(self._own, map(read_entry, commits)) if entry]
-        return max([version, *(commit.version for commit in commits)]), entries
+        return latest, entries
 
     def lost_to(self, entry: Entry) -> StaleProgressError:
         """The error of a worker whose table ``entry`` took away."""
@@ -315,6 +318,14 @@ class Ledger:
                 table=str(self.table),
             )
         return self._remembered(epoch, batch, progress)
+
+    def _shortened(self, version: int, latest: int) -> StaleProgressError:
+        return StaleProgressError(
+            f"the log of the Delta table at {self.path} ended at version {version} and ends at {latest} now: "
+            "an older copy of the table was put in its place. Nothing was written. Start the worker again: "
+            "it says how to go on",
+            table=str(self.table),
+        )
 
     def _moved_unseen(self, move: Commit) -> StaleProgressError:
         return StaleProgressError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tidesink.change import TableId
 from tidesink.errors import ConfigError, StaleProgressError, TargetError, TidesinkError
 from tidesink.sinks.evolve import Evolution, plan_evolution
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import delta_history, delta_schema, delta_tombstones
@@ -218,6 +218,7 @@ class DeltaTable(DeltaColumns):
         with self._translating(reading_error):
             done = self._own_commit(progress)
         if done is None:
+            check_follows(progress, self._holding().progress)
             self._write(batch, progress)
             with self._translating(translated):
                 done = self._own_commit(progress)

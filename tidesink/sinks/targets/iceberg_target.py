@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TidesinkError, TransientTargetError
 from tidesink.sinks.evolve import Evolution, plan_evolution
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import iceberg_schema, iceberg_tombstones
 from tidesink.sinks.targets.base import (
@@ -234,8 +234,7 @@ class IcebergTable(IcebergColumns):
         """What this very batch did, if it is applied.
 
         Raises:
-            StaleProgressError: this worker does not hold the batch's epoch, another batch is applied under
-                its number, or a later one.
+            StaleProgressError: this worker does not hold the batch's epoch, or as ``check_follows`` says.
         """
         held = self._holder.held
         if progress.epoch != held.epoch:
@@ -247,12 +246,7 @@ class IcebergTable(IcebergColumns):
         held = self._holder.held
         if held.kind == "batch" and held.progress == progress:
             return held.result
-        if held.batch >= progress.batch:
-            raise StaleProgressError(
-                f"epoch {progress.epoch} batch {progress.batch} comes too late: batch {held.batch} or a "
-                "later one is applied. Run one worker a table, and start from its committed progress",
-                table=str(self._name),
-            )
+        check_follows(progress, held.progress)
         return None
 
     def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:

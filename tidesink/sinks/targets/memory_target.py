@@ -20,7 +20,7 @@ from tidesink.errors import (
     ValueOutOfRangeError,
 )
 from tidesink.sinks.evolve import Evolution, default_value, plan_evolution
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets.base import (
     NOT_STORED,
@@ -194,8 +194,7 @@ class MemoryTable(MemoryColumns):
             ledger, state = self._held(progress.epoch), self._state
             if ledger.progress == progress and ledger.applied is not None:
                 return ledger.applied
-            if ledger.progress is not None and progress.txn_version <= ledger.progress.txn_version:
-                raise StaleProgressError("a later batch is applied already", table=str(self._table))
+            check_follows(progress, ledger.progress)
             version = state.version + 1
             check_order(batch, state.columns, table=self._table)
             if batch.mode == "history":

@@ -17,7 +17,7 @@ from tidesink.errors import (
     TransientTargetError,
     ValueNotStoredError,
 )
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import (
     SOFT_DELETE_COLUMN,
@@ -288,17 +288,12 @@ class SqlTable(ChangedColumns):
         """What this very batch did, where it is applied already.
 
         Raises:
-            StaleProgressError: a later one is applied.
+            StaleProgressError: as ``check_follows`` says.
         """
-        if entry.progress is None or progress.txn_version > entry.progress.txn_version:
-            return None
         if entry.progress == progress and entry.result is not None:
             return entry.result
-        raise StaleProgressError(
-            f"a later batch is applied already (epoch {entry.progress.epoch} batch {entry.progress.batch}): "
-            "start from the committed progress",
-            table=self._table,
-        )
+        check_follows(progress, entry.progress)
+        return None
 
     @contextmanager
     def _transaction(self, *, writes: bool = True) -> Iterator[Any]:

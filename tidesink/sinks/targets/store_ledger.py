@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
-from tidesink.sinks.progress import Progress, as_document, from_document
+from tidesink.sinks.progress import Progress, as_document, check_follows, from_document
 from tidesink.sinks.shape import key_change
 from tidesink.sinks.state_store import StateStore
 from tidesink.sinks.targets.base import ApplyResult, Claim
@@ -156,13 +156,12 @@ class StoreLedger:
         """The result of this very batch where it is written down; None where it is to be sent.
 
         Raises:
-            StaleProgressError: as ``held``, or a later batch is written down.
+            StaleProgressError: as ``held``, or as ``check_follows`` says.
         """
         entry = self.held(progress.epoch)
         if entry.progress == progress and entry.result is not None:
             return entry.result
-        if entry.progress is not None and progress.txn_version <= entry.progress.txn_version:
-            raise StaleProgressError("a later batch is applied already", table=str(self._table))
+        check_follows(progress, entry.progress)
         return None
 
     def write(self, progress: Progress, result: ApplyResult) -> None:
