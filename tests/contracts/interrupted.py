@@ -48,6 +48,27 @@ class CutOff:
         return done
 
 
+class Forestalled:
+    """A Spark session before whose next MERGE another one runs ``statement``, once that is set."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.statement: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def newSession(self) -> Forestalled:  # noqa: N802  Spark's name
+        self._session = self._session.newSession()
+        return self
+
+    def sql(self, text: str) -> Any:
+        if self.statement and text.startswith("MERGE"):
+            statement, self.statement = self.statement, None
+            self._session.newSession().sql(statement)
+        return self._session.sql(text)
+
+
 class HeldMerge:
     """A merge under way in a thread of its own; it goes on to its commit when the context ends.
 

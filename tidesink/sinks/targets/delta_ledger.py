@@ -24,6 +24,7 @@ from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressErro
 from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
 from tidesink.sinks.shape import Shard, key_change
 from tidesink.sinks.targets.delta_log import MARKER, Commit, DeltaLog
+from tidesink.sinks.targets.delta_moves import moved, moved_unseen, moved_within, shortened
 from tidesink.sinks.targets.shards import is_shared, not_shared, taken
 
 APPLICATION: Final = "tidesink.progress"
@@ -64,7 +65,8 @@ class Entry:
 
     ``keys`` are the columns rows were told apart by; None where the commit does not say. ``counts``: of a
     history, what became of the batch's events. Of a table that several source tables share, ``shard`` is
-    the one, ``source`` its table, ``known`` the columns of its rows.
+    the one, ``source`` its table, ``known`` the columns of its rows. ``seen``: the table's version when its
+    worker last looked for commits of others before it; None where the commit does not say.
     """
 
     kind: EntryKind
@@ -78,6 +80,7 @@ class Entry:
     shard: str | None = None
     source: TableId | None = None
     known: tuple[str, ...] | None = None
+    seen: int | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ class Ledger:
         progress: Progress | None,
         counts: Mapping[str, int] | None = None,
         known: tuple[str, ...] | None = None,
+        seen: int | None = None,
     ) -> str:
         """The words a commit of ours carries."""
         document: dict[str, Any] = {
@@ -202,6 +206,7 @@ class Ledger:
             "keys": self.keys,
             "progress": as_document(progress) if progress else None,
             **({"counts": counts} if counts is not None else {}),
+            **({"seen": seen} if seen is not None else {}),
             **self._of_shard(known),
         }
         return json.dumps(document, separators=(",", ":"))
@@ -219,11 +224,11 @@ class Ledger:
         """
         latest = self.log.latest()
         if latest < version:
-            raise self._shortened(version, latest)
+            raise shortened(latest, version, path=self.path, table=str(self.table))
         commits = [commit for commit in self.log.newest_first(at=latest, above=version) if commit]
         for commit in commits:
             if _replaces(commit):
-                raise self._moved(commit, version)
+                raise moved(commit, version, path=self.path, table=str(self.table))
         entries = [entry for entry in map(self._own, map(read_entry, commits)) if entry]
         return latest, entries
 
@@ -266,14 +271,16 @@ class Ledger:
             )
 
     def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
-        """The rows must be those our newest commit left, also between its snapshot and itself."""
-        read = entry.commit.read_version
-        if read is not None:
-            between = range(entry.commit.version - 1, read, -1)
-            passed = passed + [commit for commit in map(self.log.commit, between) if commit]
-        newest_move = next((commit for commit in passed if _replaces(commit)), None)
+        """The rows must be those our newest commit left, also between our last look before it and itself."""
+        version, place = entry.commit.version, {"path": self.path, "table": str(self.table)}
+        looked = entry.commit.read_version if entry.seen is None else entry.seen
+        between = range(version - 1, version - 1 if looked is None else looked, -1)
+        within = next(filter(_replaced, map(self.log.commit, between)), None)
+        if within is not None:
+            raise moved_within(within, version, **place)
+        newest_move = next(filter(_replaces, passed), None)
         if newest_move is not None and not self._leads_back(newest_move, entry):
-            raise self._moved(newest_move, entry.commit.version)
+            raise moved(newest_move, version, **place)
 
     def _leads_back(self, move: Commit, entry: Entry) -> bool:
         """True for a RESTORE to a version whose rows are those of our newest commit."""
@@ -290,22 +297,13 @@ class Ledger:
                 version -= 1
         return False
 
-    def _moved(self, move: Commit, version: int) -> StaleProgressError:
-        return StaleProgressError(
-            f"{move.operation} at version {move.version} changed rows behind the progress of version "
-            f"{version}: going on would leave a gap. Either bring them forward again with RESTORE TABLE "
-            f"delta.`{self.path}` TO VERSION AS OF {version}, or remove the table's folder and let the "
-            "worker load it again from the start of its topic",
-            table=str(self.table),
-        )
-
     def _from_history(self, passed: list[Commit]) -> Entry | None:
         found = self.log.transaction_version(self.application)
         if found is None:
             return None
         move = next((commit for commit in passed if _replaces(commit)), None)
         if move is not None:
-            raise self._moved_unseen(move)
+            raise moved_unseen(move, path=self.path, table=str(self.table))
         epoch, batch = split_txn_version(found)
         if batch == 0:
             return self._remembered(epoch, 0, None)
@@ -318,23 +316,6 @@ class Ledger:
                 table=str(self.table),
             )
         return self._remembered(epoch, batch, progress)
-
-    def _shortened(self, version: int, latest: int) -> StaleProgressError:
-        return StaleProgressError(
-            f"the log of the Delta table at {self.path} ended at version {version} and ends at {latest} now: "
-            "an older copy of the table was put in its place. Nothing was written. Start the worker again: "
-            "it says how to go on",
-            table=str(self.table),
-        )
-
-    def _moved_unseen(self, move: Commit) -> StaleProgressError:
-        return StaleProgressError(
-            f"{move.operation} at version {move.version} changed rows behind the progress, and Delta has "
-            "cleaned away the commits which would say what is still applied: going on might leave a gap. "
-            f"Remove the folder {self.path} and let the worker load the table again from the start of its "
-            "topic",
-            table=str(self.table),
-        )
 
     def _remembered(self, epoch: int, batch: int, progress: Progress | None) -> Entry:
         shard, source = (self.shard.value, self.table) if self.shard else (None, None)
@@ -370,6 +351,7 @@ def read_entry(commit: Commit) -> Entry | None:
         shard=document.get("shard"),
         source=None if source is None else TableId(*source),
         known=None if known is None else tuple(known),
+        seen=document.get("seen"),
     )
 
 
@@ -384,6 +366,10 @@ def _document(text: str | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     return document if isinstance(document, dict) and "tidesink" in document else None
+
+
+def _replaced(commit: Commit | None) -> bool:
+    return commit is not None and _replaces(commit)
 
 
 def _replaces(commit: Commit) -> bool:

@@ -270,7 +270,7 @@ class DeltaTable(DeltaColumns):
             self._history.record_progress(progress)
         known = self._shard.written(batch.shape) if self._shard else None
         text = self._ledger.entry_text(
-            "batch", progress.epoch, progress.batch, progress=progress, known=known
+            "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
         )
         try:
             self._commit(batch, progress, text)
@@ -312,7 +312,7 @@ class DeltaTable(DeltaColumns):
     def _commit_versions(self, batch: ReducedBatch, progress: Progress) -> None:
         def text(counts: Mapping[str, int]) -> str:
             at = (progress.epoch, progress.batch)
-            return self._ledger.entry_text("batch", *at, progress=progress, counts=counts)
+            return self._ledger.entry_text("batch", *at, progress=progress, counts=counts, seen=self._seen)
 
         delta_history.commit_versions(
             self._session,
