@@ -9,7 +9,7 @@ python="$1/bin/python"
 shift
 # By their time on two cores, about half of all.
 beside=(tests/contracts tests/spark tests/properties)
-for file in bank consume container_entrypoint demo dev_stack kill; do
+for file in bank consume kill; do
   beside+=("tests/e2e/test_$file.py")
 done
 log="$(mktemp)"

@@ -125,7 +125,7 @@ def _assert_a_wrong_value_is_seen(directory: Path) -> None:
     [
         pytest.param("stack: a broker", signal.SIGINT, marks=SOAK),
         pytest.param("workload: ", signal.SIGINT, marks=SOAK),
-        ("worker: Spark starts", signal.SIGINT),
+        pytest.param("worker: Spark starts", signal.SIGINT, marks=SOAK),
         # In the middle of its work Ctrl-C comes below, and more than once.
         ("batch 1 is applied", signal.SIGTERM),
     ],
