@@ -215,6 +215,13 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "{schema}/{table}: two tables could share one place",
     ),
     (
+        "two tables, one name in the catalog",
+        changed(FLAT_AVRO, target__catalog_table="lake.{table}"),
+        "target.catalog-table",
+        "lake.{table}' is not allowed",
+        "{schema}.{table}: two tables could share one name",
+    ),
+    (
         "no path",
         changed(FLAT_AVRO, target__path=None, target__type="delta"),
         "target.path",

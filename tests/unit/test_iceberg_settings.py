@@ -16,8 +16,8 @@ from tidesink.errors import AccountingError, ConfigError, StaleProgressError
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.iceberg_ledger import Entry, IcebergLedger
 from tidesink.sinks.targets.iceberg_merge import counts_beside, result_of
-from tidesink.sinks.targets.iceberg_session import table_names
 from tidesink.sinks.targets.iceberg_target import place_of, try_target
+from tidesink.sinks.targets.lake_path import table_names
 
 PROPERTIES = {"type": "hadoop", "warehouse": "./warehouse", "token": "s3cr3t", "cache-enabled": False}
 

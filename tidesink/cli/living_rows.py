@@ -10,8 +10,8 @@ from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.iceberg_session import table_names
 from tidesink.sinks.targets.identifier import quote_identifier, quote_mysql, quote_path, quote_postgres
+from tidesink.sinks.targets.lake_path import table_names
 from tidesink.sinks.targets.sql_place import place_in
 from tidesink.sinks.targets.sql_target import view_name
 from tidesink.typemap.shape import TableShape

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from tidesink.config.fields import LocalPath, Model
-from tidesink.config.target_iceberg import IcebergSettings
+from tidesink.config.target_iceberg import CatalogName, IcebergSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
 from tidesink.config.target_sql import MysqlSettings, PostgresSettings
 
@@ -36,6 +36,9 @@ class DeltaSettings(Model):
     """The lake's root: a folder, or a URL that Spark's file systems know."""
     table: TableTemplate = "{schema}/{table}"
     """A table's path under the root; must contain `{schema}` and `{table}`."""
+    catalog_table: CatalogName | None = None
+    """The name that each table has in Spark's catalog besides, as `{schema}.{table}` or with the catalog
+    before: readers find it there, and its rows stay at its path."""
 
 
 class MemorySettings(Model):

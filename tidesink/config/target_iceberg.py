@@ -21,6 +21,10 @@ def _names_tables(template: str) -> str:
     return template
 
 
+CatalogName = Annotated[str, AfterValidator(_names_tables)]
+"""A table's name in a catalog, with the placeholders {schema} and {table}."""
+
+
 def _no_session_catalog(name: str) -> str:
     if name.lower() == "spark_catalog":
         raise ValueError(
@@ -61,7 +65,7 @@ class IcebergSettings(Model):
     """What the catalog is, in Iceberg's words: `type` (`rest`, `hive`, `hadoop`, `glue`, `jdbc`, `nessie`)
     or `catalog-impl`, `uri`, `warehouse`, …; their values are never shown. Without any, `spark.conf` says it
     under `spark.sql.catalog.NAME`."""
-    table: Annotated[str, AfterValidator(_names_tables)] = "{schema}.{table}"
+    table: CatalogName = "{schema}.{table}"
     """A table's namespace and name; must contain `{schema}` and `{table}`."""
 
     def catalog_values(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from tidesink.sinks.evolve import Evolution, plan_evolution
 from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets import delta_history, delta_schema, delta_tombstones
+from tidesink.sinks.targets import delta_catalog, delta_history, delta_schema, delta_tombstones
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     ApplyResult,
@@ -69,7 +69,9 @@ _VIEW: Final = "_tidesink_batch"
 def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
     """The Delta tables of a config, with the state store as their history."""
     settings = cast("DeltaSettings", config.target)
-    return DeltaTarget(spark, settings.path, template=settings.table, history=store)
+    return DeltaTarget(
+        spark, settings.path, template=settings.table, history=store, catalog_table=settings.catalog_table
+    )
 
 
 def place_of(settings: DeltaSettings, table: TableId) -> str:
@@ -87,7 +89,7 @@ class DeltaTarget:
     """Delta tables at ``root``, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
 
     ``history`` is the state store (see ``delta_ledger``). ``settings`` are Spark settings for the tables'
-    sessions.
+    sessions. ``catalog_table`` is the name that each has in Spark's catalog besides.
     """
 
     spark: SparkSession
@@ -95,6 +97,7 @@ class DeltaTarget:
     template: str = "{schema}/{table}"
     history: ProgressHistory | None = None
     settings: Mapping[str, str] | None = None
+    catalog_table: str | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -113,14 +116,12 @@ class DeltaTarget:
 
     def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
         """The Delta table of ``shape``, created when missing."""
-        return DeltaTable(
-            open_session(self.spark, self.settings),
-            self.path_of(shape.table),
-            shape,
-            pipeline=pipeline,
-            delete_mode=delete_mode,
-            history=self.history,
-        )
+        session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
+        history = self.history
+        table = DeltaTable(session, path, shape, pipeline=pipeline, delete_mode=delete_mode, history=history)
+        if self.catalog_table is not None:
+            delta_catalog.register(session, path, self.catalog_table, shape.table)
+        return table
 
 
 class DeltaTable(DeltaColumns):

@@ -10,10 +10,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets.iceberg_errors import reading_error
-from tidesink.sinks.targets.identifier import path_segment
 from tidesink.sinks.targets.lake_path import try_path
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
@@ -70,15 +68,6 @@ def _check_class_path(session: SparkSession) -> None:
             "the Spark session that runs here has no Iceberg on its class path: let the worker start its "
             "own, or start it with build_session(target='iceberg')"
         )
-
-
-def table_names(template: str, table: TableId) -> tuple[str, ...]:
-    """The levels of a table's name: ``template``, split at its dots, with its placeholders filled in.
-
-    Names are encoded as path segments, dots too, since catalogs make folders of them, and join them by dots.
-    """
-    schema, name = (path_segment(part).replace(".", "~2e") for part in table)
-    return tuple(level.format(schema=schema, table=name) for level in template.split("."))
 
 
 def try_catalog(catalog: str, properties: Mapping[str, str]) -> str:

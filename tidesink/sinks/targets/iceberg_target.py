@@ -35,12 +35,13 @@ from tidesink.sinks.targets.iceberg_holder import ATTEMPTS, Holder
 from tidesink.sinks.targets.iceberg_ledger import IcebergLedger
 from tidesink.sinks.targets.iceberg_merge import grown_by
 from tidesink.sinks.targets.iceberg_order import add_order
-from tidesink.sinks.targets.iceberg_session import open_session, table_names, try_catalog
+from tidesink.sinks.targets.iceberg_session import open_session, try_catalog
 from tidesink.sinks.targets.iceberg_shards import shard_of
 from tidesink.sinks.targets.iceberg_staging import Staging
 from tidesink.sinks.targets.iceberg_table import JvmTable
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_path
+from tidesink.sinks.targets.lake_path import table_names
 from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns, holds
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS

@@ -1,4 +1,4 @@
-"""Where tables stand in a lake, and whether its path can be used, tried without leaving anything there."""
+"""Where tables stand in a lake or a catalog; whether a lake's path can be used, leaving nothing there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def table_path(root: str, template: str, table: TableId) -> str:
     """The path of a table: ``template`` under ``root``, with ``{schema}`` and ``{table}`` filled in."""
     place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
     return f"{root.rstrip('/')}/{place}"
+
+
+def table_names(template: str, table: TableId) -> tuple[str, ...]:
+    """The levels of a table's name: ``template``, split at its dots, with its placeholders filled in.
+
+    Names are encoded as path segments, dots too, since catalogs make folders of them, and join them by dots.
+    """
+    schema, name = (path_segment(part).replace(".", "~2e") for part in table)
+    return tuple(level.format(schema=schema, table=name) for level in template.split("."))
 
 
 def try_path(path: str, *, setting: str = "target.path") -> str:

@@ -1,0 +1,51 @@
+"""Delta tables under a name in Spark's catalog as well as at their path.
+
+The table at the path is the one that is written; the name is an external table over it. Delta reads columns
+and properties from the table's own log, so that the catalog has nothing to be kept in step with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidesink.change import TableId
+from tidesink.errors import ConfigError
+from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error
+from tidesink.sinks.targets.identifier import quote_path, quote_text
+from tidesink.sinks.targets.lake_path import table_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(session: SparkSession, path: str, template: str, table: TableId) -> None:
+    """Have the Delta table at ``path`` in the catalog, by ``template``; made there where the name is free.
+
+    Raises:
+        ConfigError: the name is another table's.
+        TidesinkError: the catalog does not answer, or refuses the name.
+    """
+    levels = table_names(template, table)
+    try:
+        there, ours = _registered(session, levels, path), _location(session, f"delta.{quote_path(path)}")
+    except SPARK_ERRORS as exc:
+        raise reading_error(exc, table=str(table)) from exc
+    if there != ours:
+        raise ConfigError(
+            f"{'.'.join(levels)} in the catalog is the table at {there}, and this one is at {ours}: set "
+            "target.catalog-table to names that are free, or drop the one there",
+            key="target.catalog-table",
+        )
+
+
+def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> str:
+    name = quote_path(*levels)
+    if not session.catalog.tableExists(name):
+        session.sql(f"CREATE SCHEMA IF NOT EXISTS {quote_path(*levels[:-1])}")
+        session.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {quote_text(path)}")
+    return _location(session, name)
+
+
+def _location(session: SparkSession, name: str) -> str:
+    """Where a table's rows are; nothing for one without, as a view."""
+    return str(session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0] or "")
