@@ -8,10 +8,7 @@ cd "$(dirname "$0")/.."
 python="$1/bin/python"
 shift
 # By their time on two cores, about half of all.
-beside=(tests/contracts tests/spark tests/properties)
-for file in bank consume kill; do
-  beside+=("tests/e2e/test_$file.py")
-done
+beside=(tests/contracts tests/spark tests/properties tests/e2e/test_bank.py)
 log="$(mktemp)"
 "$python" -m pytest "${beside[@]}" "$@" >"$log" 2>&1 &
 other=$!
