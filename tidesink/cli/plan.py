@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final
 
 import typer
@@ -30,6 +30,8 @@ _TOLD: Final[dict[TypesFrom, str]] = {
 
 _SORTS: Final = {"dead_letters": "dead letters", "ddl_events": "DDL events"}
 _KEPT: Final = "kept in {}"
+# Tables named of those that may meet a limit.
+_NAMED: Final = 3
 _COUNTED: Final = "counted, and not kept (dead-letters.path would say where)"
 
 
@@ -42,9 +44,10 @@ def plan(
     ] = 2000,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show each table's topic, columns with types and reasons, keys and policies. Starts no Spark.
+    """Show each table's topic, columns with types and reasons, keys, policies, and what the target cannot do.
 
-    Exit code 2 where a table needs something that the config does not say.
+    Starts no Spark, and asks nothing of the target. Exit code 2 where a table needs something that the config
+    does not say, or where there can be no such table at the target.
     """
     settings = chosen_config(config, config_option)
     plans = apart(settings, table_plans(settings, sample=sample))
@@ -54,11 +57,13 @@ def plan(
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
         more = {"warnings": unserved, "untold": untold, "kept": kept_records(settings)}
-        write_json({"pipeline": settings.pipeline, "tables": tables, **more})
+        write_json({"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables, **more})
     else:
         _show(settings, plans, zero_dates)
         for warning in unserved:
             typer.echo(f"warning: {warning}")
+        for text, named in limits_said(plans):
+            typer.echo(f"{settings.target.type}: {text} ({named})")
         for remark in untold:
             typer.echo(f"changes of columns: {remark}")
         for sort, place in kept_records(settings).items():
@@ -76,6 +81,19 @@ def kept_records(config: Config) -> dict[str, str | None]:
         "ddl_events": (carries_ddl(config.source), DDL_EVENTS),
     }
     return {name: kept_in(config, table) for name, (wanted, table) in sorts.items() if wanted}
+
+
+def limits_said(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
+    """What the target cannot do, each thing once, with the tables that may meet it."""
+    said: dict[str, list[str]] = {}
+    possible = [entry for entry in plans if entry.limits]
+    for entry in possible:
+        for limit in entry.limits:
+            said.setdefault(limit.text, []).append(str(entry.table))
+    for text, tables in said.items():
+        more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
+        named = "every table" if len(tables) == len(possible) else ", ".join(tables[:_NAMED]) + more
+        yield text, named
 
 
 def apart(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tidesink.change import ChangeEvent, Op, TableId, TableSchema
+from tidesink.cli.column_plans import ColumnPlan, column_plan, reason_there
 from tidesink.cli.kafka import Start, read_topic, topic_names
 from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
 from tidesink.codecs import open_codec
@@ -21,15 +22,15 @@ from tidesink.config.merged import check_merged
 from tidesink.config.schema_change_checks import shown_policies
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
+from tidesink.sinks.foretelling import foretold
 from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.schema_policy import doubt_of
 from tidesink.sinks.targets.base import OWN_COLUMNS
+from tidesink.sinks.targets.foreseen import Foreseen, Limit
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import laid_out
-from tidesink.typemap.render import CALENDAR_READERS
-from tidesink.typemap.row_key import IDENTITIES, NO_FLAT_AVRO, UNTOLD_KEY, WHY_OF, is_row_keyed, row_keyed
-from tidesink.typemap.shape import ShapeColumn, TableShape, merged_in_order, shape_of
-from tidesink.typemap.table import row_of
+from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, is_row_keyed, row_keyed
+from tidesink.typemap.shape import TableShape, merged_in_order, shape_of
 from tidesink.typemap.told_names import ToldNames, followed, left_out_too
 
 _NO_KEY = (
@@ -48,23 +49,13 @@ _UNSERVED = "tables names {table}, but {found}: is it spelt as in the changefeed
 TypesFrom = Literal["definition", "ddl", "avro", "rows", "records"]
 
 
-class ColumnPlan(NamedTuple):
-    """One column: its type at the source and at the target; ``note`` says what is not the same there."""
-
-    name: str
-    source_type: str
-    target_type: str
-    key: bool
-    note: str
-
-
 @dataclass(frozen=True)
 class TablePlan:
     """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look.
 
     ``types_from`` says who told the source's types, ``left_out`` are columns that the target does not have,
     ``shard`` is what stands in the shard column of its rows. ``read_as`` is the query of the rows that live,
-    where deleted ones stay, marked.
+    where deleted ones stay, marked. ``limits``: what the target cannot do, and the table may meet.
     """
 
     table: TableId | None
@@ -79,12 +70,14 @@ class TablePlan:
     left_out: tuple[str, ...] = ()
     read_as: str = ""
     shard: str | None = None
+    limits: tuple[Limit, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The plan as a JSON object."""
         shown = dataclasses.asdict(self)
         shown["table"] = None if self.table is None else self.table._asdict()
         shown["columns"] = [column._asdict() for column in self.columns]
+        shown["limits"] = [limit._asdict() for limit in self.limits]
         return shown
 
 
@@ -283,27 +276,33 @@ def plan_of(
         shape = planned_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
         return _unplanned(config, topic, source.table, error.message)
+    seen, problem = _foreseen(config, shape, sources)
     return TablePlan(
         table=shape.source,
         topic=topic,
         path=_path(config, shape.table),
-        columns=tuple(_column(column, shape, sources, told.get(column.name, "")) for column in shape.columns),
+        columns=tuple(column_plan(config, c, shape, sources, told.get(c.name, "")) for c in shape.columns),
         keys=shape.keys,
         policies=_policies(config, settings),
         left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
-        warnings=(*left_out_too(along, names), *_warnings(shape, settings, sources)),
-        problem=_key_problem(config, shape),
+        warnings=(*left_out_too(along, names), *seen.warnings, *_warnings(config, shape, sources)),
+        problem=problem,
         types_from=types_from,
-        read_as=_read_as(config, shape),
+        read_as="" if problem else _read_as(config, shape),
         shard=shape.shard.value if shape.shard else None,
+        limits=seen.limits,
     )
 
 
-def _key_problem(config: Config, shape: TableShape) -> str | None:
+def _foreseen(config: Config, shape: TableShape, sources: Mapping[str, str]) -> tuple[Foreseen, str | None]:
+    """What the target cannot do, and why there can be no such table, where there can be none."""
     if not shape.keys:
-        return _NO_KEY.format(table=shape.source, identity=IDENTITIES[config.source.protocol])
-    writes_flat_avro = getattr(config.target, "protocol", None) == "flat-avro"
-    return NO_FLAT_AVRO if writes_flat_avro and is_row_keyed(shape) else None
+        no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES[config.source.protocol])
+        return Foreseen(), no_key
+    try:
+        return foretold(config, shape, sources.keys()), None
+    except (ConfigError, SchemaRefusedError) as error:
+        return Foreseen(), error.message
 
 
 def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> TablePlan:
@@ -316,9 +315,13 @@ def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> Tabl
 
 
 def _path(config: Config, table: TableId) -> str:
+    """Empty where the target has no such name, which is the table's problem."""
     from tidesink.sinks.targets import target_module
 
-    return target_module(config.target).place_of(config.target, table)
+    try:
+        return target_module(config.target).place_of(config.target, table)
+    except SchemaRefusedError:
+        return ""
 
 
 def _read_as(config: Config, shape: TableShape) -> str:
@@ -327,11 +330,13 @@ def _read_as(config: Config, shape: TableShape) -> str:
     return living_rows(config, shape)
 
 
-def _warnings(shape: TableShape, settings: TableConfig, sources: Mapping[str, str]) -> Iterator[str]:
+def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> Iterator[str]:
     """Of the source's columns what is not as it is there, or waits; a mode's own columns are as they are."""
+    settings = config.table_config(shape.source)
     for column in (column for column in shape.columns if column.name in sources):
-        if column.reason:
-            yield f"column {column.name}: {column.reason}"
+        reason = reason_there(config, column)
+        if reason:
+            yield f"column {column.name}: {reason}"
         if settings.layout.doubts(column):
             waits = "" if settings.layout.doubts_kept(column) else ", where the target lacks it"
             yield f"column {column.name}: {doubt_of(column, settings.layout)}: the table waits with it{waits}"
@@ -350,36 +355,3 @@ def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
         **({"filter": settings.filter} if settings.filter is not None else {}),
         **({"ignore_null_updates": "true"} if settings.ignore_null_updates else {}),
     }
-
-
-def _column(column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], told: str) -> ColumnPlan:
-    source = column.type.sql or _source_type(column)
-    was = sources.get(column.name, column.name)  # what a mode adds is not the source's
-    notes = (told, f"{was} at the source" if was != column.name else "", _note(column, shape))
-    note = "; ".join(note for note in notes if note)
-    return ColumnPlan(column.name, source, column.spark, column.key, note)
-
-
-def _source_type(column: ShapeColumn) -> str:
-    kind = column.type
-    if kind.members is not None:
-        return f"{kind.name}({','.join(repr(member) for member in kind.members)})"
-    numbers = [number for number in (kind.precision, kind.scale, kind.length, kind.fsp) if number is not None]
-    return f"{kind.name}({','.join(map(str, numbers))})" if numbers else kind.name
-
-
-def _note(column: ShapeColumn, shape: TableShape) -> str:
-    if shape.shard is not None and column.name == shape.shard.column:
-        return f"always {shape.shard.value}, by the route"
-    if column.hidden:
-        return WHY_OF[column.name]
-    row = row_of(column.type)
-    if column.reason:
-        return column.reason
-    if row.reader in CALENDAR_READERS:
-        policy = "error" if column.key else shape.zero_date
-        zone = f"; read in {shape.time_zone}" if row.reader == "timestamp" else ""
-        return f"days no calendar has: {policy}{zone}"
-    if row.reader in ("enum", "set"):
-        return "" if column.type.members is not None else row.lost
-    return row.lost if row.reader == "time" else ""

@@ -9,11 +9,35 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from tidesink.change import ColumnType, Value
 from tidesink.typemap.parse import shortest_float32
+from tidesink.typemap.table import Reader, row_of
+
+# How a value is read -> what it is in JSON; the others are texts.
+_TYPES: Final[Mapping[Reader, str]] = MappingProxyType(
+    {
+        "integer": "number",
+        "unsigned64": "number",
+        "bit": "number",
+        "float32": "number",
+        "float64": "number",
+        "boolean": "boolean",
+        "binary": '{"base64": string}',
+    }
+)
+
+
+def json_type(column_type: ColumnType) -> str:
+    """What ``json_value`` makes of a type's values; of an ENUM or SET without members labels or numbers."""
+    row = row_of(column_type)
+    if row.parameter == "allowed" and column_type.members is None:
+        return "string or number"
+    return _TYPES.get(row.reader, "string")
 
 
 def json_value(value: Value, column_type: ColumnType | None = None) -> Any:

@@ -113,6 +113,17 @@ def split_allowed(allowed: str) -> tuple[str, ...]:
     return (*members, current)
 
 
+def type_words(column_type: ColumnType) -> str:
+    """A type as its DDL says it, or by its name and what is known of its digits, length and members."""
+    if column_type.sql:
+        return column_type.sql
+    if column_type.members is not None:
+        return f"{column_type.name}({','.join(map(repr, column_type.members))})"
+    sizes = (column_type.precision, column_type.scale, column_type.length, column_type.fsp)
+    known = ",".join(str(size) for size in sizes if size is not None)
+    return f"{column_type.name}({known})" if known else column_type.name
+
+
 def mysql_type_word(column_type: ColumnType) -> str:
     """canal-json's short ``mysqlType``: the name without precision, length or fsp."""
     row = row_of(column_type)

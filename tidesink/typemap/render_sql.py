@@ -52,6 +52,10 @@ DECIMAL_WORD: Final[Mapping[Database, str]] = MappingProxyType({"postgres": "num
 MYSQL_MAX_PRECISION: Final = 65
 MYSQL_MAX_SCALE: Final = 30
 _KEY_WORDS: Final = MappingProxyType({"longtext": "varchar", "longblob": "varbinary"})
+# Of utf8mb4, which the texts of keys have, and of Postgres's UTF8.
+_LONGEST_CHARACTER: Final = 4
+_NUMBER_BYTES: Final = 8
+_FIXED_BYTES: Final = MappingProxyType({"int": 4, "integer": 4, "date": 3, "boolean": 1, "tinyint(1)": 1})
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,35 @@ def sql_type(column: ShapeColumn, database: Database) -> str:
         return found
     if database == "postgres":
         return "text" if found == "json" else found  # json has no equality
-    word = _KEY_WORDS.get("longtext" if found == "json" else found)
+    word = _key_word(found)
     if word is None:
         return found
     length = _length(column.type)
     if length is None:
         raise KeyLengthUnknownError(column.name)
     return f"{word}({length})"
+
+
+def shown_type(column: ShapeColumn, database: Database) -> str:
+    """``sql_type`` for people to read: a length that nothing tells is ``n``."""
+    try:
+        return sql_type(column, database)
+    except KeyLengthUnknownError:
+        return f"{_key_word(_of_value(column, database))}(n)"
+
+
+def key_bytes(column: ShapeColumn, database: Database) -> int:
+    """What a key column's longest value takes of an index, as far as its type tells; no less than that."""
+    found = _of_value(column, database)
+    length = _length(column.type)
+    if found in ("text", "json", "longtext"):
+        return _LONGEST_CHARACTER * (length or 0)
+    return (length or 0) if found in ("bytea", "longblob") else _FIXED_BYTES.get(found, _NUMBER_BYTES)
+
+
+def _key_word(found: str) -> str | None:
+    """MySQL's word for a text or bytes in a key; None for other types."""
+    return _KEY_WORDS.get("longtext" if found == "json" else found)
 
 
 def of_spark(ddl: str, database: Database) -> str:

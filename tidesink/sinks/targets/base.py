@@ -23,6 +23,7 @@ from tidesink.sinks.progress import Progress
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidesink.config.schema_changes import ChangeKind
     from tidesink.sinks.history import HistoryNames
     from tidesink.sinks.shape import TableShape
 
@@ -51,9 +52,11 @@ class Capabilities:
     left out stay, rows already there get a new column's default. False: changes are passed on as messages.
     ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
     older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
-    more digits behind the point. ``nul_in_text``: a text can hold U+0000. ``modes``: what its tables
-    can hold. ``shares``: several source tables can keep their rows in one table, each with a ledger of
-    its own (``TableShape.shard``). ``drops`` and ``renames``: columns can be.
+    more digits behind the point, and an integer one become decimal. ``nul_in_text``: a text can hold U+0000.
+    ``modes``: what its tables can hold. ``shares``: several source tables can keep their rows in one table,
+    each with a ledger of its own (``TableShape.shard``). ``drops`` and ``renames``: columns can be.
+    ``caveats``: what a kind of change needs that not every server or table has. ``tidesink plan`` says before
+    the run what is not there (``sinks.foretelling``).
     """
 
     name: str
@@ -70,6 +73,7 @@ class Capabilities:
     shares: bool = False
     drops: bool = False
     renames: bool = False
+    caveats: Mapping[ChangeKind, str] = field(default_factory=dict)
 
 
 class RowSequence(NamedTuple):

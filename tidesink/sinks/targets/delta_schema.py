@@ -21,7 +21,7 @@ from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELE
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
 from tidesink.sinks.targets.identifier import quote_identifier, quote_text
-from tidesink.sinks.targets.shape_checks import Reserved
+from tidesink.sinks.targets.shape_checks import Reserved, check_shape
 from tidesink.sinks.targets.spark_tables import SEQUENCE_COMMENT, column_words, literal, soft_delete_column
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ TABLE_PROPERTIES: Final[Mapping[str, str]] = {
 
 # Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
 RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_source_row_present_"}))
+
+
+def check(shape: TableShape) -> None:
+    """Refuse a shape of which Delta can make no table; raises SchemaRefusedError."""
+    check_shape(shape, RESERVED)
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:

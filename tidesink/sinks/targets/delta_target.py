@@ -39,9 +39,9 @@ from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
 from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
 from tidesink.sinks.targets.delta_shards import DeltaShard
+from tidesink.sinks.targets.foreseen import Foresight
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.lake_path import table_path, try_path
-from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns, holds
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ CAPABILITIES: Final = Capabilities(
     drops=True,
     renames=True,
 )
+FORESIGHT: Final = Foresight(delta_schema.check)
 _VIEW: Final = "_tidesink_batch"
 
 
@@ -137,7 +138,7 @@ class DeltaTable(DeltaColumns):
         delete_mode: DeleteMode,
         history: ProgressHistory | None,
     ) -> None:
-        check_shape(shape, delta_schema.RESERVED)
+        delta_schema.check(shape)
         self.path = path
         self.location = f"delta.{quote_identifier(path)}"
         self._session = session
@@ -176,7 +177,7 @@ class DeltaTable(DeltaColumns):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        check_shape(shape, delta_schema.RESERVED)
+        delta_schema.check(shape)
         if self._evolving:  # the last one was cut off: what it did is only in the table
             with self._translating(reading_error):
                 self._present = delta_schema.present_columns(self._log)

@@ -23,6 +23,7 @@ from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.http_requests import Endpoint, Requests
 from tidesink.sinks.targets.http_slices import Slices, Stamp
 from tidesink.sinks.targets.message_batches import batch_frame, check_kept, check_shape
+from tidesink.sinks.targets.message_foreseen import HttpForesight
 from tidesink.sinks.targets.message_table import MessageTable
 from tidesink.sinks.targets.store_ledger import StoreLedger
 from tidesink.sinks.targets.task_outcomes import Sent, run_tasks
@@ -43,6 +44,7 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     keeps_rows=False,
 )
+FORESIGHT: Final = HttpForesight()
 _REFUSED: Final = frozenset({401, 403})
 
 

@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import Evolution, default_texts
-from tidesink.sinks.shape import Shard, TableShape
+from tidesink.sinks.shape import ShapeColumn, Shard, TableShape
 from tidesink.sinks.targets import spark_tables
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.delta_merge import rows_of
+from tidesink.sinks.targets.foreseen import Foresight
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
 from tidesink.sinks.targets.identifier import quote_identifier
-from tidesink.sinks.targets.shape_checks import Reserved
+from tidesink.sinks.targets.shape_checks import Reserved, check_shape
 from tidesink.sinks.targets.spark_tables import literal
+from tidesink.typemap.render_iceberg import iceberg_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +68,19 @@ RESERVED: Final = Reserved(
 )
 _DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
+
+
+class IcebergForesight(Foresight):
+    """Of Iceberg tables."""
+
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+        """In Iceberg's words, which are not all Spark's."""
+        return iceberg_type(column.spark)
+
+
+def check(shape: TableShape) -> None:
+    """Refuse a shape of which Iceberg can make no table; raises SchemaRefusedError."""
+    check_shape(shape, RESERVED)
 
 
 def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:

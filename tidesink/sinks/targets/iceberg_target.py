@@ -42,7 +42,6 @@ from tidesink.sinks.targets.iceberg_table import JvmTable
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_path
 from tidesink.sinks.targets.lake_path import table_names
-from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns, holds
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
@@ -66,6 +65,7 @@ CAPABILITIES: Final = Capabilities(
     drops=True,
     renames=True,
 )
+FORESIGHT: Final = iceberg_schema.IcebergForesight(iceberg_schema.check)
 
 
 def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
@@ -133,7 +133,7 @@ class IcebergTable(IcebergColumns):
         pipeline: str,
         delete_mode: DeleteMode,
     ) -> None:
-        check_shape(shape, iceberg_schema.RESERVED)
+        iceberg_schema.check(shape)
         self.location = location
         self._session = session
         self._name = shape.source
@@ -168,7 +168,7 @@ class IcebergTable(IcebergColumns):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
-        check_shape(shape, iceberg_schema.RESERVED)
+        iceberg_schema.check(shape)
         with self._turns.mine(), self._translating(reading_error):
             created, self._created = self._created, False
             grows = self._shard is not None and bool(self._shard.new_columns(shape))

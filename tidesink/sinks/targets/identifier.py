@@ -87,8 +87,8 @@ def quote_mysql(name: str) -> str:
     _check_name(name, "MySQL", too_long=long)
     if name.endswith(" ") or any(ord(character) > 0xFFFF for character in name):
         raise SchemaRefusedError(
-            f"MySQL takes no name that ends in a space or has characters above U+FFFF, as {name!r}: rename "
-            "it at the source, or give target.table another template where it is the table's"
+            f"MySQL takes no name that ends in a space or has characters above U+FFFF, as {name!r}: give "
+            "the column another under rename in the config, or the table under routes or in target.table"
         )
     return "`" + name.replace("`", "``") + "`"
 
@@ -98,8 +98,8 @@ def _check_name(name: str, database: str, *, too_long: str | Literal[False]) -> 
         raise SchemaRefusedError(f"{name!r} is no name in {database}: rename it at the source")
     if too_long:
         raise SchemaRefusedError(
-            f"the name {name!r} has {too_long} are the most that {database} takes: rename it at the source, "
-            "or give target.table a shorter template where it is the table's"
+            f"the name {name!r} has {too_long} are the most that {database} takes: give the column another "
+            "under rename in the config, or the table under routes or by a shorter template in target.table"
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.change import TableId
-from tidesink.errors import ConfigError, TargetError
+from tidesink.errors import TargetError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
@@ -23,6 +23,7 @@ from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp
 from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
 from tidesink.sinks.targets.kafka_topics import OpenTopic, TargetTopics
 from tidesink.sinks.targets.message_batches import batch_frame, check_kept, check_shape
+from tidesink.sinks.targets.message_foreseen import NO_TRUNCATE, KafkaForesight, check_topic, reads_of
 from tidesink.sinks.targets.message_table import MessageTable
 from tidesink.sinks.targets.store_ledger import StoreLedger
 from tidesink.sinks.targets.task_outcomes import Sent, run_tasks
@@ -44,18 +45,12 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     keeps_rows=False,
 )
-_TRUNCATE: Final = (
-    "the source emptied the table, and a topic has no message for that which every reader knows. Have the "
-    "connector skip truncates (skipped.operations: t, its default), delete the rows at the source in place "
-    "of it, or send the table anew to another topic"
-)
+FORESIGHT: Final = KafkaForesight()
 
 
 def open_target(config: Config, _spark: SparkSession, store: StateStore) -> KafkaTarget:
     """The topics of a config, with their ledger in the state store."""
-    settings = cast("KafkaSettings", config.target)
-    shared = set(settings.brokers) & set(config.source.brokers)
-    return KafkaTarget(settings, store, reads=config.reads_topic if shared else None)
+    return KafkaTarget(cast("KafkaSettings", config.target), store, reads=reads_of(config))
 
 
 def place_of(settings: KafkaSettings, table: TableId) -> str:
@@ -103,11 +98,7 @@ class KafkaTarget:
         """
         check_shape(shape, delete_mode)
         name = self.settings.rule.topic_for(shape.table)
-        if self.reads is not None and self.reads(name):
-            raise ConfigError(
-                f"the pipeline reads the topic {name} that it would write: give target.topic a prefix",
-                table=str(shape.table),
-            )
+        check_topic(name, self.reads, shape.table)
         topics = TargetTopics(self.settings)
         topic = topics.open(name)
         ledger = StoreLedger(
@@ -149,7 +140,7 @@ class KafkaTable(MessageTable):
     def _send(self, batch: ReducedBatch, progress: Progress) -> Sent:
         table = str(batch.shape.table)
         if batch.truncates:
-            raise TargetError(_TRUNCATE, table=table)
+            raise TargetError(NO_TRUNCATE, table=table)
         frame = batch_frame(batch)
         check_kept(frame, batch, self._settings.protocol)
         self._topics.check(self._topic)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final
 
+from tidesink.config.schema_changes import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
 from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
@@ -18,6 +20,7 @@ from tidesink.sinks.targets.mysql_order import merged_in_order
 from tidesink.sinks.targets.sql_columns import KEY_COLLATIONS
 from tidesink.sinks.targets.sql_dialect import Counts, ForView, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_limits import MYSQL_LIMITS
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_stage import Load
 from tidesink.typemap.render_sql import Database
@@ -32,12 +35,18 @@ _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
 _NO_TABLES: Final = frozenset({"VIEW", "SYSTEM VIEW", "SEQUENCE"})
 _NO_TABLE: Final = frozenset({"1146", "1049"})
 _LONGEST_COMMENT: Final = 1000
+_NO_RENAME: Final = (
+    "columns are renamed by MySQL 8.0 and MariaDB 10.5.2 and newer: an older server refuses the statement "
+    "(error 1064), and schema-changes: rename must be pause or ignore there"
+)
 
 
 class MysqlDialect:
     """The side of MySQL and MariaDB of the SQL targets; remembers what the server is."""
 
     database: Database = "mysql"
+    limits = MYSQL_LIMITS
+    caveats: Mapping[ChangeKind, str] = MappingProxyType({"rename": _NO_RENAME})
     ddl_commits = True
     insert_missing = "INSERT IGNORE INTO {}"
     hex_prefix = ""

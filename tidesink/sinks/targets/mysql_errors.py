@@ -13,6 +13,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
+from tidesink.sinks.targets.sql_limits import MYSQL_LIMITS
 
 _Meaning = tuple[type[TidesinkError], str]
 # The connection was cut or could not be made, or the server is going down.
@@ -53,8 +54,9 @@ _LOCAL: Final[_Meaning] = (
 )
 _LIMIT: Final[_Meaning] = (
     SchemaRefusedError,
-    "MySQL has a limit that this table passes (1,017 columns, 65,535 bytes of a row without its long texts, "
-    "3,072 bytes of a key)",
+    f"MySQL has a limit that this table passes ({MYSQL_LIMITS.columns:,} columns, some "
+    f"{MYSQL_LIMITS.long_values} of them long texts or bytes, 65,535 bytes of a row without these, "
+    f"{MYSQL_LIMITS.key_bytes:,} bytes of a key)",
 )
 _NAME: Final[_Meaning] = (SchemaRefusedError, "MySQL takes no such name")
 _GONE: Final[_Meaning] = (

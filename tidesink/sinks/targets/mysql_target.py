@@ -8,6 +8,7 @@ from tidesink.change import TableId
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.sql_endpoint import endpoint_of
+from tidesink.sinks.targets.sql_foreseen import SqlForesight
 from tidesink.sinks.targets.sql_target import (
     SqlTarget,
     capabilities_of,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = capabilities_of(MysqlDialect())
+FORESIGHT: Final = SqlForesight(MysqlDialect())
 _QUESTION: Final = "SELECT CONCAT(VERSION(), IF(@@GLOBAL.local_infile, '', ' without local_infile'))"
 _WITHOUT: Final = "without local_infile"
 

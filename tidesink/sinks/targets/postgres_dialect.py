@@ -9,6 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
+from tidesink.config.schema_changes import ChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
@@ -17,6 +18,7 @@ from tidesink.sinks.targets.postgres_order import merged_in_order
 from tidesink.sinks.targets.postgres_view import view_in_the_way, view_text
 from tidesink.sinks.targets.sql_dialect import Counts, ForView, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
+from tidesink.sinks.targets.sql_limits import POSTGRES_LIMITS
 from tidesink.sinks.targets.sql_place import LEDGER, SHARDS, Place
 from tidesink.sinks.targets.sql_stage import Load
 from tidesink.typemap.render_sql import Database
@@ -128,6 +130,8 @@ class PostgresDialect:
     """The Postgres side of the SQL targets."""
 
     database: Database = "postgres"
+    limits = POSTGRES_LIMITS
+    caveats: Mapping[ChangeKind, str] = MappingProxyType({})
     ddl_commits = False
     insert_missing = "INSERT INTO {} ON CONFLICT DO NOTHING"
     hex_prefix = "\\x"

@@ -11,6 +11,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
+from tidesink.sinks.targets.sql_limits import POSTGRES_LIMITS
 
 # The connection was cut, or the server is going down or starting up: class 08, and these.
 _CUT: Final = ("", "08", "57P01", "57P02", "57P03", "57P05", "25P03", "40003")
@@ -55,8 +56,8 @@ _STATES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     (
         "54",
         SchemaRefusedError,
-        "Postgres has a limit that this table passes (1,600 columns, 8 kB of a row without its long values, "
-        "2.7 kB of a key)",
+        f"Postgres has a limit that this table passes ({POSTGRES_LIMITS.columns:,} columns, 8 kB of a row "
+        f"without its long values, {POSTGRES_LIMITS.key_bytes:,} bytes of a key)",
     ),
     ("42", TargetError, "Postgres refuses the statement: was the table changed by another program?"),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tidesink.change import TableId
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_endpoint import endpoint_of
+from tidesink.sinks.targets.sql_foreseen import SqlForesight
 from tidesink.sinks.targets.sql_target import (
     SqlTarget,
     capabilities_of,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = capabilities_of(PostgresDialect())
+FORESIGHT: Final = SqlForesight(PostgresDialect())
 _QUESTION: Final = (
     "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
     "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'schemas can be made' "

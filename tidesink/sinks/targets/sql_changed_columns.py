@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import EvolveResult, SchemaGap
-from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns, others_columns
 from tidesink.sinks.targets.sql_columns import SqlEvolution, default_literals, plan_columns
+from tidesink.sinks.targets.sql_limits import check_sql_shape
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_shards import SqlShard
 from tidesink.sinks.targets.sql_view import SqlView
@@ -53,7 +53,7 @@ class ChangedColumns(ABC):
 
     def evolve(self, shape: TableShape) -> EvolveResult:
         """Add columns with their defaults for rows already there; widen types."""
-        check_shape(shape)
+        check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         if self._changing:  # the last one was cut off: what it did is only in the table
             with self._transaction(writes=False) as cursor:
                 self._present, self._changing = self._dialect.present(cursor, self.place), False

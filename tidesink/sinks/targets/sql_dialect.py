@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from tidesink.config.schema_changes import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql_limits import SqlLimits
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_stage import Load
 from tidesink.typemap.render_sql import Database
@@ -104,6 +106,14 @@ class Dialect(Protocol):
     @property
     def database(self) -> Database:
         """Its column in the table of types."""
+
+    @property
+    def limits(self) -> SqlLimits:
+        """How much its tables have room for."""
+
+    @property
+    def caveats(self) -> Mapping[ChangeKind, str]:
+        """What a kind of change of columns needs that not every server has."""
 
     @property
     def errors(self) -> tuple[type[BaseException], ...]:

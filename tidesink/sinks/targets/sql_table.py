@@ -29,7 +29,6 @@ from tidesink.sinks.targets.base import (
     check_order,
     check_versions,
 )
-from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns
 from tidesink.sinks.targets.sql_changed_columns import ChangedColumns
 from tidesink.sinks.targets.sql_columns import wanted_type
@@ -37,6 +36,7 @@ from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts
 from tidesink.sinks.targets.sql_history import merged_versions
 from tidesink.sinks.targets.sql_ledger import Entry, SqlLedger
+from tidesink.sinks.targets.sql_limits import check_sql_shape
 from tidesink.sinks.targets.sql_merge import append_staged, check_staged, fill_kept, merge_of, not_stored
 from tidesink.sinks.targets.sql_order import check_room_for_deletes, missing_columns
 from tidesink.sinks.targets.sql_place import Place
@@ -62,7 +62,7 @@ class SqlTable(ChangedColumns):
         delete_mode: DeleteMode,
         view: str | None = None,
     ) -> None:
-        check_shape(shape)
+        check_sql_shape(shape, connections.dialect.limits, connections.dialect.quote)
         self.place = place
         self._view = SqlView(connections.dialect, place, view) if view else None
         self._connections = connections

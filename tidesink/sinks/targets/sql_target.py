@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 DEFAULT_TEMPLATE: Final = "{schema}.{table}"
 
 
+_NO_DROP: Final = (
+    "a column that a view, an index or a constraint of yours needs is not dropped: the statement fails, and "
+    "the table with it, until that is gone"
+)
+
+
 def capabilities_of(dialect: Dialect) -> Capabilities:
     """What a database of this dialect can do."""
     return Capabilities(
@@ -36,6 +42,7 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         modes=frozenset({"upsert", "append", "history"}),
         drops=True,
         renames=True,
+        caveats={"drop": _NO_DROP, **dialect.caveats},
     )
 
 

@@ -1,0 +1,291 @@
+"""What each target is known to make of a table before the run: types, what it refuses, what it cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from tests.columns import ID
+from tests.contracts.targets_bed import TABLE, shape
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.cli.plan import limits_said
+from tidesink.cli.table_plans import TablePlan, plan_of
+from tidesink.config import Config
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.foretelling import NO_NUL, change_limits, column_type, foretold, row_limits
+from tidesink.sinks.shape import Shard, TableShape
+from tidesink.sinks.targets import TARGETS, memory_target
+from tidesink.sinks.targets.foreseen import Limit
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
+from tidesink.sinks.targets.postgres_dialect import PostgresDialect
+from tidesink.sinks.targets.sql_dialect import Dialect
+from tidesink.sinks.targets.sql_limits import check_sql_shape
+
+TARGET: Final[dict[str, dict[str, Any]]] = {
+    "delta": {"type": "delta", "path": "/lake"},
+    "iceberg": {
+        "type": "iceberg",
+        "catalog": "lake",
+        "catalog-properties": {"type": "rest", "uri": "http://c"},
+    },
+    "postgres": {"type": "postgres", "url": "postgresql://db/shop", "user": "tide"},
+    "mysql": {"type": "mysql", "url": "mysql://db", "user": "tide"},
+    "kafka": {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json", "topic": "to_{schema}_{table}"},
+    "http": {"type": "http", "url": "https://api.example.com/{schema}/{table}"},
+    "memory": {"type": "memory"},
+}
+DIALECTS: Final[dict[str, Dialect]] = {"postgres": PostgresDialect(), "mysql": MysqlDialect()}
+
+
+def config_of(target: str, base: dict[str, Any] = CANAL_JSON, **more: Any) -> Config:
+    """A pipeline to a target, with more settings of it where ``more`` names them."""
+    return right({**changed(base, **more), "target": TARGET[target]})
+
+
+def key(name: str, kind: str, **sizes: Any) -> Column:
+    return Column(name, ColumnType(kind, **sizes), nullable=False, handle=True, primary_key=True)
+
+
+def foreseen(config: Config, table: TableShape) -> dict[str, tuple[str, ...]]:
+    """The limits that a table may meet: their kinds and columns."""
+    found = foretold(config, table, [column.name for column in table.columns]).limits
+    return {limit.kind: limit.columns for limit in found}
+
+
+ALL: Final = shape(
+    ID,
+    Column("name", ColumnType("varchar", length=20)),
+    Column("big", ColumnType("bigint unsigned")),
+    Column("wide", ColumnType("decimal", precision=65, scale=30)),
+    Column("at", ColumnType("timestamp", fsp=3)),
+    Column("raw", ColumnType("blob")),
+    Column("kind", ColumnType("enum", members=("a", "b"))),
+    Column("long", ColumnType("time")),
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "types"),
+    [
+        ("delta", "bigint|string|decimal(20,0)|string|timestamp|binary|string|string"),
+        ("memory", "bigint|string|decimal(20,0)|string|timestamp|binary|string|string"),
+        ("iceberg", "long|string|decimal(20,0)|string|timestamptz|binary|string|string"),
+        ("postgres", "bigint|text|numeric(20,0)|numeric(65,30)|timestamp with time zone|bytea|text|text"),
+        ("mysql", "bigint|longtext|bigint unsigned|decimal(65,30)|timestamp(6)|longblob|longtext|time(6)"),
+        (
+            "kafka",
+            "bigint|varchar(20)|bigint unsigned|decimal(65,30)|timestamp(3)|blob|enum('a','b')|time",
+        ),
+        ("http", 'number|string|number|string|string|{"base64": string}|string|string'),
+    ],
+)
+def test_types_are_in_the_targets_own_words(target: str, types: str) -> None:
+    config = config_of(target)
+    assert [column_type(config, column) for column in ALL.columns] == types.split("|")
+    planned = plan_of(config, "app", ALL, types_from="ddl").columns
+    assert [column.target_type for column in planned] == types.split("|")
+
+
+@pytest.mark.parametrize(("target", "texts"), [("delta", 2), ("postgres", 1), ("mysql", 0), ("http", 2)])
+def test_what_is_text_for_want_of_a_type_is_said_where_it_is(target: str, texts: int) -> None:
+    """A decimal of 65 digits and a TIME, which not every target has to keep as text."""
+    planned = plan_of(config_of(target), "app", ALL, types_from="ddl")
+    assert sum("as text" in column.note for column in planned.columns) == texts
+    assert len(planned.warnings) == (target not in DIALECTS)
+
+
+@pytest.mark.parametrize(
+    ("target", "kinds"),
+    [
+        ("delta", {"type", "key"}),
+        ("memory", {"durable", "type", "key"}),
+        ("iceberg", {"rescale", "type", "key"}),
+        ("postgres", {"nul-in-text", "type", "key"}),
+        ("mysql", {"type", "key"}),
+        ("kafka", {"exactly-once", "keeps-rows", "type", "key"}),
+        ("http", {"exactly-once", "keeps-rows", "type", "key"}),
+    ],
+)
+def test_each_target_says_what_it_cannot_do(target: str, kinds: set[str]) -> None:
+    found = foreseen(config_of(target), ALL)
+    assert found.keys() == kinds
+    assert found.get("nul-in-text", ("name",)) == ("name",)
+    assert found.get("rescale", ("id", "big")) == ("id", "big")
+
+
+def test_every_target_is_asked() -> None:
+    assert TARGET.keys() == TARGETS.keys()
+
+
+def test_what_the_policies_do_not_ask_for_is_not_said() -> None:
+    numbers = shape(ID, Column("price", ColumnType("decimal", precision=9, scale=2)))
+    paused = config_of("iceberg", defaults={"schema-changes": {"widen": "pause"}})
+    assert "rescale" in foreseen(config_of("iceberg"), numbers)
+    assert "rescale" not in foreseen(paused, numbers)
+
+
+ASKED: Final = {"schema-changes": {"drop": "apply", "rename": "apply"}}
+
+
+@pytest.mark.parametrize(
+    ("target", "kinds"), [("postgres", {"drop"}), ("mysql", {"drop", "rename"}), ("delta", set())]
+)
+def test_drops_and_renames_that_are_asked_for_may_need_something(target: str, kinds: set[str]) -> None:
+    every = {"drop", "rename", "shared"}
+    told = config_of(target, defaults=ASKED)
+    assert every & foreseen(told, shape()).keys() == kinds
+    assert every & foreseen(config_of(target), shape()).keys() == set()
+    shared = replace(shape(), shard=Shard("of", "1"))
+    assert every & foreseen(told, shared).keys() == {"shared"}
+    logged = config_of(target, tables=[{"name": "shop.orders", "mode": "append"}], defaults=ASKED)
+    assert (every | {"key"}) & foreseen(logged, shape()).keys() == set()
+
+
+def test_what_a_target_of_other_capabilities_would_say() -> None:
+    able = replace(memory_target.CAPABILITIES, evolves=False, widens=False, nul_in_text=False)
+    settings = config_of("memory").table_config(TABLE)
+    changes = [limit.kind for limit in change_limits(able, shape(), settings, told=True)]
+    assert changes == ["add", "widen", "type", "key"]
+    assert Limit("nul-in-text", NO_NUL, ("name",)) in row_limits(able, shape(), ["id", "name"])
+    assert "nul-in-text" not in {limit.kind for limit in row_limits(able, shape(), ["id"])}
+
+
+def planned(target: str, table: TableShape, base: dict[str, Any] = CANAL_JSON, **more: Any) -> TablePlan:
+    return plan_of(config_of(target, base, **more), "app", table, types_from="ddl")
+
+
+@pytest.mark.parametrize(
+    ("target", "named", "refused"),
+    [
+        ("postgres", "ä" * 31, False),
+        ("postgres", "ä" * 32, True),
+        ("mysql", "ä" * 64, False),
+        ("mysql", "ä" * 65, True),
+        ("mysql", "a ", True),
+        ("delta", "ä" * 65, False),
+        ("delta", "_metadata", True),
+        ("iceberg", "_metadata", False),
+        ("iceberg", "_file", True),
+        ("delta", "_file", False),
+    ],
+)
+def test_a_column_whose_name_the_target_has_not_is_a_problem(target: str, named: str, refused: bool) -> None:
+    found = planned(target, shape(ID, Column(named, ColumnType("int"))))
+    assert (named in (found.problem or "")) is refused
+    assert len(found.columns) == 2
+    # What may come later is not said of a table that there can never be.
+    assert (found.limits == ()) is refused
+
+
+@pytest.mark.parametrize("target", DIALECTS)
+def test_a_table_whose_name_is_too_long_is_a_problem_of_it_alone(target: str) -> None:
+    long = TableId("shop", "t" * 65)
+    found = planned(target, shape(table=long), defaults={"deletes": "soft"})
+    assert "t" * 65 in (found.problem or "")
+    assert "routes" in (found.problem or "")
+    assert (found.path, found.read_as) == ("", "")
+    routes = [{"match": rf"shop\.{long.name}", "to": "shop.short"}]
+    routed = planned(target, shape(table=long), routes=routes)
+    assert (routed.problem, routed.path.rpartition(" ")[2]) == (None, "shop.short")
+
+
+@pytest.mark.parametrize("target", DIALECTS)
+def test_the_name_of_a_view_may_be_too_long(target: str) -> None:
+    table = shape(table=TableId("shop", "t" * 60))
+    base = {**TARGET[target], "view": "{table}_live"}
+    assert planned(target, table).problem is None
+    for mode, refused in (("upsert", True), ("append", False)):
+        config = right(
+            {
+                **changed(CANAL_JSON, source__enable_tidb_extension=True, defaults={"mode": mode}),
+                "target": base,
+            }
+        )
+        found = plan_of(config, "app", table, types_from="ddl")
+        assert ("_live" in (found.problem or "")) is refused
+
+
+def of_columns(number: int, kind: str = "int") -> TableShape:
+    return shape(ID, *(Column(f"c{at}", ColumnType(kind)) for at in range(number - 1)))
+
+
+@pytest.mark.parametrize("target", DIALECTS)
+def test_a_table_of_too_many_columns_is_refused_by_target_and_plan(target: str) -> None:
+    dialect = DIALECTS[target]
+    room = dialect.limits.room
+    check_sql_shape(of_columns(room), dialect.limits, dialect.quote)
+    with pytest.raises(SchemaRefusedError, match="are the most that") as refused:
+        check_sql_shape(of_columns(room + 1), dialect.limits, dialect.quote)
+    assert planned(target, of_columns(room + 1)).problem == refused.value.message
+    assert planned(target, of_columns(room)).problem is None
+    assert "row-length" in foreseen(config_of(target), of_columns(room, "text"))
+    assert "row-length" not in foreseen(config_of(target), of_columns(room))
+
+
+def test_a_mysql_key_whose_length_nothing_tells_is_a_warning_since_the_table_may_be_there() -> None:
+    found = planned("mysql", shape(key("code", "text")))
+    assert found.problem is None
+    assert [column.target_type for column in found.columns] == ["varchar(n)"]
+    (warning,) = found.warnings
+    assert "make the table at the target with its primary key" in warning
+    assert planned("postgres", shape(key("code", "text"))).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("target", "keys", "long"),
+    [
+        ("mysql", (key("a", "varchar", length=768),), False),
+        ("mysql", (key("a", "varchar", length=769),), True),
+        ("mysql", (key("a", "varchar", length=600), key("b", "varbinary", length=673)), True),
+        ("postgres", (key("a", "varchar", length=676),), False),
+        ("postgres", (key("a", "varchar", length=600), key("b", "bigint"), key("c", "json")), False),
+        ("postgres", (key("a", "varchar", length=700),), True),
+        ("delta", (key("a", "varchar", length=3000),), False),
+    ],
+)
+def test_keys_that_may_be_too_long(target: str, keys: tuple[Column, ...], long: bool) -> None:
+    found = foreseen(config_of(target), shape(*keys))
+    assert found.get("key-length") == (tuple(column.name for column in keys) if long else None)
+
+
+DEBEZIUM: Final = changed(CANAL_JSON, source__protocol="debezium-json", source__topics=["app.shop.orders"])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kinds"), [("canal-json", {"truncate", "left-out-values"}), ("debezium-json", {"truncate"})]
+)
+def test_what_kafka_has_no_message_for(protocol: str, kinds: set[str]) -> None:
+    every = {"truncate", "left-out-values"}
+    target = {**TARGET["kafka"], "protocol": protocol}
+    assert every & foreseen(right({**DEBEZIUM, "target": target}), shape()).keys() == kinds
+    # TiCDC tells of no truncate, and its rows are whole.
+    told = changed(CANAL_JSON, source__enable_tidb_extension=True)
+    assert every & foreseen(right({**told, "target": target}), shape()).keys() == set()
+
+
+def test_what_kafka_would_refuse_at_the_first_row_is_a_problem() -> None:
+    avro = {**TARGET["kafka"], "protocol": "flat-avro", "schema-registry": "http://r"}
+    decimal = shape(ID, Column("d", ColumnType("decimal")))
+    unknown = plan_of(right({**CANAL_JSON, "target": avro}), "app", decimal, types_from="rows")
+    assert "nothing tells the precision" in (unknown.problem or "")
+    same = {**TARGET["kafka"], "brokers": "a:1", "topic": "{schema}_{table}"}
+    reading = changed(CANAL_JSON, source__topics=["shop_orders"])
+    found = plan_of(right({**reading, "target": same}), "shop_orders", shape(), types_from="rows")
+    assert "the pipeline reads the topic shop_orders" in (found.problem or "")
+
+
+def test_a_limit_is_said_once_with_the_tables_that_may_meet_it() -> None:
+    one, two = Limit("one", "cannot one", ("a",)), Limit("two", "cannot two")
+    plans = [
+        TablePlan(TableId("shop", f"t{at}"), "app", limits=(one, two) if at < 5 else (two,))
+        for at in range(6)
+    ]
+    refused = TablePlan(TableId("shop", "gone"), "app", problem="no such table")
+    assert list(limits_said([*plans, refused])) == [
+        ("cannot one", "shop.t0, shop.t1, shop.t2 and 2 more"),
+        ("cannot two", "every table"),
+    ]
+    assert plans[0].as_json()["limits"][0] == {"kind": "one", "text": "cannot one", "columns": ("a",)}

@@ -1,0 +1,50 @@
+"""What can be said of a table at a target before anything runs, without asking the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tidesink.config import Config
+    from tidesink.sinks.shape import ShapeColumn, TableShape
+
+
+class Limit(NamedTuple):
+    """One thing that a target cannot do, and that a table may meet.
+
+    ``kind`` is a word for programs. ``text`` is the same for every table, so that it can be said once;
+    ``columns``: those of the table that it is about, where it is not about the table as a whole.
+    """
+
+    kind: str
+    text: str
+    columns: tuple[str, ...] = ()
+
+
+class Foreseen(NamedTuple):
+    """``warnings`` are of this table: the target refuses it unless somebody does something first."""
+
+    limits: tuple[Limit, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Foresight:
+    """What a kind of target says of its tables; this one has Spark's types, and refuses by ``check``."""
+
+    def __init__(self, check: Callable[[TableShape], None]) -> None:
+        self._check = check
+
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+        """A column's type in the target's own words; ``settings`` are the target's."""
+        return column.spark
+
+    def foresee(self, config: Config, shape: TableShape) -> Foreseen:  # noqa: ARG002
+        """What may become of a table, beside what the capabilities say.
+
+        Raises:
+            SchemaRefusedError: there can be no such table, whatever is there already.
+            ConfigError: the pipeline cannot have it there.
+        """
+        self._check(shape)
+        return Foreseen()
