@@ -171,6 +171,25 @@ def test_a_table_without_a_key_is_a_problem_in_the_plan(stack: Stack, tmp_path: 
     assert (plan["types_from"], plan["columns"][0]["target_type"]) == ("definition", "decimal(9,2)")
 
 
+def test_a_plan_says_what_the_target_cannot_do_and_does_not_ask_it(stack: Stack, tmp_path: Path) -> None:
+    write(stack, "canal-json")
+    nobody = {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop", "user": "t"}
+    config = config_file(tmp_path, stack, "canal-json", target=nobody)
+    found = json.loads(run("plan", config, "-o", "json").stdout)
+    (plan,) = found["tables"]
+    types = {column["name"]: column["target_type"] for column in plan["columns"]}
+    assert (found["target"], types["id"], types["price"]) == ("postgres", "numeric(20,0)", "numeric(60,2)")
+    (limit,) = [limit for limit in plan["limits"] if limit["kind"] == "nul-in-text"]
+    assert limit["columns"] == ["note"]
+    text = run("plan", config)
+    assert (text.exit_code, text.stdout.count(f"postgres: {limit['text']} (every table)")) == (0, 1)
+
+    long = {**nobody, "table": "{schema}." + "t" * 53 + "{table}"}
+    refused = run("plan", config_file(tmp_path, stack, "canal-json", target=long))
+    assert refused.exit_code == 2
+    assert "PROBLEM: the name" in refused.stdout
+
+
 def test_a_topic_that_is_not_there(stack: Stack) -> None:
     options = ("--protocol", "canal-json", "--brokers", stack.brokers)
     result = run("decode", *options, "--topic", f"{stack.prefix}none")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, get_args
 
 import pytest
 
@@ -18,7 +19,7 @@ from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.foretelling import NO_NUL, change_limits, column_type, foretold, row_limits
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets import TARGETS, memory_target
-from tidesink.sinks.targets.foreseen import Limit
+from tidesink.sinks.targets.foreseen import Limit, LimitKind
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_dialect import Dialect
@@ -277,8 +278,13 @@ def test_what_kafka_would_refuse_at_the_first_row_is_a_problem() -> None:
     assert "the pipeline reads the topic shop_orders" in (found.problem or "")
 
 
+def test_every_kind_of_limit_is_on_the_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert [kind for kind in get_args(LimitKind) if f"`{kind}`" not in page.partition("## run and")[0]] == []
+
+
 def test_a_limit_is_said_once_with_the_tables_that_may_meet_it() -> None:
-    one, two = Limit("one", "cannot one", ("a",)), Limit("two", "cannot two")
+    one, two = Limit("widen", "cannot one", ("a",)), Limit("key", "cannot two")
     plans = [
         TablePlan(TableId("shop", f"t{at}"), "app", limits=(one, two) if at < 5 else (two,))
         for at in range(6)
@@ -288,4 +294,4 @@ def test_a_limit_is_said_once_with_the_tables_that_may_meet_it() -> None:
         ("cannot one", "shop.t0, shop.t1, shop.t2 and 2 more"),
         ("cannot two", "every table"),
     ]
-    assert plans[0].as_json()["limits"][0] == {"kind": "one", "text": "cannot one", "columns": ("a",)}
+    assert plans[0].as_json()["limits"][0] == {"kind": "widen", "text": "cannot one", "columns": ("a",)}

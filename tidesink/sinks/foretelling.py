@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Final
+from typing import Final, Literal
 
 from tidesink.config import Config, TableConfig
 from tidesink.config.schema_change_checks import TELLING_PROTOCOLS
-from tidesink.config.schema_changes import ChangeKind
 from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities
@@ -94,7 +93,7 @@ def change_limits(
         yield Limit("add", _NO_ADD)
     if said.widen == "apply":
         yield from _of_widening(able, shape)
-    kinds: tuple[ChangeKind, ...] = ("drop", "rename") if told and not logs else ()
+    kinds: tuple[Literal["drop", "rename"], ...] = ("drop", "rename") if told and not logs else ()
     asked = [kind for kind in kinds if said.policy(kind) == "apply"]
     if asked and shape.shard is not None:
         yield Limit("shared", _SHARED)

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from tidesink.config import Config
     from tidesink.sinks.shape import ShapeColumn, TableShape
 
+LimitKind = Literal[
+    "durable",
+    "exactly-once",
+    "keeps-rows",
+    "nul-in-text",
+    "row-length",
+    "key-length",
+    "truncate",
+    "left-out-values",
+    "add",
+    "widen",
+    "rescale",
+    "shared",
+    "drop",
+    "rename",
+    "type",
+    "key",
+]
+
 
 class Limit(NamedTuple):
     """One thing that a target cannot do, and that a table may meet.
 
-    ``kind`` is a word for programs. ``text`` is the same for every table, so that it can be said once;
+    ``kind`` is for programs (``docs/cli.md``). ``text`` is the same for every table, so that it can be said once;
     ``columns``: those of the table that it is about, where it is not about the table as a whole.
     """
 
-    kind: str
+    kind: LimitKind
     text: str
     columns: tuple[str, ...] = ()
 

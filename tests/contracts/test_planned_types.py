@@ -1,0 +1,43 @@
+"""The types that a plan shows are those that the target's own catalog has of the table then."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from tests.contracts.sql_beds import target_of
+from tests.contracts.targets_bed import ID, TABLE, Bed, shape
+from tests.contracts.test_targets_types import cases
+from tidesink.sinks.targets import TARGETS
+from tidesink.sinks.targets.iceberg_table import JvmTable
+from tidesink.sinks.targets.iceberg_target import IcebergTarget
+
+pytestmark = pytest.mark.spark
+WHOLE = shape(ID, *(column for column, _ in cases()))
+
+
+def planned(bed: Bed) -> dict[str, str]:
+    """Column to type, as the plan has them."""
+    foresight = import_module(TARGETS[bed.name]).FORESIGHT
+    return {column.name: foresight.column_type(None, column) for column in WHOLE.columns}
+
+
+@pytest.mark.servers
+def test_of_a_database(sql: Bed) -> None:
+    target = target_of(sql)
+    target.open_table(WHOLE, pipeline="shop")
+    with target.connections.transaction("test", writes=False) as cursor:
+        found = target.connections.dialect.present(cursor, target.place_of(TABLE))
+    # MariaDB's JSON is a text that is checked.
+    json = {"mysql": "longtext", "postgres": "json"}[sql.name]
+    assert found == {name: json if word == "json" else word for name, word in planned(sql).items()}
+
+
+def test_of_iceberg(iceberg: Bed) -> None:
+    assert isinstance(iceberg.target, IcebergTarget)
+    assert iceberg.spark is not None
+    iceberg.target.open_table(WHOLE, pipeline="shop")
+    state = JvmTable(iceberg.spark, iceberg.target.location_of(TABLE)).state()
+    found = {str(field.name()): str(field.type().toString()) for field in state.metadata.schema().columns()}
+    assert {name: word.replace(", ", ",") for name, word in found.items()} == planned(iceberg)
