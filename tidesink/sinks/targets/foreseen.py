@@ -32,7 +32,7 @@ LimitKind = Literal[
 class Limit(NamedTuple):
     """One thing that a target cannot do, and that a table may meet.
 
-    ``kind`` is for programs (``docs/cli.md``). ``text`` is the same for every table, so that it can be said once;
+    ``kind`` is for programs (``docs/cli.md``). ``text`` is the same for every table, so that it is said once;
     ``columns``: those of the table that it is about, where it is not about the table as a whole.
     """
 
