@@ -181,6 +181,12 @@ def test_a_column_whose_name_the_target_has_not_is_a_problem(target: str, named:
     assert (found.limits == ()) is refused
 
 
+@pytest.mark.parametrize("target", TARGET)
+def test_a_column_with_a_name_of_our_own_is_a_problem(target: str) -> None:
+    found = planned(target, shape(ID, Column("_TIDESINK_DELETED", ColumnType("int"))))
+    assert "a column of tidesink's own: rename it" in (found.problem or "")
+
+
 @pytest.mark.parametrize("target", DIALECTS)
 def test_a_table_whose_name_is_too_long_is_a_problem_of_it_alone(target: str) -> None:
     long = TableId("shop", "t" * 65)
