@@ -69,7 +69,10 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
             table=str(shape.source),
         )
     for column in shape.columns:
-        quote(column.name)
+        try:
+            quote(column.name)
+        except SchemaRefusedError as refused:
+            raise refused.with_context(table=str(shape.source), column=column.name) from None
 
 
 def room_limits(shape: TableShape, limits: SqlLimits, database: Database) -> Iterator[Limit]:
