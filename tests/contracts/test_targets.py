@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -65,6 +66,28 @@ def test_a_batch_delivered_again_changes_nothing(bed: Bed) -> None:
     later = table.apply(bed.batch(SHAPE, [row(1, "later")]), progress(epoch, 2))
     assert table.apply(bed.batch(SHAPE, [row(1, "later")]), progress(epoch, 2)) == later
     assert bed.rows() == [row(1, "later"), row(2)]
+
+
+def test_what_is_staged_is_not_applied_yet(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    table.apply(bed.batch(SHAPE, [row(1)]), progress(epoch, 1))
+    seen: list[object] = []
+
+    def crash() -> None:
+        seen.extend([table.committed(), bed.rows() if bed.keeps_rows else None])
+        raise InterruptedError
+
+    batch = bed.batch(SHAPE, [row(1, "b"), row(2)], [{"id": 3}])
+    with pytest.raises(InterruptedError):
+        table.apply(replace(batch, on_staged=crash), progress(epoch, 2))
+    assert seen == [progress(epoch, 1), [row(1)] if bed.keeps_rows else None]
+    assert bed.rows() == ([row(1)] if bed.keeps_rows else [row(1, "b"), row(2)])
+    again = bed.reopen().open_table(SHAPE, pipeline="shop")
+    epoch = again.claim().epoch
+    again.apply(batch, progress(epoch, 2))
+    assert bed.rows() == [row(1, "b"), row(2)]
+    assert again.committed() == progress(epoch, 2)
 
 
 def test_an_older_batch_is_refused(bed: Bed) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of
-from tidesink.change import Column, ColumnType, Op, Row
+from tidesink.change import Column, ColumnType, Op, Row, TableId
 from tidesink.codecs.base import EncodedRecord
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.rejects import DEAD_LETTERS_NAME
@@ -21,6 +21,7 @@ PARTITIONS: Final = 2
 # One of so many records in a row of a partition is bad, the same one each time.
 BAD_EVERY: Final = 5
 NAME: Final = "changing"
+TABLE: Final = TableId("shop", NAME)
 _ADDED: Final = (
     Column("grade", ColumnType("int", sql="int"), nullable=False, default="7"),
     Column("note", ColumnType("varchar", length=10, sql="varchar(10)"), default="none"),
@@ -43,7 +44,7 @@ class Place(NamedTuple):
 
 
 class ChangingTable:
-    """Writes the topic; ``rows`` and ``bad`` are what the lake and its dead letters must hold."""
+    """Writes the topic; ``rows`` and ``bad`` are what the target and its dead letters must hold."""
 
     def __init__(self, servers: Servers) -> None:
         self.rows: dict[int, Row] = {}
@@ -91,10 +92,17 @@ class ChangingTable:
         return {**row, **added} if wide else row
 
 
-def dead_letters(folder: Path) -> list[tuple[Place, EncodedRecord]]:
+# The columns that say which record a dead letter is.
+LETTER: Final = ("topic", "partition", "offset", "key", "value")
+Letter = tuple[Place, EncodedRecord]
+
+
+def as_letter(topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None) -> Letter:
+    """A dead letter by what ``LETTER`` names."""
+    return Place(topic, partition, offset), EncodedRecord(key, value)
+
+
+def dead_letters(folder: Path) -> list[Letter]:
     """What the dead-letter table under ``folder`` holds, each row once for every time it is there."""
-    rows = open_lake_table(folder / "lake" / DEAD_LETTERS_NAME).read().to_pylist()
-    return [
-        (Place(row["topic"], row["partition"], row["offset"]), EncodedRecord(row["key"], row["value"]))
-        for row in rows
-    ]
+    rows: list[dict[str, Any]] = open_lake_table(folder / "lake" / DEAD_LETTERS_NAME).read().to_pylist()
+    return [as_letter(*(row[name] for name in LETTER)) for row in rows]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.contracts.message_beds import stamp_of
 from tests.e2e.sql_compare import in_calendar
+from tests.http_receiver import Request
 from tidesink.change import ChangeEvent, Message, Op, Value
 from tidesink.codecs.base import Codec
 from tidesink.dev.workload.expected import ExpectedTable
+from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER
 
 # Rows that were sent before a column was added have no message that has it: its default is the reader's.
 DEFAULTS: Mapping[str, str | None] = {"tier": "basic"}
@@ -84,3 +87,50 @@ def rows_of_objects(objects: Iterable[Mapping[str, Any]], key: tuple[str, ...]) 
 
 def _plain(value: Any) -> Any:
     return b64decode(value["base64"]) if isinstance(value, dict) else value
+
+
+class Sent(NamedTuple):
+    """A message, or a request: the batch and the epoch it is of, its idempotency key, and what it says."""
+
+    batch: int
+    epoch: int
+    key: str
+    said: str
+
+
+def sent_messages(messages: Iterable[Message], codec: Codec) -> list[Sent]:
+    """The messages of a topic."""
+    found = []
+    for message in messages:
+        (event,) = codec.decode(message)
+        assert isinstance(event, ChangeEvent)
+        epoch, batch = stamp_of(message)
+        key = dict(message.headers)[IDEMPOTENCY_HEADER]
+        assert key is not None
+        found.append(Sent(batch, epoch, key.decode(), str((event.op, event.key, event.after))))
+    return found
+
+
+def sent_slices(requests: Iterable[Request]) -> list[Sent]:
+    """The requests that an endpoint was sent."""
+    return [
+        Sent(
+            int(one.headers["tidesink-batch"]),
+            int(one.headers["tidesink-epoch"]),
+            one.headers["idempotency-key"],
+            json.dumps(one.objects, sort_keys=True),
+        )
+        for one in requests
+        if one.method != "HEAD"
+    ]
+
+
+def sent_again(sent: Iterable[Sent]) -> set[int]:
+    """The batches that more than one epoch sent, which were the same each time, under the same keys."""
+    batches: dict[int, dict[int, set[tuple[str, str]]]] = {}
+    for one in sent:
+        batches.setdefault(one.batch, {}).setdefault(one.epoch, set()).add((one.key, one.said))
+    for batch, epochs in batches.items():
+        first, *others = epochs.values()
+        assert all(other == first for other in others), f"batch {batch} was sent otherwise"
+    return {batch for batch, epochs in batches.items() if len(epochs) > 1}

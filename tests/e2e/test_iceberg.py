@@ -1,4 +1,4 @@
-"""A whole changefeed of the real producer into Iceberg: every row as TiDB held it, also after kills."""
+"""A changefeed of the real producer into Iceberg: every row as TiDB held it, in two kinds of catalog."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.contracts.iceberg_beds import jdbc_catalog
 from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
@@ -28,8 +29,6 @@ SQLITE = JarSet(
     "sqlite-jdbc", (Coordinate("org.xerial", "sqlite-jdbc", "3.46.1.3"),), excluded=(("org.slf4j", "*"),)
 )
 TABLES = ("account", "movement", "pair", "wide")
-# The steps around the one that asks the catalog; the bank is killed at each.
-KILLS = ("committing", "committed")
 
 
 def iceberg_config(
@@ -77,8 +76,10 @@ def test_iceberg_ends_as_tidb_held_it(
     assert wrong_values(tmp_path / "lake", final_state(workload)) == []
 
 
+# Around what asks the catalog. At each step: tests/e2e/test_kill.py.
+@pytest.mark.parametrize("kills", [(), pytest.param(("committing", "staged", "committed"), marks=SOAK)])
 def test_a_catalog_in_a_database_and_workers_that_are_killed(
-    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers, kills: tuple[str, ...]
 ) -> None:
     """Workers of their own, with a catalog behind JDBC; the last one drains what the killed ones left.
 
@@ -86,17 +87,11 @@ def test_a_catalog_in_a_database_and_workers_that_are_killed(
     """
     replay(workload, "avro_long", servers=servers, only={"bank_account"})
     jar = next(fetch(SQLITE).glob("sqlite-jdbc-*.jar"))
-    catalog = {
-        "type": "jdbc",
-        "uri": f"jdbc:sqlite:{tmp_path}/catalog.db",
-        "warehouse": "./warehouse",
-        "jdbc.schema-version": "V1",
-    }
     path = replay_config(tmp_path, "avro_long", servers=servers, max_records=450)
-    config = iceberg_config(path, catalog, conf={"spark.driver.extraClassPath": str(jar)})
-    for step in KILLS:
+    config = iceberg_config(path, jdbc_catalog(tmp_path), conf={"spark.driver.extraClassPath": str(jar)})
+    for step in kills:
         finish(start_worker(config, tmp_path / "log", f"{step}:2"), tmp_path / "log")
-    assert failpoints_hit(config) == [f"{step}:2" for step in KILLS]
+    assert failpoints_hit(config) == [f"{step}:2" for step in kills]
     ending = finish(start_worker(config, tmp_path / "log"), tmp_path / "log")
     assert ending.code == 0, ending.output
     with sqlite3.connect(tmp_path / "catalog.db") as database:

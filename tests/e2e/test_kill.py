@@ -1,8 +1,8 @@
 """SIGKILL at each named step of a batch and at random times: nothing is lost and nothing doubled.
 
-One table is worked on by worker after worker, each killed with its JVM and its whole process group; the
-last one drains the topic. Random kills meet a table of the captured changefeed; the kills at each step
-meet one with bad records in every batch and with columns added, so that no step is reached for nothing.
+One table is worked on by worker after worker; the last one drains the topic. The kills at each step, on every
+target, meet a table with bad records in every batch and with columns added, so that no step is reached for
+nothing. Random kills, of the JVM and the whole process group, meet a table of the captured changefeed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.changing import BAD_EVERY, DEFAULTS, NAME, ChangingTable, dead_letters
-from tests.e2e.forked_worker import die_at
+from tests.e2e.changing import BAD_EVERY, DEFAULTS, PARTITIONS, ChangingTable
+from tests.e2e.changing_places import PLACES, Place, Rows
+from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import (
     Ending,
     alive_in_group,
@@ -28,10 +29,12 @@ from tests.e2e.killing import (
     start_worker,
     wait_for,
 )
+from tests.e2e.passed_on import sent_again
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
-from tests.e2e.writing import lake_rows, shop_config
+from tests.e2e.writing import shop_config
 from tests.soak import SOAK
 from tidesink.sinks.failpoints import FAILPOINTS
+from tidesink.sinks.targets import TARGETS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,7 +46,7 @@ CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
 RANDOM_KILLS = 3
 # The first three kills come after a commit and leave a batch applied each; all the others meet the fourth.
 STEPS = FAILPOINTS[FAILPOINTS.index("committed") :] + FAILPOINTS[: FAILPOINTS.index("committed")]
-# Records of a batch, the same number of each of two partitions.
+# Records of a batch, the same number of each partition.
 BATCH = 40
 # Fewer records a batch than the topic has for each kill, so that every worker finds one to begin.
 RECORDS = 1744
@@ -66,32 +69,41 @@ def _drain(config: Path, log: Path) -> Ending:
     return ending
 
 
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Place:
+    """Every target whose tables outlive the worker."""
+    assert PLACES.keys() == TARGETS.keys() - {"memory"}
+    return PLACES[request.param](request, tmp_path, servers)
+
+
 @pytest.mark.parametrize(
     "jvm", [pytest.param(True, id="JVM and all", marks=SOAK), pytest.param(False, id="fork")]
 )
 def test_a_kill_at_every_step_of_a_batch(
-    spark: SparkSession, tmp_path: Path, servers: Servers, jvm: bool
+    spark: SparkSession, tmp_path: Path, servers: Servers, place: Place, jvm: bool
 ) -> None:
     die = _die_with_the_jvm if jvm else partial(_die_forked, spark)
     table = ChangingTable(servers)
     more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
-    config = shop_config(tmp_path, servers, more)
-    # Three batches and a half are written before the columns come: the fourth has both schemas.
-    table.write(7 * BATCH // 4)
+    config = shop_config(tmp_path, servers, {**more, **place.config()})
     before = STEPS.index(FAILPOINTS[0])
-    for step in STEPS[:before]:
+    for batches, step in enumerate(STEPS[:before], 1):
+        table.write(BATCH // PARTITIONS)
         die(step, config)
-    left = lake_rows(tmp_path, NAME)
-    assert len(dead_letters(tmp_path)) == 3 * BATCH // BAD_EVERY
-    table.add_columns()
+        _check(place, table.rows, step, batches=batches)
+    left, fourth = dict(table.rows), _fourth_batch(table)
     table.write(BATCH)
     for step in STEPS[before:]:
         die(step, config)
-        _check_left(tmp_path, step, left)
+        _check_left(place, step, left, fourth)
     assert failpoints_hit(config) == [f"{step}:1" for step in STEPS]
-    _drain(config, tmp_path / "worker.log")
-    assert lake_rows(tmp_path, NAME) == table.rows
-    assert sorted(dead_letters(tmp_path)) == sorted(table.bad.items())
+    if place.sent is not None:
+        assert sent_again(place.sent()) == set()
+    drain(spark, config, tmp_path / "worker.log")
+    assert place.rows() == table.rows
+    assert sorted(place.letters()) == sorted(table.bad.items())
+    if place.sent is not None:
+        assert sent_again(place.sent()) == {4}
 
 
 def _die_with_the_jvm(step: str, config: Path) -> None:
@@ -104,13 +116,30 @@ def _die_forked(spark: SparkSession, step: str, config: Path) -> None:
     die_at(step, spark, config, config.with_name("worker.log"))
 
 
-def _check_left(folder: Path, step: str, rows: dict[int, dict[str, Any]]) -> None:
-    """What a kill in the fourth batch leaves: no row of it, but the columns and dead letters kept before."""
+def _fourth_batch(table: ChangingTable) -> Rows:
+    """Write a batch in whose middle the columns come, so that it has both schemas; the rows after it."""
+    table.write(BATCH // PARTITIONS // 2)
+    table.add_columns()
+    table.write(BATCH // PARTITIONS // 2)
+    return dict(table.rows)
+
+
+def _check_left(place: Place, step: str, left: Rows, fourth: Rows) -> None:
+    """What a kill in the fourth batch leaves: no row of it, but the columns and dead letters kept before.
+
+    Where changes are sent, those that were acknowledged before the commit are there already.
+    """
     done = FAILPOINTS[: FAILPOINTS.index(step) + 1]
     added = DEFAULTS if "evolved" in done else {}
-    assert lake_rows(folder, NAME) == {key: {**row, **added} for key, row in rows.items()}, step
-    batches = 4 if "rejected" in done else 3
-    assert len(dead_letters(folder)) == batches * BATCH // BAD_EVERY, step
+    rows = {key: {**row, **added} for key, row in left.items()}
+    arrived = place.sent is not None and "staged" in done
+    _check(place, fourth if arrived else rows, step, batches=4 if "rejected" in done else 3)
+
+
+def _check(place: Place, rows: Rows, step: str, *, batches: int) -> None:
+    """The target's rows, and the dead letters of so many batches."""
+    assert place.rows() == {key: {**place.told, **row} for key, row in rows.items()}, step
+    assert len(place.letters()) == batches * BATCH // BAD_EVERY, step
 
 
 def _random_kills(folder: Path, workload: Path, servers: Servers, kills: int) -> None:

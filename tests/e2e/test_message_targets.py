@@ -1,7 +1,7 @@
 """A captured changefeed through the worker into Kafka in another codec, and into an HTTP endpoint.
 
-What was sent, decoded and reduced by its keys, is what TiDB held; after SIGKILL at named steps, or in the
-middle of a batch's requests, as well.
+What was sent, decoded and reduced by its keys, is what TiDB held; after SIGKILL in the middle of a batch's
+requests as well. SIGKILL at each named step of a batch: ``test_kill``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.forked_worker import die_at, drain
-from tests.e2e.killing import failpoints_hit, finish, kill_group, start_worker
+from tests.e2e.killing import finish, kill_group, start_worker
 from tests.e2e.passed_on import reduced, rows_of_objects, wrong_rows
 from tests.e2e.replay import Servers, captured, final_state, replay, replay_config
 from tests.http_receiver import Receiver, Request, http_receiver
@@ -145,19 +144,6 @@ def test_a_topic_that_the_pipeline_reads_is_no_target(
     report = run(load_config(config_for(tmp_path, "canal", servers, target, 900)), until="drained")
     assert report.exit_code != 0
     assert "give target.topic a prefix" in (report.tables[0].error or "")
-
-
-def test_kafka_after_kills_at_named_steps(
-    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
-) -> None:
-    replay(workload, "avro_long", servers=servers, only={"bank_account"})
-    config = config_for(tmp_path, "avro_long", servers, kafka_target(servers, "canal-json"), 400)
-    log = tmp_path / "worker.log"
-    for step in ("committing:2", "committed:2", "evolved"):
-        die_at(step, spark, config, log)
-    drain(spark, config, log)
-    assert failpoints_hit(config) == ["committing:2", "committed:2", "evolved:1"]
-    assert wrong_in_kafka(workload, servers, "canal-json", {"account"}) == []
 
 
 def test_an_endpoint_after_a_kill_between_two_requests_of_a_batch(

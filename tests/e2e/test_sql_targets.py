@@ -1,26 +1,20 @@
-"""A captured changefeed through the worker into Postgres and into MariaDB: every column ends as TiDB held it.
-
-After SIGKILL at each named step of a batch as well.
-"""
+"""A captured changefeed through the worker into Postgres and MariaDB: every column ends as TiDB held it."""
 
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.contracts.sql_beds import DATABASES
-from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config
 from tests.e2e.sql_beside import Server, connected, execute, target_of
 from tests.e2e.sql_compare import wrong_in_database
-from tests.soak import SOAK, soaked
+from tests.soak import SOAK
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
-from tidesink.sinks.failpoints import FAILPOINTS
 from tidesink.sinks.observers import Recorder
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.sql_target import SqlTarget
@@ -86,24 +80,6 @@ def test_the_database_ends_as_tidb_held_it(
         assert table.lag == 0
         assert table.counters["read"] == replayed.records[table.topic.removeprefix(servers["prefix"])]
     assert wrong(workload, server, {"account", "movement", "pair", "wide"}) == []
-
-
-@soaked
-def test_a_kill_at_every_step_of_a_batch(
-    tmp_path: Path, workload: Path, servers: Servers, server: Server
-) -> None:
-    replayed = replay(workload, "avro_long", servers=servers, only={"bank_account"})
-    size = replayed.records["bank_account"] // (len(FAILPOINTS) + 2)
-    config = config_for(tmp_path, "avro_long", servers, server, size)
-    steps = [step for step in FAILPOINTS if step not in ("recorded", "rejected")]
-    log = tmp_path / "worker.log"
-    for step in steps:
-        ending = finish(start_worker(config, log, step), log)
-        assert ending.code == -signal.SIGKILL, (step, ending.output)
-    assert failpoints_hit(config) == [f"{step}:1" for step in steps]
-    ending = finish(start_worker(config, log), log)
-    assert ending.code == 0, ending.output
-    assert wrong(workload, server, {"account"}) == []
 
 
 def test_validate_says_what_became_of_the_database(tmp_path: Path, servers: Servers, server: Server) -> None:

@@ -346,6 +346,7 @@ class Batch:
             since=summary.min_commit_ts,
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
+            on_staged=lambda: self._around.failpoints.reach("staged"),
         )
 
     def _shape(self) -> TableShape:

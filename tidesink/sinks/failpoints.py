@@ -28,7 +28,8 @@ FAILPOINTS: Final = (
     "recorded",  # the history in the state store says what the batch will have applied
     "evolved",  # the target's columns fit
     "rejected",  # dead letters are kept
-    "committing",  # the last instruction before the target's commit
+    "committing",  # the last instruction before the target is given the batch
+    "staged",  # all that comes before the target's commit is done: rows are staged, messages acknowledged
     "committed",  # the target has the batch and its progress
     "accounted",  # read = applied + superseded + filtered + dead-lettered holds
     "reported",  # status is saved

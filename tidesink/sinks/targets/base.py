@@ -12,7 +12,7 @@ The contract tests run over ``TARGETS``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -103,6 +103,10 @@ class ReducedRow(NamedTuple):
     commit_ts: int | None = None
 
 
+def _nothing() -> None:
+    """What most batches do when they are staged."""
+
+
 @dataclass(frozen=True)
 class ReducedBatch:
     """At most one row a key, ready to be merged.
@@ -127,6 +131,8 @@ class ReducedBatch:
     ``history_shape`` of it. What becomes of the rows is said in ``sinks.history``.
     ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
     null, and has these columns alone.
+    ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
+    acknowledged, and nothing says so yet. If it raises, there is no commit.
     """
 
     shape: TableShape
@@ -144,6 +150,7 @@ class ReducedBatch:
     since: int | None = None
     on_delete: tuple[str, ...] = ()
     lenient: bool = False
+    on_staged: Callable[[], None] = field(default=_nothing, compare=False)
 
     @property
     def empty(self) -> bool:

@@ -274,6 +274,7 @@ class DeltaTable(DeltaColumns):
         text = self._ledger.entry_text(
             "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
         )
+        batch.on_staged()
         try:
             self._commit(batch, progress, text)
         except SPARK_ERRORS as exc:

@@ -255,6 +255,7 @@ class IcebergTable(IcebergColumns):
         state = self._holder.staging()
         snapshot, result = self._staging.batch(batch, state, self._present)
         entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot, shape=batch.shape)
+        batch.on_staged()
         if not self._holder.publish(entry, on=state.head):
             return None
         self._upkeep.run_if_due(self._table.state())

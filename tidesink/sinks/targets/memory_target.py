@@ -210,6 +210,7 @@ class MemoryTable(MemoryColumns):
                 rows, result = _sequenced(state.rows, batch, version=version)
             else:
                 rows, result = _merged(state.rows, batch, state.columns, version=version)
+            batch.on_staged()
             state.rows, ledger.progress, ledger.applied = rows, progress, result
             ledger.known = frozenset(names_of(batch.shape)) | (ledger.known or frozenset())
             state.version += 1

@@ -65,6 +65,7 @@ class MessageTable(ABC):
             return done
         sent = Sent(0, 0) if batch.empty else self._send(batch, progress)
         result = sent_result(*sent, f"{progress.epoch}/{progress.batch}")
+        batch.on_staged()
         self._ledger.write(progress, result)
         return result
 

@@ -215,6 +215,7 @@ class SqlTable(ChangedColumns):
     def _commit(
         self, batch: ReducedBatch, progress: Progress, attempts: tuple[int, ...] | None
     ) -> ApplyResult:
+        batch.on_staged()
         with self._turns.mine(), self._transaction() as cursor:
             entry = self._held(cursor, progress.epoch)
             done = self._done(entry, progress)

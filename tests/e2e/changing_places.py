@@ -1,0 +1,149 @@
+"""Where the changing table is kept or sent while its workers are killed, and how it is read beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.contracts.sql_beds import DATABASES, reader
+from tests.e2e.changing import DEFAULTS, LETTER, NAME, TABLE, Letter, as_letter, dead_letters
+from tests.e2e.iceberg_beside import newest_metadata
+from tests.e2e.passed_on import Sent, reduced, sent_messages, sent_slices
+from tests.e2e.replay import Servers
+from tests.e2e.sql_beside import Server, connected, target_of
+from tests.e2e.writing import lake_rows
+from tests.http_receiver import http_receiver
+from tests.kafka_topics import topic_messages
+from tidesink.change import Row, Value
+from tidesink.codecs.opening import open_codec
+from tidesink.schema_registry import open_registry
+from tidesink.sinks.rejects import DEAD_LETTERS_NAME
+from tidesink.sinks.targets.sql_target import SqlTarget
+
+Rows = dict[int, Row]
+# Targets that keep no dead letters themselves.
+WITHOUT_LETTERS: Final = ("iceberg", "kafka", "http")
+
+
+class Place(NamedTuple):
+    """A target: its section of the config, its rows by their key, and the dead letters beside it.
+
+    ``sent``: all that a target of messages was ever sent; None where rows are kept. ``told``: the values that
+    a reader gives to rows that were sent without them.
+    """
+
+    target: dict[str, Any]
+    rows: Callable[[], Rows]
+    letters: Callable[[], list[Letter]]
+    sent: Callable[[], list[Sent]] | None = None
+    told: Mapping[str, Value] = MappingProxyType({})
+
+    def config(self) -> dict[str, Any]:
+        """What the pipeline's config says of it."""
+        kept = {"dead-letters": {"path": "./lake"}} if self.target["type"] in WITHOUT_LETTERS else {}
+        return {"target": self.target, **kept}
+
+
+def delta_place(_request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
+    """Delta in a folder."""
+    target = {"type": "delta", "path": "./lake"}
+    return Place(target, lambda: lake_rows(folder, NAME), lambda: dead_letters(folder))
+
+
+def iceberg_place(request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
+    """Iceberg in a catalog that is a folder."""
+    spark = request.getfixturevalue("spark")
+    warehouse = {"type": "hadoop", "warehouse": "./warehouse"}
+
+    def rows() -> Rows:
+        metadata = newest_metadata(folder / "warehouse" / TABLE.schema / TABLE.name)
+        return by_id([row.asDict() for row in spark.read.format("iceberg").load(metadata).collect()])
+
+    target = {"type": "iceberg", "catalog": "lake", "catalog-properties": warehouse}
+    return Place(target, rows, lambda: dead_letters(folder))
+
+
+def postgres_place(request: pytest.FixtureRequest, _folder: Path, _servers: Servers) -> Place:
+    """A database of the test's own."""
+    return _database(("postgres", DATABASES["postgres"](request)))
+
+
+def mysql_place(request: pytest.FixtureRequest, _folder: Path, _servers: Servers) -> Place:
+    """The tests' MariaDB."""
+    return _database(("mysql", DATABASES["mysql"](request)))
+
+
+def _database(server: Server) -> Place:
+    def rows() -> Rows:
+        with connected(server) as connections:
+            return by_id(reader(SqlTarget(connections))(TABLE))
+
+    return Place(target_of(server), rows, lambda: _letters_in(server))
+
+
+def _letters_in(server: Server) -> list[Letter]:
+    with connected(server) as connections, connections.transaction("test", writes=False) as cursor:
+        quote = connections.dialect.quote
+        place = f"{quote(TABLE.schema)}.{quote(DEAD_LETTERS_NAME)}"
+        cursor.execute(f"SELECT {', '.join(map(quote, LETTER))} FROM {place}")  # noqa: S608
+        return [as_letter(*row) for row in cursor.fetchall()]
+
+
+def kafka_place(_request: pytest.FixtureRequest, folder: Path, servers: Servers) -> Place:
+    """A topic of the same broker; a new shape of the rows is a schema to register."""
+    prefix = f"to-{servers['prefix']}"
+    topic = f"{prefix}{TABLE.schema}_{TABLE.name}"
+    codec = open_codec(
+        "flat-avro", registry=open_registry(servers["registry_url"]), table_of_topic=lambda _topic: TABLE
+    )
+    target = {
+        "type": "kafka",
+        "brokers": servers["brokers"],
+        "topic": f"{prefix}{{schema}}_{{table}}",
+        "protocol": "flat-avro",
+        "schema-registry": servers["registry_url"],
+    }
+
+    def rows() -> Rows:
+        found = reduced(topic_messages(servers["brokers"], topic), codec, ("id",))
+        return by_id([{**DEFAULTS, **row} for row in found.values()])
+
+    def sent() -> list[Sent]:
+        return sent_messages(topic_messages(servers["brokers"], topic), codec)
+
+    return Place(target, rows, lambda: dead_letters(folder), sent, DEFAULTS)
+
+
+def http_place(request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
+    """An endpoint in the test's process, which remembers idempotency keys."""
+    listening = http_receiver()
+    receiver = listening.__enter__()
+    request.addfinalizer(lambda: listening.__exit__(None, None, None))
+    # Several requests a batch.
+    target = {"type": "http", "url": f"{receiver.url}/{{schema}}/{{table}}", "batch-rows": 3}
+
+    def rows() -> Rows:
+        return by_id([{**DEFAULTS, **one["after"]} for one in receiver.objects(TABLE)])
+
+    return Place(target, rows, lambda: dead_letters(folder), lambda: sent_slices(receiver.requests), DEFAULTS)
+
+
+def by_id(rows: list[dict[str, Any]]) -> Rows:
+    """Rows by their key, each once."""
+    found = {row["id"]: row for row in rows}
+    assert len(found) == len(rows), "a row is there twice"
+    return found
+
+
+PLACES: Final[dict[str, Callable[[pytest.FixtureRequest, Path, Servers], Place]]] = {
+    "delta": delta_place,
+    "iceberg": iceberg_place,
+    "postgres": postgres_place,
+    "mysql": mysql_place,
+    "kafka": kafka_place,
+    "http": http_place,
+}
