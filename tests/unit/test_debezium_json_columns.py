@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from tidesink.change import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.change import ChangeEvent, Column, ColumnType, Message, Op, Position, TableId, TableSchema
+from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_debezium_json_heads import MOST_HEADS, Heads
 from tidesink.codecs.columns_debezium_json_judge import Judging, open_judge
@@ -38,8 +39,12 @@ def _head(schema: Json) -> str:
 
 def _pattern(*columns: Json) -> re.Pattern[str]:
     (found,) = read_heads([_head(_envelope(*columns))], key=False).values()
-    # Python 3.10 has no possessive repetition, and spells the end of a text otherwise.
-    return re.compile(re.sub(r"(?<=[*?+}])\+(?!\?)", "", found.pattern).replace(r"\z", r"\Z"))
+    return _in_python(found.pattern)
+
+
+def _in_python(pattern: str) -> re.Pattern[str]:
+    """Python 3.10 has no possessive repetition, and spells the end of a text otherwise."""
+    return re.compile(re.sub(r"(?<=[*?+}])\+(?!\?)", "", pattern).replace(r"\z", r"\Z"))
 
 
 def _payload(text: str) -> str:
@@ -89,6 +94,26 @@ def test_a_head_behind_the_payload_is_ticdcs() -> None:
     (found,) = read_heads([text], key=False).values()
     assert (found.head.before, found.head.behind, found.is_ticdc) == ('{"payload":', text, True)
     assert Head(text).schema() == found.connect
+
+
+@pytest.mark.parametrize("extension", [False, True])
+@pytest.mark.parametrize("start_ts", [False, True])
+def test_ticdcs_rows_are_known_and_read_with_and_without_the_extension(
+    extension: bool, start_ts: bool
+) -> None:
+    options = CodecOptions(enable_tidb_extension=extension, debezium_include_start_ts=start_ts)
+    schema = TableSchema(TableId("shop", "t"), (Column("id", ColumnType("bigint"), handle=True),))
+    extra = {"source": {"start_ts": 5}}
+    event = ChangeEvent(
+        Op.INSERT, schema.table, {"id": 1}, None, {"id": 1}, 9, Position("t", 0, 0), schema, None, extra
+    )
+    record = open_codec("debezium-json", options=options).encode(event, topic="t")
+    assert record is not None
+    assert record.value is not None
+    payload, _, behind = record.value.decode().rpartition(',"schema":')
+    (found,) = read_heads([f',"schema":{behind}'], key=False).values()
+    assert found.is_ticdc
+    assert _in_python(found.pattern).match(payload.removeprefix('{"payload":'))
 
 
 def test_heads_are_kept_once_and_not_without_end() -> None:

@@ -8,14 +8,14 @@ writer as a registry's id does.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
 from tidesink.codecs.columns_debezium_json_text import envelope_pattern, row_pattern
 from tidesink.codecs.columns_debezium_schema import IMAGES, RecordSchema, WireColumn
-from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.codecs.connect_schema import NO_PARAMETERS, ConnectField, ConnectSchema, ConnectType
 from tidesink.codecs.connect_schema_json import connect_schema_of_json
 from tidesink.errors import DecodeError, SchemaMismatchError
 
@@ -23,6 +23,19 @@ SCHEMA_FIRST: Final = '{"schema":'
 THEN_PAYLOAD: Final = ',"payload":'
 PAYLOAD_FIRST: Final = '{"payload":'
 THEN_SCHEMA: Final = ',"schema":'
+# How TiCDC's own schemas begin: Kafka Connect has the fields before the name, and the payload behind.
+_TICDCS: Final = f'{THEN_SCHEMA}{{"type":"struct","optional":false,"name":'
+_SENT_TYPES: Final[Mapping[str, ConnectType]] = {
+    "commit_ts": "int64",
+    "start_ts": "int64",
+    "cluster_id": "string",
+}
+# What TiCDC has last in a source block, in the schema with enable-tidb-extension alone (``start_ts`` with an
+# option of its own): any of them may be missing.
+_SENT: Final[Mapping[str, ConnectField]] = {
+    name: ConnectField(name, ConnectSchema(kind, None, None, NO_PARAMETERS, True, None), name)
+    for name, kind in _SENT_TYPES.items()
+}
 _SOURCE: Final = "source"
 _ROW: Final = "row"
 # What is asked of a source block.
@@ -122,7 +135,21 @@ def _value(head: Head, connect: ConnectSchema) -> JsonSchema | None:
         return JsonSchema("watermark", (), names, head=head, connect=connect)
     if any(image is None or image.type != "struct" for image in images):
         return None
+    if head.text.startswith(_TICDCS):
+        connect, names = _as_sent(connect), names | _SENT.keys()
     return JsonSchema("envelope", _wire_columns(fields["after"]), names, head=head, connect=connect)
+
+
+def _as_sent(envelope: ConnectSchema) -> ConnectSchema:
+    """TiCDC's envelope with all that stands in its source blocks, in TiCDC's order."""
+    return replace(
+        envelope, fields=tuple(_sent(one) if one.wire == _SOURCE else one for one in envelope.fields)
+    )
+
+
+def _sent(source: ConnectField) -> ConnectField:
+    told = (one for one in source.schema.fields if one.wire not in _SENT)
+    return source._replace(schema=replace(source.schema, fields=(*told, *_SENT.values())))
 
 
 def _wire_columns(schema: ConnectSchema) -> tuple[WireColumn, ...]:
