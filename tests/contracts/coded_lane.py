@@ -1,0 +1,146 @@
+"""A worker's own lane over records that this process holds: all of a worker but Kafka itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.contracts.coded_changes import TOPIC, Changefeed
+from tests.contracts.message_beds import MessagesBed
+from tests.contracts.targets_bed import Bed
+from tests.sessions import raw_frame
+from tests.surroundings import surroundings
+from tests.unit.config_samples import right
+from tidesink.change import Message, TableId
+from tidesink.codecs.base import CodecOptions
+from tidesink.config import Config
+from tidesink.config.source import SourceSettings
+from tidesink.sinks.lane import Lane
+from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.topics import Topics
+from tidesink.typemap.shape import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DEFAULTS: Final = CodecOptions()
+
+
+class HeldTopic(KafkaSource):
+    """A topic's records, of which the first ``sent`` are there so far."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        super().__init__({})
+        self._messages = messages
+        self.sent = 0
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The records in the ranges."""
+        wanted = {(part.partition, offset) for part in ranges for offset in range(part.start, part.end)}
+        held = [one for one in self._messages if (one.partition, one.offset) in wanted]
+        assert len(held) == len(wanted)
+        return self.opened(raw_frame(session, held))
+
+    def found(self) -> TopicOffsets:
+        """Where the topic ends by now."""
+        ends = dict.fromkeys(sorted({one.partition for one in self._messages}), 0)
+        for one in self._messages[: self.sent]:
+            ends[one.partition] = one.offset + 1
+        return TopicOffsets(TOPIC, "topic-id", {n: PartitionOffsets(0, end) for n, end in ends.items()})
+
+
+class _HeldOffsets(KafkaOffsets):
+    def __init__(self, topic: HeldTopic) -> None:
+        self._topic = topic
+
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        return {topic: self._topic.found() for topic in topics}
+
+
+def config_of(feed: Changefeed, *, definition: str | None = None, **defaults: str) -> Config:
+    """A pipeline that says of its changefeed what the changefeed's own options say."""
+    told = [option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields]
+    if feed.protocol.startswith("debezium"):
+        told = []  # the messages say it, and the config has no word for it
+    source = {
+        name.replace("_", "-"): value
+        for name in told
+        if (value := getattr(feed.options, name)) != getattr(_DEFAULTS, name)
+    }
+    if feed.protocol.endswith("avro"):
+        source["schema-registry"] = "http://127.0.0.1:9"  # the registry itself is handed over
+    given: dict[str, Any] = {
+        "pipeline": "shop",
+        "source": {
+            "brokers": "127.0.0.1:9",
+            "protocol": feed.protocol,
+            "topics": "{schema}_{table}",
+            **source,
+        },
+        "target": {"type": "memory"},
+        "defaults": defaults,
+        "retry": {"for": "0s"},
+    }
+    if definition:
+        given["tables"] = [{"name": str(feed.schema.table), "definition": definition}]
+    return right(given)
+
+
+@dataclass(frozen=True)
+class CodedTable:
+    """A bed's table behind a topic of coded records. ``around`` is a worker's, but for what it reads."""
+
+    bed: Bed
+    table: TableId
+    topic: HeldTopic
+    around: Surroundings
+
+    @contextmanager
+    def lane(self) -> Iterator[Lane]:
+        """The lane of a worker that was just started."""
+        lane = Lane(replace(self.around, target=self.bed.reopen()), TOPIC, self.table)
+        yield lane
+        lane.close()
+
+    def take(self, lane: Lane, upto: int) -> None:
+        """One batch, of the records that were sent by then."""
+        self.topic.sent = upto
+        before = lane.batches
+        found = self.topic.found()
+        lane.look(found)
+        lane.work(found)
+        assert (lane.state, lane.batches) == ("RUNNING", before + 1), lane.report().error
+
+    def rows(self, shape: TableShape) -> list[dict[str, Any]]:
+        """What a reader of the target sees, who knows the shape; in the order of the key."""
+        if isinstance(self.bed, MessagesBed):
+            self.bed.shapes[self.table] = shape
+        rows = [_plain(row) for row in self.bed.read(self.table)]
+        return sorted(rows, key=lambda row: [row[name] for name in shape.keys])
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with bytes as bytes, which memory has as Spark gives them."""
+    return {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
+
+
+def open_table(
+    bed: Bed,
+    spark: SparkSession,
+    folder: Path,
+    *,
+    feed: Changefeed,
+    messages: Sequence[Message],
+    config: Config,
+) -> CodedTable:
+    """A bed's table behind the records of a changefeed."""
+    topic = HeldTopic(messages)
+    around = surroundings(config, spark, folder, registry=feed.registry)
+    topics = Topics(config.pipeline, topic, around.store, ask=lambda _: _HeldOffsets(topic))
+    return CodedTable(bed, feed.schema.table, topic, replace(around, source=topic, topics=topics))

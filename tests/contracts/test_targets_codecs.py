@@ -1,0 +1,232 @@
+"""Every codec into every target: a changefeed's bytes through a worker's own lane.
+
+The other contracts hand batches of plain rows to a target. Here a lane (``coded_lane``) decodes, reduces,
+evolves and commits as in a worker, from records that our encoders wrote; Kafka alone is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests import multisets
+from tests.contracts.coded_changes import (
+    CREATE,
+    DEFAULTS,
+    PROTOCOLS,
+    SPLIT_KEY_CHANGES,
+    TABLE,
+    TOPIC,
+    WITHOUT_DEFAULTS,
+    Changefeed,
+    arriving,
+    first_changes,
+    name_in,
+    placed,
+    sent_again,
+    wider_changes,
+)
+from tests.contracts.coded_lane import config_of, open_table
+from tests.contracts.coded_types import OPTIONS, EveryType
+from tests.contracts.coded_types import TABLE as EVERY_TYPE
+from tests.contracts.conftest import MARKS
+from tests.contracts.targets_bed import Bed, progress
+from tests.soak import SOAK
+from tidesink.change import ChangeEvent, Message, TableSchema
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import CodecOptions
+from tidesink.sinks.reduce import reduce
+from tidesink.sinks.targets import TARGETS
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
+from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.typemap.ddl import parse_create_table
+from tidesink.typemap.row_key import row_keyed
+from tidesink.typemap.shape import TableShape, shape_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Rows = list[dict[str, Any]]
+# Where the stream goes back to: behind a CREATE and the first rows, and between the last delete and insert of
+# a key, so that the delete comes again after the row that followed it.
+AGAIN: Final = (5, -2)
+# With a position in every message. TiCDC's flat-avro has one in deletes where it also has the old row.
+PLACED: Final = {
+    "flat-avro": CodecOptions(enable_tidb_extension=True, avro_include_before_value=True, producer="new"),
+    "canal-json": CodecOptions(enable_tidb_extension=True),
+}
+
+
+def marks_of(target: str, protocol: str) -> list[pytest.MarkDecorator]:
+    """What a pair starts; and soak, unless it is of every codec into memory or of one into each other target.
+
+    For tests of what a codec carries and of what a target stores: other tests show each of the two.
+    """
+    telling = target == "memory" or protocol == PROTOCOLS[list(TARGETS).index(target) % len(PROTOCOLS)]
+    return [*MARKS.get(target, ()), *(() if telling else SOAK)]
+
+
+SOME_PAIRS: Final = [
+    pytest.param(target, protocol, marks=marks_of(target, protocol))
+    for target in TARGETS
+    for protocol in PROTOCOLS
+]
+CANAL_JSON_PAIRS: Final = [pytest.param(name, marks=marks_of(name, "canal-json")) for name in TARGETS]
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    """Every codec that workers read, in turn."""
+    return str(request.param)
+
+
+def orders(protocol: str) -> Changefeed:
+    """All that happened to a table, columns that were added too."""
+    feed = Changefeed(protocol, TableSchema(TABLE, ()), old_keys=protocol not in SPLIT_KEY_CHANGES)
+    feed.define(CREATE)
+    first_changes(feed)
+    wider_changes(feed)
+    return feed
+
+
+def at_source(feed: Changefeed, *, tells_defaults: bool = True) -> Rows:
+    """The rows at the source, by key, under the names that arrive."""
+    unknown = {} if tells_defaults else dict.fromkeys(DEFAULTS)
+    rows = [{**row, **unknown} if key in feed.filled else row for key, row in sorted(feed.rows.items())]
+    return [{name_in(feed.protocol, name): value for name, value in row.items()} for row in rows]
+
+
+def test_any_stream_ends_in_the_sources_rows_wherever_it_is_cut(
+    bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    feed = orders(protocol)
+    messages = placed(sent_again(feed.records, *AGAIN))
+    table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
+    # Each pair is cut elsewhere, and again before the very last record, which another worker takes.
+    last = len(messages) - 1
+    cuts = [Random(f"{bed.name} {protocol}").randrange(1, last), last]
+    with table.lane() as lane:
+        for cut in cuts:
+            table.take(lane, cut)
+    with table.lane() as lane:
+        table.take(lane, len(messages))
+    rows = table.rows(shape_of(arriving(feed.schema, protocol)))
+    if not bed.keeps_rows:  # a message has what its row had: its reader knows the rest
+        rows = [{**row, "order": row["order"] or DEFAULTS["order"]} for row in rows]
+    told = not bed.keeps_rows or protocol not in WITHOUT_DEFAULTS
+    assert rows == at_source(feed, tells_defaults=told), cuts
+
+
+def test_any_two_cuts_end_in_the_sources_rows_in_python_too(protocol: str) -> None:
+    feed = orders(protocol)
+    messages = placed(sent_again(feed.records, *AGAIN))
+    shape = shape_of(arriving(feed.schema, protocol))
+    expected = at_source(feed, tells_defaults=False)
+    codec = open_codec(protocol, registry=feed.registry, table_of_topic=lambda _: TABLE)
+    events = [_rows_alone(codec.decode(one)) for one in messages]
+    assert sum(map(len, events)) > len(messages) - 5
+    for first in range(1, len(messages)):
+        for second in range(first, len(messages), 5):
+            cuts = (0, first, second, len(messages))
+            parts = [[e for some in events[a:b] for e in some] for a, b in pairwise(cuts)]
+            assert _in_memory(parts, shape) == expected, cuts
+
+
+def _rows_alone(events: Sequence[object]) -> list[ChangeEvent]:
+    return [event for event in events if isinstance(event, ChangeEvent)]
+
+
+def _in_memory(parts: Sequence[Sequence[ChangeEvent]], shape: TableShape) -> Rows:
+    target = MemoryTarget()
+    table = target.open_table(shape, pipeline="shop")
+    epoch = table.claim().epoch
+    for number, events in enumerate(parts, 1):
+        reduced = reduce(events, shape.keys)
+        rows = [
+            ReducedRow("upsert" if one.row is not None else "delete", _key(shape, key), one.row)
+            for key, one in reduced.rows.items()
+        ]
+        batch = ReducedBatch(shape, len(reduced.upserts), len(reduced.deletes), rows=rows)
+        table.apply(batch, progress(epoch, number, table=shape.table))
+    return sorted(target.rows(shape.table), key=lambda row: [row[name] for name in shape.keys])
+
+
+def _key(shape: TableShape, values: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(shape.keys, values, strict=True))
+
+
+@pytest.mark.parametrize(("bed", "protocol"), SOME_PAIRS, indirect=["bed"])
+def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
+    bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    if not bed.target.capabilities.sequences:
+        pytest.skip(f"{bed.name} keeps no positions, and says so")
+    options = PLACED.get(protocol, CodecOptions())
+    feed = Changefeed(protocol, parse_create_table(CREATE), options=options)
+    first_changes(feed)
+    random = Random(f"{bed.name} {protocol}")
+    records = random.sample(feed.records, len(feed.records))
+    # What was sent before comes again by itself, deletes without the rows that followed them.
+    messages = placed([*records, *random.sample(feed.records, 5)], random)
+    config = config_of(feed, sequence_by="source")
+    table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
+    with table.lane() as lane:
+        table.take(lane, random.randrange(1, len(records)))
+        table.take(lane, len(messages))
+    living = [
+        row
+        for row in table.rows(shape_of(arriving(feed.schema, protocol)))
+        if not row.pop(SOFT_DELETE_COLUMN)
+    ]
+    assert all(row.pop(SEQUENCE_COLUMN) for row in living)
+    assert living == at_source(feed)
+
+
+@pytest.mark.parametrize(("bed", "protocol"), SOME_PAIRS, indirect=["bed"])
+def test_every_type_arrives_with_its_limits_and_null(
+    bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    every = EveryType(protocol, nul_in_text=bed.target.capabilities.nul_in_text)
+    options = OPTIONS.get(protocol, CodecOptions())
+    feed = Changefeed(protocol, TableSchema(EVERY_TYPE, ()), options=options)
+    feed.define(every.created)
+    for number, values in enumerate(every.sent):
+        feed.put(number, *values)
+    inserted = len(feed.records)
+    for number, values in enumerate(every.sent):  # each row gets the values of the one before it
+        feed.put((number + 1) % 3, *values)
+    messages, config = placed(feed.records), config_of(feed, definition=every.definition)
+    table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
+    with table.lane() as lane:
+        table.take(lane, inserted)  # appended to an empty table
+        table.take(lane, len(messages))  # merged
+    rows = table.rows(shape_of(arriving(parse_create_table(every.known), protocol)))
+    assert [row["id"] for row in rows] == [0, 1, 2]
+    low, high, null = every.stored
+    for found, expected in zip(rows, (null, low, high), strict=True):
+        for name, value in expected.items():
+            got = found[name_in(protocol, name)]
+            assert (got, type(got)) == (value, type(value)), name
+
+
+@pytest.mark.parametrize("bed", CANAL_JSON_PAIRS, indirect=True)
+def test_copies_of_rows_without_a_key_are_counted(bed: Bed, spark: SparkSession, tmp_path: Path) -> None:
+    """canal-json alone can say which of equal rows an event is of."""
+    random = Random(bed.name)
+    events, copies = multisets.history(random, 40)
+    sent: list[Message] = multisets.messages(multisets.again(events, 25, 10))
+    feed = Changefeed("canal-json", multisets.SCHEMA, options=multisets.OPTIONS)
+    config = config_of(feed, definition=multisets.CREATE)
+    messages = [replace(one, topic=TOPIC) for one in sent]
+    table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
+    with table.lane() as lane:
+        table.take(lane, random.randrange(1, len(messages)))
+        table.take(lane, len(messages))
+    assert multisets.copies(table.rows(row_keyed(shape_of(multisets.SCHEMA)))) == copies
+    assert max(copies.values()) > 1
