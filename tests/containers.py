@@ -1,20 +1,25 @@
-"""The broker and the registry as containers, where a Docker engine answers."""
+"""The broker, the registry and the databases as containers, where a Docker engine answers."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Final
 
 from tidesink.dev.stack import StackAddresses
+from tidesink.sinks.targets.sql_endpoint import Endpoint
 
 _KAFKA: Final = "confluentinc/cp-kafka:7.9.0"
 _APICURIO: Final = "apicurio/apicurio-registry:3.0.9"
+_POSTGRES: Final = "postgres:16"
+_MARIADB: Final = "mariadb:10.11"
 _ENGINE_SECONDS: Final = 10
 
 
+@cache
 def engine_answers() -> bool:
     """True when a Docker engine can be reached, not only its client program."""
     if shutil.which("docker") is None:
@@ -47,3 +52,41 @@ def container_stack() -> Iterator[StackAddresses]:
     with kafka, registry:
         host, port = registry.get_container_host_ip(), registry.get_exposed_port(8080)
         yield StackAddresses(kafka.get_bootstrap_server(), f"http://{host}:{port}{path}")
+
+
+@contextlib.contextmanager
+def container_postgres() -> Iterator[Endpoint]:
+    """A Postgres server, gone afterwards."""
+    environment = {"POSTGRES_HOST_AUTH_METHOD": "trust"}
+    # The server that the image sets up with says so too.
+    with _database(_POSTGRES, 5432, environment, "ready to accept connections", times=2) as (host, port):
+        yield Endpoint(host, port, "postgres", "postgres", "")
+
+
+@contextlib.contextmanager
+def container_mariadb() -> Iterator[tuple[str, int]]:
+    """The host and port of a MariaDB server, gone afterwards; root has no password."""
+    environment = {"MARIADB_ALLOW_EMPTY_ROOT_PASSWORD": "1", "MARIADB_ROOT_HOST": "%"}
+    options = ["--character-set-server=utf8mb4", "--local-infile=1", "--skip-log-bin"]
+    # The server that the image sets up with has no port.
+    with _database(_MARIADB, 3306, environment, r"port: 3306\b", options=options) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def _database(
+    image: str,
+    port: int,
+    environment: Mapping[str, str],
+    ready: str,
+    *,
+    times: int = 1,
+    options: Sequence[str] = (),
+) -> Iterator[tuple[str, int]]:
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+
+    server = DockerContainer(image).with_exposed_ports(port).with_envs(**environment)
+    server = server.with_command([*options]) if options else server
+    with server.waiting_for(LogMessageWaitStrategy(ready, times=times)):
+        yield server.get_container_host_ip(), int(server.get_exposed_port(port))

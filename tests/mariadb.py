@@ -1,6 +1,7 @@
 """A MariaDB for tests of what is asked of a MySQL-compatible upstream.
 
-``TIDESINK_TEST_MARIADB`` is the SQLAlchemy URL of a running one to use instead of a server of one's own.
+``TIDESINK_TEST_MARIADB`` is the SQLAlchemy URL of a running one to use instead; else a container where a
+Docker engine answers, else a server of one's own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pymysql
 import pytest
 
 from tests.absent import without_server
+from tests.containers import container_mariadb, engine_answers
 from tidesink.dev.ports import free_ports
 
 _CONFIG: Final = """[mariadbd]
@@ -41,6 +43,10 @@ def mariadb_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     given = os.environ.get("TIDESINK_TEST_MARIADB")
     if given:
         yield given
+        return
+    if engine_answers():
+        with container_mariadb() as (host, port):
+            yield f"mysql+pymysql://root@{host}:{port}"
         return
     if shutil.which("mariadbd") is None or shutil.which("mariadb-install-db") is None:
         without_server("no mariadbd here: apt-get install mariadb-server-core, or set TIDESINK_TEST_MARIADB")

@@ -1,7 +1,8 @@
 """A Postgres server for tests of the target.
 
-``TIDESINK_TEST_POSTGRES`` is the URL of a running one to use instead of a server of one's own
-(``postgresql://user:password@host:port/database``); its user must be allowed to make schemas.
+``TIDESINK_TEST_POSTGRES`` is the URL of a running one to use instead
+(``postgresql://user:password@host:port/database``), whose user must be allowed to make schemas; else a
+container where a Docker engine answers, else a server of one's own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.absent import without_server
+from tests.containers import container_postgres, engine_answers
 from tidesink.dev.ports import free_ports
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 
@@ -47,6 +49,10 @@ def postgres() -> Iterator[Endpoint]:
             parts.username or _OWNER,
             parts.password or "",
         )
+        return
+    if engine_answers():
+        with container_postgres() as endpoint:
+            yield endpoint
         return
     programs = _programs()
     if programs is None:
