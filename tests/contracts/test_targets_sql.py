@@ -297,3 +297,17 @@ def test_an_evolution_starts_from_what_is_there_by_then(sql: Bed) -> None:
         {**row(1), "state": None, "more": 7},
         {**row(2), "amount": 2**40, "state": "x", "more": None},
     ]
+
+
+def test_a_worker_killed_while_it_added_a_column_leaves_no_default(mysql_sql: Bed) -> None:
+    """Each of the two ALTERs stays done by itself."""
+    table = mysql_sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(mysql_sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    target = target_of(mysql_sql)
+    dialect, place = target.connections.dialect, target.place_of(TABLE)
+    execute(mysql_sql, dialect.alter(place.location, {"more": ("int", "7")}, {}, frozenset())[0])
+    again = mysql_sql.reopen().open_table(SHAPE, pipeline="shop")
+    again.claim()
+    again.apply(mysql_sql.batch(SHAPE, [row(2)]), progress(2, 2))
+    assert [found["more"] for found in mysql_sql.rows()] == [7, None]

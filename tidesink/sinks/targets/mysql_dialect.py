@@ -39,6 +39,8 @@ _NO_RENAME: Final = (
     "columns are renamed by MySQL 8.0 and MariaDB 10.5.2 and newer: an older server refuses the statement "
     "(error 1064), and schema-changes: rename must be pause or ignore there"
 )
+# What an added column says until its default is taken away again, if its worker lives so long.
+_FILLING: Final = "tidesink: the default is for rows that were there before this column"
 
 
 class MysqlDialect:
@@ -160,7 +162,8 @@ class MysqlDialect:
             for name, found in widened.items()
         ]
         changes += [
-            f"ADD COLUMN {self._column(name, found)}" + (f" DEFAULT ({default})" if default else "")
+            f"ADD COLUMN {self._column(name, found)}"
+            + (f" DEFAULT ({default}) COMMENT {text_mysql(_FILLING)}" if default else "")
             for name, (found, default) in added.items()
         ]
         plain = [
@@ -169,6 +172,16 @@ class MysqlDialect:
             if default
         ]
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, plain) if part]
+
+    def left_undone(self, cursor: Any, place: Place) -> list[str]:
+        """The second ALTER, for columns whose worker was killed after the first."""
+        cursor.execute(
+            "SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS "
+            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND COLUMN_COMMENT = %s",
+            (place.schema, place.name, _FILLING),
+        )
+        changes = [f"MODIFY COLUMN {self._column(name, found)}" for name, found in cursor.fetchall()]
+        return [f"ALTER TABLE {place.location} {', '.join(changes)}"] if changes else []
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
         """By their prefix."""

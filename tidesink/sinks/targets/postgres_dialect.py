@@ -279,6 +279,10 @@ class PostgresDialect:
         ]
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, dropped) if part]
 
+    def left_undone(self, cursor: Any, place: Place) -> list[str]:  # noqa: ARG002
+        """Nothing: DDL is part of the transaction."""
+        return []
+
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
         """By their prefix."""
         cursor.execute(

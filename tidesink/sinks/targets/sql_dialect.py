@@ -194,6 +194,9 @@ class Dialect(Protocol):
         ``keys`` are the names of the key's columns in lower case.
         """
 
+    def left_undone(self, cursor: Any, place: Place) -> list[str]:
+        """The statements of ``alter`` that a worker which was killed has left over."""
+
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:
         """The names of the table's staging tables."""
 

@@ -170,6 +170,8 @@ class SqlTable(ChangedColumns):
                 ):
                     cursor.execute(statement)
             present = self._dialect.present(cursor, self.place)
+            for statement in self._dialect.left_undone(cursor, self.place):
+                cursor.execute(statement)
             for statement in self._view.statements(cursor, present) if self._view else ():
                 cursor.execute(statement)
             return present
