@@ -7,6 +7,7 @@ where a Docker engine answers, else the local stack on free ports.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -74,3 +75,14 @@ def create_topics(brokers: str, partitions: Mapping[str, int]) -> None:
     ]
     for future in admin.create_topics(topics, operation_timeout=30).values():
         future.result()
+
+
+def delete_topic(brokers: str, topic: str) -> None:
+    """Delete a topic and wait until the broker shows it no more."""
+    admin = AdminClient({"bootstrap.servers": brokers})
+    for future in admin.delete_topics([topic], operation_timeout=30).values():
+        future.result()
+    deadline = time.monotonic() + 60
+    while topic in admin.list_topics(timeout=10).topics:
+        assert time.monotonic() < deadline, f"{topic} is still there"
+        time.sleep(0.05)

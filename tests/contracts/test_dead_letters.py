@@ -31,12 +31,18 @@ from tidesink.sinks.targets.sql_target import SqlTarget
 pytestmark = pytest.mark.spark
 
 
-def dead_letters(bed: Bed | Kept, offsets: list[int]) -> Any:
+LETTER = (
+    "topic string, topic_id string, partition int, offset bigint, key binary, value binary, schema_id int, "
+    "error string, reason string, time timestamp"
+)
+OUTCOME = "topic string, topic_id string, partition int, offset bigint, error string, reason string"
+
+
+def dead_letters(bed: Bed | Kept, offsets: list[int], *, topic_id: str = "i") -> Any:
     assert bed.spark is not None
     return bed.spark.createDataFrame(
-        [("t", 0, o, b"k", b"\xff", 7, "FramingError", "no magic byte", None) for o in offsets],
-        "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
-        "reason string, time timestamp",
+        [("t", topic_id, 0, o, b"k", b"\xff", 7, "FramingError", "no magic byte", None) for o in offsets],
+        LETTER,
     )
 
 
@@ -144,9 +150,11 @@ def timed_letters(bed: Kept, letters: list[tuple[int, int, str, datetime | None]
     """Letters by partition, offset, error and time."""
     assert bed.spark is not None
     return bed.spark.createDataFrame(
-        [("t", partition, o, b"k", b"\xff", 7, error, "why", time) for partition, o, error, time in letters],
-        "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
-        "reason string, time timestamp",
+        [
+            ("t", "i", partition, o, b"k", b"\xff", 7, error, "why", time)
+            for partition, o, error, time in letters
+        ],
+        LETTER,
     )
 
 
@@ -181,9 +189,10 @@ def test_settled_letters_go_and_the_others_say_why_they_stay(kept: Kept) -> None
     letters = kept.letters()
     letters.append(dead_letters(kept, [1, 2, 3]), progress(1, 1))
     letters.append(dead_letters(kept, [1]), progress(1, 1, pipeline="other"))
+    good = (None, None)
     outcomes = kept.spark.createDataFrame(
-        [("t", 0, 1, None, None), ("t", 0, 2, "ChecksumError", "now this"), ("t", 0, 9, None, None)],
-        "topic string, partition int, offset bigint, error string, reason string",
+        [("t", "i", 0, o, *told) for o, told in ((1, good), (2, ("ChecksumError", "now this")), (9, good))],
+        OUTCOME,
     )
     for expected in (2, 1):  # the second time the first letter is gone already
         assert letters.settle(outcomes, pipeline="shop", table=TABLE) == expected
@@ -192,12 +201,24 @@ def test_settled_letters_go_and_the_others_say_why_they_stay(kept: Kept) -> None
     assert len(letters.rows(Chosen("other"), limit=9)) == 1
 
 
+def test_a_place_in_a_topic_that_was_made_again_is_another_record(kept: Kept) -> None:
+    letters = kept.letters()
+    letters.append(dead_letters(kept, [1, 2]), progress(1, 1))
+    again = dead_letters(kept, [1], topic_id="j")
+    assert letters.append(again, progress(1, 1)) == 1
+    assert [group.count for group in letters.groups(mine())] == [3]
+    assert [row["offset"] for row in letters.frame(mine(topic_id="i")).collect()] in ([1, 2], [2, 1])
+    outcomes = kept.spark.createDataFrame([("t", "j", 0, 1, None, None)], OUTCOME)
+    assert letters.settle(outcomes, pipeline="shop", table=TABLE) == 1
+    assert [(row["topic_id"], row["offset"]) for row in letters.rows(mine(), limit=9)] == [("i", 1), ("i", 2)]
+
+
 def test_ddl_events_are_kept_once_beside_them(kept: Kept) -> None:
     events = kept.events()
     frame = kept.spark.createDataFrame(
-        [("t", 0, 4, 9, "ALTER", "ALTER TABLE `o'ps` ADD c int", None, b"{}", at(4))],
-        "topic string, partition int, offset bigint, commit_ts bigint, kind string, query string, "
-        "key binary, value binary, time timestamp",
+        [("t", "i", 0, 4, 9, "ALTER", "ALTER TABLE `o'ps` ADD c int", None, b"{}", at(4))],
+        "topic string, topic_id string, partition int, offset bigint, commit_ts bigint, kind string, "
+        "query string, key binary, value binary, time timestamp",
     )
     assert [events.append(frame, progress(epoch, 3)) for epoch in (1, 2)] == [1, 1]
     assert events.count(TABLE) == 1
@@ -210,14 +231,10 @@ def test_ddl_events_are_kept_once_beside_them(kept: Kept) -> None:
 def test_letters_are_read_back_as_kafka_gave_them(kept: Kept) -> None:
     letters = kept.letters()
     records = [
-        ("t", 0, 7, None, b"\x00\xff", 7, "FramingError", "a\x00b", at(7)),
-        ("t", 1, 7, b"", None, 7, "E", "", None),
+        ("t", "i", 0, 7, None, b"\x00\xff", 7, "FramingError", "a\x00b", at(7)),
+        ("t", "i", 1, 7, b"", None, 7, "E", "", None),
     ]
-    frame = kept.spark.createDataFrame(
-        records,
-        "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
-        "reason string, time timestamp",
-    )
+    frame = kept.spark.createDataFrame(records, LETTER)
     assert [letters.append(frame, progress(epoch, 1)) for epoch in (1, 2)] == [2, 2]
     assert letters.count(TABLE) == 2
     found = letters.frame(mine()).withColumn("timestamp", F.unix_millis("timestamp")).orderBy("partition")
@@ -229,10 +246,6 @@ def test_letters_are_read_back_as_kafka_gave_them(kept: Kept) -> None:
     assert letters.frame(mine(partition=1)).count() == 1
 
 
-LETTER = (
-    "topic string, partition int, offset bigint, key binary, value binary, schema_id int, error string, "
-    "reason string, time timestamp"
-)
 # Every byte, in no text's order; and texts of every plane, with what SQL, CSV and patterns have signs for.
 BYTES = bytes(range(256)) * 25_000
 TEXT = "\u0101\U0001f40b '\"`\\ %s %% {} \t\r\n; -- /* " * 5_000
@@ -240,13 +253,14 @@ TEXT = "\u0101\U0001f40b '\"`\\ %s %% {} \t\r\n; -- /* " * 5_000
 
 def test_long_bytes_and_texts_are_kept_to_the_last(kept: Kept) -> None:
     letters = kept.letters()
-    rows = [("t", 0, o, bytes([o]) * o, BYTES[o:] if o else b"\\", 7, "E", TEXT, at(o)) for o in range(3)]
+    parts = [(bytes([o]) * o, BYTES[o:] if o else b"\\") for o in range(3)]
+    rows = [("t", "i", 0, o, *part, 7, "E", TEXT, at(o)) for o, part in enumerate(parts)]
     assert letters.append(kept.spark.createDataFrame(rows, LETTER), progress(1, 1)) == 3
     found = letters.rows(mine(), limit=9)
-    assert [(row["key"], row["value"]) for row in found] == [(row[3], row[4]) for row in rows]
+    assert [(row["key"], row["value"]) for row in found] == parts
     assert {row["reason"] for row in found} == {TEXT}
     read = letters.frame(mine()).orderBy("offset").collect()
-    assert [bytes(row["value"]) for row in read] == [row[4] for row in rows]
+    assert [bytes(row["value"]) for row in read] == [value for _, value in parts]
 
 
 def test_others_who_keep_and_forget_at_the_same_time_do_not_count(kept: Kept) -> None:
@@ -348,8 +362,8 @@ def test_a_pipeline_of_the_same_name_that_writes_to_other_schemas_has_its_own_le
         ("shop.a.b", 1), ("shop.orders", 2),
     ]  # fmt: skip
     outcomes = server.spark.createDataFrame(
-        [("t", 0, offset, None, None) for offset in (1, 2, 3)],
-        "topic string, partition int, offset bigint, error string, reason string",
+        [("t", "i", 0, offset, None, None) for offset in (1, 2, 3)],
+        OUTCOME,
     )
     assert here.settle(outcomes, pipeline="shop", table=TABLE) == 2
     assert here.remove(Chosen("shop")) == 1

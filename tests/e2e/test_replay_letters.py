@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from tests.e2e.changing import dead_letters
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.servers import create_topics, delete_topic
 from tests.soak import soaked
 from tidesink.change import Column, ColumnType, Op
 from tidesink.cli.main import app
@@ -60,6 +62,10 @@ class Shop:
 
     def put(self, number: int, name: str, day: str = "2026-01-01", *, ts: int = 1) -> None:
         self.writer.upsert({"id": number, "name": name, "day": day}, commit_ts=ts)
+
+    def make_topic_again(self) -> None:
+        delete_topic(self._servers["brokers"], self.writer.topic)
+        create_topics(self._servers["brokers"], {self.writer.topic: 1})
 
     def drain(self) -> RunReport:
         report = run(load_config(self.config), until="drained")
@@ -114,6 +120,26 @@ def test_a_newer_change_wins_over_a_replayed_one(
     (table,) = shop.drain().tables
     assert (table.counters["read"], shop.names()[3]) == (1, "found")
     assert counted(shop.replay(code=3)) == (1, 0, 0, 0, 1, 0, 0)
+
+
+def test_letters_of_a_topic_that_was_made_again_stay(
+    servers: Servers, spark: SparkSession, tmp_path: Path
+) -> None:
+    shop = Shop(servers, tmp_path, "made_again")
+    shop.put(1, "of the former topic", NEVER)
+    shop.put(2, "two")
+    shop.drain()
+    shop.make_topic_again()
+    shutil.rmtree(tmp_path / "lake" / "shop" / "made_again")
+    # The same places: a bad record of another row, and newer rows.
+    shop.put(2, "new two", NEVER)
+    shop.put(1, "new one")
+    shop.drain()
+    assert (shop.names(), shop.letters()) == ({1: "new one"}, [0, 0])
+    shop.with_zero_date("null")
+    report = shop.replay(code=3)
+    assert (*counted(report), report["former"]) == (1, 1, 0, 0, 0, 0, 0, 1)
+    assert (shop.names(), shop.letters()) == ({1: "new one", 2: "new two"}, [0])
 
 
 @soaked

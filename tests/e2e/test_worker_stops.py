@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.servers import delete_topic
 from tidesink.config import load_config
 from tidesink.dev.ports import free_ports
 from tidesink.errors import SourceUnavailableError
@@ -34,13 +35,6 @@ def _drain(folder: Path, servers: Servers) -> RunReport:
 
 def _admin(servers: Servers) -> AdminClient:
     return AdminClient({"bootstrap.servers": servers["brokers"]})
-
-
-def _delete(servers: Servers, topic: str) -> None:
-    admin = _admin(servers)
-    for future in admin.delete_topics([topic], operation_timeout=30).values():
-        future.result()
-    _wait(lambda: topic not in admin.list_topics(timeout=10).topics)
 
 
 def _expire(servers: Servers, topic: str, before: int) -> None:
@@ -85,8 +79,8 @@ def test_gaps_stop_their_table_and_no_other(spark: SparkSession, tmp_path: Path,
 
 
 def _spoil(servers: Servers, writers: dict[str, TableWriter]) -> None:
-    _delete(servers, writers["deleted"].topic)
-    _delete(servers, writers["remade"].topic)
+    delete_topic(servers["brokers"], writers["deleted"].topic)
+    delete_topic(servers["brokers"], writers["remade"].topic)
     writers["remade"] = TableWriter(servers, schema_of("remade"))
     for name in ("remade", "expired", "grown", "calm"):
         writers[name].upsert({"id": 2, "name": "two"})

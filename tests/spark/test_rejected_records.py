@@ -29,10 +29,10 @@ def test_a_record_of_which_several_events_are_bad_is_one(spark: SparkSession) ->
     raw = spark.createDataFrame(
         [("t", partition, offset, b"k", b"v", None) for partition in (0, 1) for offset in (4, 5)], RAW
     )
-    found = rejected_records(reduced, raw).orderBy("partition").collect()
-    names = ("partition", "offset", "key", "value", "schema_id", "error", "reason", "time")
+    found = rejected_records(reduced, raw, "id of t").orderBy("partition").collect()
+    names = ("partition", "offset", "key", "value", "schema_id", "error", "reason", "time", "topic_id")
     assert [tuple(row[name] for name in names) for row in found] == [
-        (0, 4, b"k", b"v", 7, "FilterError", "a", None),
-        (1, 4, b"k", b"v", None, "FramingError", "c", None),
+        (0, 4, b"k", b"v", 7, "FilterError", "a", None, "id of t"),
+        (1, 4, b"k", b"v", None, "FramingError", "c", None, "id of t"),
     ]
     assert rejected_count(reduced) == 2

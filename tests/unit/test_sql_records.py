@@ -33,13 +33,13 @@ def records(database: Database) -> SqlRecords:
 
 
 def test_everything_that_is_chosen_is_a_parameter() -> None:
-    chosen = Chosen("p", "shop.it's", topic="t", partition=0, offset=0, below=9, before=NOON, kind="E")
+    chosen = Chosen("p", "shop.it's", "t", "i", partition=0, offset=0, below=9, before=NOON, kind="E")
     text, values = records("postgres").condition(chosen)
     assert text == (
-        '"pipeline" = %s AND "table" = %s AND "topic" = %s AND "partition" = %s AND "offset" = %s '
-        'AND "offset" < %s AND "error" = %s AND "time" < %s'
+        '"pipeline" = %s AND "table" = %s AND "topic" = %s AND "topic_id" = %s AND "partition" = %s '
+        'AND "offset" = %s AND "offset" < %s AND "error" = %s AND "time" < %s'
     )
-    assert values == ["p", "shop.it's", "t", 0, 0, 9, "E", NOON]
+    assert values == ["p", "shop.it's", "t", "i", 0, 0, 9, "E", NOON]
     # MySQL's columns know no zone: they hold UTC.
     (_, (_, naive)) = records("mysql").condition(Chosen("p", before=NOON))
     assert naive == datetime(2026, 11, 21, 10)
@@ -49,10 +49,10 @@ def test_a_record_has_one_key_and_other_records_others() -> None:
     keys = {
         record_key(pipeline, table, place)
         for pipeline, table in (("p", "a.b"), ("p", "a.c"), ("q", "a.b"))
-        for place in (("t", 0, 1), ("t", 1, 0), ("t", 0, 11), ("t0", 0, 1))
+        for place in (("i", "t", 0, 1), ("i", "t", 1, 0), ("i", "t", 0, 11), ("j", "t", 0, 1))
     }
     assert len(keys) == 12
-    assert record_key("p", "a.b", ("t", 0, 1)) in keys
+    assert record_key("p", "a.b", ("i", "t", 0, 1)) in keys
     assert all(len(key) == 64 for key in keys)
 
 
@@ -61,9 +61,10 @@ def test_a_record_is_written_whole(database: Database) -> None:
     given = {"pipeline": "p", "table": "shop.t", "batch": 4}
     names = DDL_EVENTS.names
     writer = RecordWriter(database, HERE, "INSERT …", "SELECT …", given, names)
-    row = {"topic": "t", "partition": 0, "offset": 7, "commit_ts": None, "kind": "ALTER", "query": "a\0b"}
-    statement, (key, *values) = writer.statement({**row, "key": None, "value": b"\0", "time": NOON})
-    assert (statement, key) == ("INSERT …", record_key("p", "shop.t", ("t", 0, 7)))
+    place = {"topic": "t", "topic_id": "i", "partition": 0, "offset": 7}
+    told = {"commit_ts": None, "kind": "ALTER", "query": "a\0b", "key": None, "value": b"\0", "time": NOON}
+    statement, (key, *values) = writer.statement({**place, **told})
+    assert (statement, key) == ("INSERT …", record_key("p", "shop.t", ("i", "t", 0, 7)))
     written = dict(zip(names, values, strict=True))
     assert {name: written[name] for name in ("pipeline", "batch", "value")} == {
         "pipeline": "p",
@@ -77,8 +78,8 @@ def test_a_record_is_written_whole(database: Database) -> None:
 
 def test_a_letter_is_forgotten_or_says_its_new_reason() -> None:
     settler = RecordSettler("postgres", HERE, "DELETE …", "UPDATE …", "p", "shop.t")
-    place = {"topic": "t", "partition": 0, "offset": 7}
-    key = record_key("p", "shop.t", ("t", 0, 7))
+    place = {"topic": "t", "topic_id": "i", "partition": 0, "offset": 7}
+    key = record_key("p", "shop.t", ("i", "t", 0, 7))
     assert settler.statement({**place, "error": None, "reason": None}) == ("DELETE …", [key])
     assert settler.statement({**place, "error": "E", "reason": "why"}) == ("UPDATE …", ["E", "why", key])
 

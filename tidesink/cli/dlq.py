@@ -189,8 +189,9 @@ def _judged(config: Config, name: str) -> str:
 def _replay_json(report: ReplayReport) -> dict[str, Any]:
     counts = report.account.as_counters()
     still_bad = counts.pop("dead_lettered")
-    left = {"still_bad": still_bad, "waiting": report.waiting, "expired": report.expired}
-    return {"table": report.table._asdict(), **counts, **left, "version": report.version}
+    left = {name: getattr(report, name) for name in ("waiting", "expired", "former")}
+    told = {"still_bad": still_bad, **left, "version": report.version}
+    return {"table": report.table._asdict(), **counts, **told}
 
 
 def _show_replay(report: ReplayReport) -> None:
@@ -211,6 +212,11 @@ _LEFT: Final = (
         "Kafka no longer holds all that was applied behind them, so that nobody can tell whether a newer "
         "change of their row was. Compare the row with the source, let it be written again there, and drop "
         "the letter",
+    ),
+    (
+        "former",
+        "their topic was deleted and made again under its name, so that nobody can tell whether a newer "
+        "change of their row was applied. Compare the row with the source, and drop the letter",
     ),
 )
 

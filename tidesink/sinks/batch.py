@@ -360,7 +360,7 @@ class Batch:
         if not reduction.summary.bad:
             return 0
         raw = self._reader.frame(self._session, reduction.plan.ranges)
-        rejected = rejected_records(reduction.frame, raw)
+        rejected = rejected_records(reduction.frame, raw, reduction.plan.found.topic_id)
         missing = rejected_count(reduction.frame) - self._around.dead_letters().append(rejected, progress)
         return reduction.summary.bad - missing
 

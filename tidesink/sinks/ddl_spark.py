@@ -15,6 +15,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_base import DDL
 from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.rejects import DDL_COLUMNS
@@ -51,6 +52,10 @@ class PlannedRanges(Protocol):
     def ranges(self) -> Sequence[OffsetRange]:
         """One a partition."""
 
+    @property
+    def found(self) -> TopicOffsets:
+        """The topic that was read."""
+
 
 def keep_ddl(
     around: Surroundings, reduction: ReducedRanges, reader: RecordReader, progress: Progress
@@ -68,10 +73,11 @@ def keep_ddl(
     codec = _codec(around)
     session = reduction.frame.sparkSession
     found = _messages(reduction, partial(reader.frame, session))
-    rows = [_row(message, _event(codec, message)) for message in found]
+    topic_id = reduction.plan.found.topic_id
+    rows = [_row(message, topic_id, _event(codec, message)) for message in found]
     store.append(session.createDataFrame(rows, _SCHEMA), progress)
-    last = max(rows, key=lambda row: (row[3] or 0, row[2]), default=None)
-    return None if last is None else {"commit_ts": last[3], "kind": last[4], "query": last[5][:_SHOWN]}
+    last = max(rows, key=lambda row: (row[4] or 0, row[3]), default=None)
+    return None if last is None else {"commit_ts": last[4], "kind": last[5], "query": last[6][:_SHOWN]}
 
 
 def _codec(around: Surroundings) -> Codec:
@@ -112,8 +118,9 @@ def _event(codec: Codec, message: Message) -> DdlEvent | None:
         return None
 
 
-def _row(message: Message, event: DdlEvent | None) -> tuple[Any, ...]:
+def _row(message: Message, topic_id: str, event: DdlEvent | None) -> tuple[Any, ...]:
     ms = message.timestamp
     time = None if ms is None else datetime.fromtimestamp(ms / 1000, timezone.utc)
     told = (event.commit_ts, event.kind, event.query) if event else (None, "", "")
-    return (message.topic, message.partition, message.offset, *told, message.key, message.value, time)
+    place = (message.topic, topic_id, message.partition, message.offset)
+    return (*place, *told, message.key, message.value, time)

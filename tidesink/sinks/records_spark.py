@@ -111,8 +111,8 @@ def last_ddl_offset(reduced: DataFrame, partition: int) -> int | None:
     return found
 
 
-def rejected_records(reduced: DataFrame, raw: DataFrame) -> DataFrame:
-    """Topic, partition, offset, key, value, schema_id, error, reason and time of each bad record.
+def rejected_records(reduced: DataFrame, raw: DataFrame, topic_id: str) -> DataFrame:
+    """Topic, its id, partition, offset, key, value, schema_id, error, reason and time of each bad record.
 
     The reduced frame says where they are and what is wrong; their bytes and Kafka's time come from Kafka
     itself, read once more where there are any, so that good batches carry neither. A record of which several
@@ -124,7 +124,7 @@ def rejected_records(reduced: DataFrame, raw: DataFrame) -> DataFrame:
     schema_id = F.col("told.value_id").cast("int").alias("schema_id")
     found = raw.join(F.broadcast(bad.select(*_PLACE, schema_id, "told.error", "told.reason")), list(_PLACE))
     names = ("topic", "partition", "offset", "key", "value", "schema_id", "error", "reason")
-    return found.select(*names, F.col("timestamp").alias("time"))
+    return found.select(*names, F.lit(topic_id).alias("topic_id"), F.col("timestamp").alias("time"))
 
 
 def rejected_count(reduced: DataFrame) -> int:

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 DEAD_LETTERS_NAME: Final = "_tidesink_dead_letters"
 DDL_EVENTS_NAME: Final = "_tidesink_ddl"
-# A record is kept once, whichever batch meets it how often: by its place in Kafka.
 PLACE: Final = ("topic", "partition", "offset")
+# A record is kept once, whichever batch meets it how often: by its place, and by Kafka's id of the topic,
+# since in one that was made again under its name a place is another record's.
+IDENTITY: Final = ("topic_id", *PLACE)
 
 # (column, Spark type, comment)
 DEAD_LETTER_COLUMNS: Final = (
     ("pipeline", "string", "the pipeline that read the record"),
     ("table", "string", "the source table as schema.name"),
     ("topic", "string", "Kafka topic"),
+    ("topic_id", "string", "Kafka's id of that topic: one made again under its name has another"),
     ("partition", "int", "Kafka partition"),
     ("offset", "bigint", "Kafka offset"),
     ("key", "binary", "the record's key as it was read"),
@@ -40,6 +43,7 @@ DDL_COLUMNS: Final = (
     ("pipeline", "string", "the pipeline that read the event"),
     ("table", "string", "the source table whose worker read it, as schema.name"),
     ("topic", "string", "Kafka topic"),
+    ("topic_id", "string", "Kafka's id of that topic: one made again under its name has another"),
     ("partition", "int", "Kafka partition"),
     ("offset", "bigint", "Kafka offset"),
     ("commit_ts", "bigint", "when the source committed it (TiDB TSO), where the event says so"),
@@ -76,12 +80,14 @@ DDL_EVENTS: Final = RecordTable(DDL_EVENTS_NAME, "DDL events that tidesink read"
 class Chosen:
     """Which kept records of a pipeline: all that fit everything that is not None.
 
-    ``before``: those whose Kafka timestamp is older. ``below``: offsets under this one.
+    ``topic_id`` is Kafka's. ``before``: those whose Kafka timestamp is older. ``below``: offsets under this
+    one.
     """
 
     pipeline: str
     table: str | None = None
     topic: str | None = None
+    topic_id: str | None = None
     partition: int | None = None
     offset: int | None = None
     below: int | None = None
@@ -115,7 +121,7 @@ class RecordStore(Protocol):
         """Keep records of one batch, before the batch itself is applied; how many of them are kept now.
 
         ``records`` has the table's columns but pipeline, table and batch, which ``progress`` says.
-        A record kept before (same pipeline, table, topic, partition and offset) is not kept twice, so
+        A record kept before (same pipeline, table and ``IDENTITY``) is not kept twice, so
         a batch that is read again after a crash, cut otherwise or in a later epoch too, adds nothing and
         finds all of its records kept.
 
@@ -144,7 +150,7 @@ class DeadLetters(RecordStore, Protocol):
     def settle(self, outcomes: DataFrame, *, pipeline: str, table: TableId) -> int:
         """Forget the letters that are dealt with, and keep the new reason of the others.
 
-        ``outcomes`` has topic, partition, offset, error and reason; error is null for a letter dealt with.
+        ``outcomes`` has the columns of ``IDENTITY``, error and reason; error is null for a letter dealt with.
         Returns how many letters it met.
         """
 

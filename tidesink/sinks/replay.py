@@ -22,8 +22,15 @@ from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.progress import TopicProgress
 from tidesink.sinks.ranges import OffsetRange, check_continuity, topic_gone, topic_progress
 from tidesink.sinks.rejects import Chosen, DeadLetters
-from tidesink.sinks.replay_batch import ReplayBatch, Replayed
-from tidesink.sinks.replay_spark import Bounds, LetterCounts, LetterReader, letter_counts, ready_letters
+from tidesink.sinks.replay_batch import ReplayBatch
+from tidesink.sinks.replay_spark import (
+    Bounds,
+    LetterCounts,
+    LetterReader,
+    letter_counts,
+    ready_letters,
+    with_topic_id,
+)
 from tidesink.sinks.stopping import StopFlag, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.table_control import NOTHING_ASKED, read_controls
@@ -41,18 +48,20 @@ class ReplayReport:
 
     ``dead_lettered`` in the account are those that cannot be decoded today either. ``waiting`` lie behind
     what is applied: the worker reads them by itself. Of ``expired`` Kafka does not hold all that follows.
+    ``former`` are of a topic that was made again under its name: what followed them is not known.
     """
 
     table: TableId
     account: Account = field(default_factory=Account)
     waiting: int = 0
     expired: int = 0
+    former: int = 0
     version: str = ""
 
     @property
     def left(self) -> int:
         """Letters that are still there."""
-        return self.account.dead_lettered + self.waiting + self.expired
+        return self.account.dead_lettered + self.waiting + self.expired + self.former
 
 
 def replay(config: Config, chosen: Chosen) -> ReplayReport:
@@ -146,25 +155,36 @@ class ReplayLane(Lane):
         retry = self._around.retry(self.table)
         self._hold = retry.call(lambda: self._open(found))
         progress = topic_progress(self._hold.progress, self.topic)
+        ours = replace(chosen, topic_id=found.topic_id)
+        count = _counted(letters, ours)
+        report = ReplayReport(self.table, former=_counted(letters, chosen) - count)
         if progress is None:
-            return ReplayReport(self.table, waiting=sum(one.count for one in letters.groups(chosen)))
+            return replace(report, waiting=count)
         check_continuity(progress, found)
-        everything = letters.frame(chosen).persist()
+        everything = letters.frame(ours).persist()
         try:
-            return self._replay(letters, everything, progress, found=found)
+            return self._replay(letters, everything, progress, found=found, report=report)
         finally:
             everything.unpersist()
 
     def _replay(
-        self, letters: DeadLetters, everything: DataFrame, progress: TopicProgress, *, found: TopicOffsets
+        self,
+        letters: DeadLetters,
+        everything: DataFrame,
+        progress: TopicProgress,
+        *,
+        found: TopicOffsets,
+        report: ReplayReport,
     ) -> ReplayReport:
         bounds = self._bounds(progress, found)
         counts = letter_counts(everything, bounds)
-        report = ReplayReport(self.table, waiting=counts.waiting, expired=counts.expired)
+        report = replace(report, waiting=counts.waiting, expired=counts.expired)
         if not counts.ready:
             return report
         ready = ready_letters(everything, bounds)
-        kept = letters.frame(Chosen(self._around.config.pipeline, str(self.table), topic=self.topic))
+        kept = letters.frame(
+            Chosen(self._around.config.pipeline, str(self.table), self.topic, topic_id=found.topic_id)
+        )
         reader = LetterReader(self._around.source, ready, kept, self._following(counts, progress, found))
         plan = BatchPlan(_ranges(self.topic, counts, progress), found)
         done = self._around.retry(self.table).call(
@@ -172,7 +192,7 @@ class ReplayLane(Lane):
         )
         self._around.failpoints.reach("replayed")
         self._save_batch()
-        self._settle_letters(letters, done)
+        self._settle_letters(letters, with_topic_id(done.outcomes, found.topic_id))
         return replace(report, account=done.account, version=done.version)
 
     def _save_batch(self) -> None:
@@ -183,10 +203,10 @@ class ReplayLane(Lane):
         if status is not None and held is not None:
             store.save_status(replace(status, batch=held.batch))
 
-    def _settle_letters(self, letters: DeadLetters, done: Replayed) -> None:
+    def _settle_letters(self, letters: DeadLetters, outcomes: DataFrame) -> None:
         pipeline = self._around.config.pipeline
         self._around.retry(self.table).call(
-            lambda: letters.settle(done.outcomes, pipeline=pipeline, table=self.table)
+            lambda: letters.settle(outcomes, pipeline=pipeline, table=self.table)
         )
 
     def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
@@ -246,6 +266,10 @@ class ReplayLane(Lane):
         grown = self._around.topics.grown(found)
         added = [frozenset(found.partitions) - frozenset(ends) for ends in grown if partition in ends]
         return frozenset().union(*added)
+
+
+def _counted(letters: DeadLetters, chosen: Chosen) -> int:
+    return sum(group.count for group in letters.groups(chosen))
 
 
 def _ranges(topic: str, counts: LetterCounts, progress: TopicProgress) -> tuple[OffsetRange, ...]:

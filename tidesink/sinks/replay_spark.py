@@ -174,3 +174,8 @@ def outcomes(letters: DataFrame, decoded: DataFrame) -> DataFrame:
     bad = decoded.where(F.col("_kind") == BAD).groupBy(*_EVENT_PLACE).agg(first.alias("fault"))
     bad = bad.select(*(F.col(f"_{name}").alias(name) for name in PLACE), "fault.error", "fault.reason")
     return letters.select(*PLACE).join(bad, list(PLACE), "left")
+
+
+def with_topic_id(outcomes: DataFrame, topic_id: str) -> DataFrame:
+    """Outcomes with the columns of ``rejects.IDENTITY``: the letters are of one topic."""
+    return outcomes.withColumn("topic_id", F.lit(topic_id))

@@ -1,6 +1,6 @@
 """Kept records as one Delta table beside the lake's tables.
 
-Records are merged in by their place in Kafka, so that a batch read again, in whatever epoch, keeps each
+Records are merged in by their identity in Kafka, so that a batch read again, in whatever epoch, keeps each
 only once. The table is partitioned by pipeline and source table, and the statements name both, so that
 tables which write at the same time do not conflict.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidesink.change import TableId
 from tidesink.errors import TidesinkError
 from tidesink.sinks.progress import Progress
-from tidesink.sinks.rejects import PLACE, Chosen, RecordGroup, RecordTable, in_order
+from tidesink.sinks.rejects import IDENTITY, PLACE, Chosen, RecordGroup, RecordTable, in_order
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, translated
 from tidesink.sinks.targets.delta_log import DeltaLog
@@ -163,7 +163,8 @@ class DeltaRecords:
 def condition(chosen: Chosen, table: RecordTable) -> str:
     """The chosen records as a condition; it names the partition columns first."""
     micros = None if chosen.before is None else int(chosen.before.timestamp() * 1_000_000)
-    texts = (("pipeline", chosen.pipeline), ("table", chosen.table), ("topic", chosen.topic))
+    named = ("pipeline", "table", "topic", "topic_id")
+    texts = [(name, getattr(chosen, name)) for name in named]
     numbers = (
         ("partition", "=", chosen.partition),
         ("offset", "=", chosen.offset),
@@ -223,6 +224,6 @@ def _kept_statement(location: str, view: str, progress: Progress) -> str:
 
 
 def same_record(pipeline: str, table: str) -> str:
-    """Equality of a kept record ``t`` and ``s`` by place; ``pipeline`` and ``table`` are literals."""
-    places = (f"{quote_path('t', name)} = {quote_path('s', name)}" for name in PLACE)
+    """Equality of a kept record ``t`` and ``s``; ``pipeline`` and ``table`` are literals."""
+    places = (f"{quote_path('t', name)} = {quote_path('s', name)}" for name in IDENTITY)
     return f"t.`pipeline` = {pipeline} AND t.`table` = {table} AND {' AND '.join(places)}"

@@ -13,11 +13,11 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, Final, Literal
 
-from tidesink.sinks.rejects import PLACE
+from tidesink.sinks.rejects import IDENTITY
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 
 Database = Literal["postgres", "mysql"]
-# The primary key's column: the digest of whose record it is and where it was in Kafka.
+# The primary key's column: the digest of whose record it is and which one in Kafka.
 KEY: Final = "record"
 # MySQL's number of the error.
 _PACKET_TOO_LARGE: Final = 1153
@@ -42,9 +42,9 @@ def dialect_of(database: Database) -> Any:
     return getattr(import_module(module), name)()
 
 
-def record_key(pipeline: str, table: str, place: Sequence[Any]) -> str:
-    """The primary key of a record."""
-    return sha256(json.dumps([pipeline, table, *place], ensure_ascii=True).encode()).hexdigest()
+def record_key(pipeline: str, table: str, identity: Sequence[Any]) -> str:
+    """The primary key of a record, by the values of ``IDENTITY``."""
+    return sha256(json.dumps([pipeline, table, *identity], ensure_ascii=True).encode()).hexdigest()
 
 
 def utc(moment: datetime | None) -> datetime | None:
@@ -161,7 +161,7 @@ class RecordWriter(_Task):
     def statement(self, row: dict[str, Any]) -> tuple[str, list[Any]]:
         """One record's insert."""
         whole = {**row, **self.given}
-        key = record_key(whole["pipeline"], whole["table"], [row[name] for name in PLACE])
+        key = record_key(whole["pipeline"], whole["table"], [row[name] for name in IDENTITY])
         return self.insert, [key, *(self._value(whole[name]) for name in self.names)]
 
     def _counted(self, cursor: Any, values: Sequence[Sequence[Any]]) -> int:
@@ -187,7 +187,7 @@ class RecordSettler(_Task):
 
     def statement(self, row: dict[str, Any]) -> _Done:
         """What is done with one letter."""
-        key = record_key(self.pipeline, self.table, [row[name] for name in PLACE])
+        key = record_key(self.pipeline, self.table, [row[name] for name in IDENTITY])
         if row["error"] is None:
             return self.delete, [key]
         return self.update, [_text(row["error"]), _text(row["reason"]), key]

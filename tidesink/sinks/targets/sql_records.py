@@ -210,6 +210,7 @@ class SqlRecords:
             ("pipeline", "=", chosen.pipeline),
             ("table", "=", chosen.table),
             ("topic", "=", chosen.topic),
+            ("topic_id", "=", chosen.topic_id),
             ("partition", "=", chosen.partition),
             ("offset", "=", chosen.offset),
             ("offset", "<", chosen.below),
