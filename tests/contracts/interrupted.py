@@ -20,19 +20,27 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS: Final = 120
 
 
-class CutOff:
-    """A Spark session whose next statement that begins as ``word`` says, a pattern, loses its connection."""
+class _Between:
+    """A Spark session, between a target and the one that does the work; so is a new session of it."""
 
-    def __init__(self, session: Any, *, before: bool, word: str = "MERGE") -> None:
-        self._session, self._before, self._word = session, before, word
-        self.armed = False
+    def __init__(self, session: Any) -> None:
+        self._session = session
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def newSession(self) -> CutOff:  # noqa: N802  Spark's name
+    def newSession(self) -> Any:  # noqa: N802  Spark's name
         self._session = self._session.newSession()
         return self
+
+
+class CutOff(_Between):
+    """A Spark session whose next statement that begins as ``word`` says, a pattern, loses its connection."""
+
+    def __init__(self, session: Any, *, before: bool, word: str = "MERGE") -> None:
+        super().__init__(session)
+        self._before, self._word = before, word
+        self.armed = False
 
     def sql(self, text: str) -> Any:
         from py4j.protocol import Py4JNetworkError
@@ -48,25 +56,30 @@ class CutOff:
         return done
 
 
-class Forestalled:
+class Forestalled(_Between):
     """A Spark session before whose next MERGE another one runs ``statement``, once that is set."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self.statement: str | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def newSession(self) -> Forestalled:  # noqa: N802  Spark's name
-        self._session = self._session.newSession()
-        return self
+    statement: str | None = None
 
     def sql(self, text: str) -> Any:
         if self.statement and text.startswith("MERGE"):
             statement, self.statement = self.statement, None
             self._session.newSession().sql(statement)
         return self._session.sql(text)
+
+
+class ForestalledMarker(_Between):
+    """A Spark session in which another runs ``statement``, once that is set, within a marker's commit."""
+
+    statement: str | None = None
+
+    @property
+    def conf(self) -> Any:
+        """The settings: of what a commit is to say, Delta is told when its transaction has begun."""
+        if self.statement:
+            statement, self.statement = self.statement, None
+            self._session.newSession().sql(statement)
+        return self._session.conf
 
 
 class HeldMerge:

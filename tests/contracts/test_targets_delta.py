@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.conftest import delta_bed
-from tests.contracts.interrupted import CutOff, Forestalled, HeldMerge
+from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker, HeldMerge
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape, sql
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
@@ -104,11 +104,21 @@ def test_a_restore_between_the_last_look_and_the_commit_is_a_gap_for_good(delta:
     session.statement = f"RESTORE TABLE {table.location} TO VERSION AS OF 2"
     with pytest.raises(StaleProgressError, match="RESTORE at version 4"):
         table.apply(delta.batch(SHAPE, [row(4)]), progress(1, 3))
-    with pytest.raises(StaleProgressError, match="while the batch of version 5 was written"):
+    with pytest.raises(StaleProgressError, match="while version 5 was written"):
         opened(delta).claim()
     sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 5")
     with pytest.raises(StaleProgressError, match="no version after it is whole"):
         opened(delta).claim()
+
+
+def test_a_restore_while_the_table_is_claimed_is_a_gap_for_good(delta: Bed, tmp_path: Path) -> None:
+    table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake")))
+    session: Any = ForestalledMarker(delta.spark)
+    other = DeltaTarget(session, str(tmp_path / "lake")).open_table(SHAPE, pipeline="shop")
+    session.statement = f"RESTORE TABLE {table.location} TO VERSION AS OF 2"
+    for worker in (other, opened(delta)):
+        with pytest.raises(StaleProgressError, match=r"RESTORE at version 4 .* while version 5 was written"):
+            worker.claim()
 
 
 def test_a_replaced_table_is_refused(delta: Bed, earlier: DeltaTable) -> None:

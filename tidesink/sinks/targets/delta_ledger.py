@@ -15,7 +15,7 @@ back to our newest commit.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
@@ -159,9 +159,9 @@ class Ledger:
     def claim(self) -> Entry:
         """Take the next epoch by one commit, which carries on what is applied.
 
-        Raises: as ``committed``; and what Delta raises where another commit of ours came between;
-            SchemaRefusedError where the rows were written under another key;
-            TransientTargetError where others kept committing.
+        Raises: as ``committed``, also for what others did between its look and its commit; what Delta raises
+            where another commit of ours came between; SchemaRefusedError where the rows were written under
+            another key; TransientTargetError where others kept committing.
         """
         for _ in range(_CLAIM_ATTEMPTS):
             at = self.log.latest()
@@ -169,6 +169,7 @@ class Ledger:
             self._check_keys(held)
             entry = self._claim_at(at, held)
             if entry is not None:
+                self._check_rows(entry, [])
                 return entry
         raise TransientTargetError(
             "others kept committing while the table was claimed", table=str(self.table)
@@ -226,9 +227,9 @@ class Ledger:
         if latest < version:
             raise shortened(latest, version, path=self.path, table=str(self.table))
         commits = [commit for commit in self.log.newest_first(at=latest, above=version) if commit]
-        for commit in commits:
-            if _replaces(commit):
-                raise moved(commit, version, path=self.path, table=str(self.table))
+        move = _newest_move(commits)
+        if move is not None:
+            raise moved(move, version, path=self.path, table=str(self.table))
         entries = [entry for entry in map(self._own, map(read_entry, commits)) if entry]
         return latest, entries
 
@@ -275,10 +276,10 @@ class Ledger:
         version, place = entry.commit.version, {"path": self.path, "table": str(self.table)}
         looked = entry.commit.read_version if entry.seen is None else entry.seen
         between = range(version - 1, version - 1 if looked is None else looked, -1)
-        within = next(filter(_replaced, map(self.log.commit, between)), None)
+        within = _newest_move(map(self.log.commit, between))
         if within is not None:
             raise moved_within(within, version, **place)
-        newest_move = next(filter(_replaces, passed), None)
+        newest_move = _newest_move(passed)
         if newest_move is not None and not self._leads_back(newest_move, entry):
             raise moved(newest_move, version, **place)
 
@@ -301,7 +302,7 @@ class Ledger:
         found = self.log.transaction_version(self.application)
         if found is None:
             return None
-        move = next((commit for commit in passed if _replaces(commit)), None)
+        move = _newest_move(passed)
         if move is not None:
             raise moved_unseen(move, path=self.path, table=str(self.table))
         epoch, batch = split_txn_version(found)
@@ -368,8 +369,8 @@ def _document(text: str | None) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and "tidesink" in document else None
 
 
-def _replaced(commit: Commit | None) -> bool:
-    return commit is not None and _replaces(commit)
+def _newest_move(newest_first: Iterable[Commit | None]) -> Commit | None:
+    return next((commit for commit in newest_first if commit is not None and _replaces(commit)), None)
 
 
 def _replaces(commit: Commit) -> bool:

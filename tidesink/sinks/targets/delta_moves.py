@@ -20,8 +20,8 @@ def moved(move: Commit, version: int, *, path: str, table: str) -> StaleProgress
 def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
     """While our commit ``version`` was made: it stands on rows that lack what was applied before."""
     return StaleProgressError(
-        f"{move.operation} at version {move.version} changed rows while the batch of version {version} was "
-        f"written, which so stands on rows with a gap; no version after it is whole. Remove the folder "
+        f"{move.operation} at version {move.version} changed rows while version {version} was written by a "
+        "worker, which so stands on rows with a gap; no version after it is whole. Remove the folder "
         f"{path} and let the worker load the table again from the start of its topic",
         table=table,
     )
