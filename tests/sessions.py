@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tidesink.change import Message
 
-_COLLECTOR: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+_MEMORY: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 # Small frames: one partition is quicker than many.
 _SMALL: Final = {
     "spark.sql.shuffle.partitions": "2",
@@ -24,9 +24,9 @@ _SMALL: Final = {
     "spark.databricks.delta.snapshotPartitions": "2",
 }
 # For a worker of its own process, which ends too soon for the optimising compiler to be of use.
-SMALL_SPARK: Final = {**_SMALL, "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_COLLECTOR}"}
+SMALL_SPARK: Final = {**_SMALL, "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_MEMORY}"}
 # For the one session of a run, which lasts long enough.
-_LASTING: Final = {**_SMALL, "spark.driver.extraJavaOptions": _COLLECTOR}
+_LASTING: Final = {**_SMALL, "spark.driver.extraJavaOptions": _MEMORY}
 # The one session of a run also has the jars of the targets that bring their own.
 WITH_TARGET: Final = "iceberg"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.ordered_places import PLACES, Place
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
-from tests.soak import SOAK
+from tests.soak import SOAK, each
 from tidesink.change import Op
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
@@ -26,7 +26,7 @@ _SECOND = 1000 << 18
 _COUNTED = ("read", "applied", "superseded")
 
 
-@pytest.fixture(params=["delta", "iceberg", "postgres", pytest.param("mysql", marks=SOAK)])
+@pytest.fixture(params=each(PLACES, soaked="mysql"))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Each target that keeps positions, in turn."""
     return PLACES[request.param](request, tmp_path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tidesink.change import TableId
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error
-from tidesink.sinks.targets.identifier import quote_path, quote_text
+from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
 from tidesink.sinks.targets.lake_path import table_names
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ def register(session: SparkSession, path: str, template: str, table: TableId) ->
     """
     levels = table_names(template, table)
     try:
-        there, ours = _registered(session, levels, path), _location(session, f"delta.{quote_path(path)}")
+        there, ours = (
+            _registered(session, levels, path),
+            _location(session, f"delta.{quote_identifier(path)}"),
+        )
     except SPARK_ERRORS as exc:
         raise reading_error(exc, table=str(table)) from exc
     if there != ours:
@@ -47,5 +50,4 @@ def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> st
 
 
 def _location(session: SparkSession, name: str) -> str:
-    """Where a table's rows are; nothing for one without, as a view."""
-    return str(session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0] or "")
+    return str(session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0])
