@@ -13,11 +13,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tidesink.sinks.ivy import spark_connector_jars
@@ -64,14 +65,16 @@ class Lap(NamedTuple):
     seconds: float
 
 
-def _lap(progress: Mapping[str, Any]) -> Lap:
+def _lap(progress: StreamingQueryProgress) -> Lap:
     """A batch by the query's own report; the rows there count twice where a MERGE reads them twice."""
-    (source,) = progress["sources"]
+    # As text: PySpark's objects give offsets as Python's words for them.
+    report = json.loads(progress.json)
+    (source,) = report["sources"]
     start, end = (
-        sum(sum(parts.values()) for parts in json.loads(source[name] or "{}").values())
+        sum(sum(parts.values()) for parts in (source[name] or {}).values())
         for name in ("startOffset", "endOffset")
     )
-    return Lap(end - start, progress["durationMs"]["triggerExecution"] / 1000)
+    return Lap(end - start, report["durationMs"]["triggerExecution"] / 1000)
 
 
 @dataclass(frozen=True)

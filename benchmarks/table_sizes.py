@@ -25,12 +25,10 @@ from benchmarks.baseline import plain_session
 from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
 from benchmarks.sql_targets import DIALECTS, SERVERS, target_settings
 from benchmarks.table import Rows
-from benchmarks.whole_job import WARM_UP, Stopwatch, write_config
-from tidesink.config import load_config
+from benchmarks.whole_job import WARM_UP, drained, write_config
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_endpoint import Endpoint
-from tidesink.sinks.worker import run
 
 TARGETS: Final = ("delta", "iceberg", "postgres", "mariadb")
 SIZES: Final = (1_000_000, 10_000_000)
@@ -109,9 +107,7 @@ def _write(settings: dict[str, Any], count: int, *, seed: int) -> None:
 
 
 def _drain(settings: dict[str, Any], max_records: int) -> list[float]:
-    heard = Stopwatch()
-    run(load_config(write_config(settings, max_records)), until="drained", listeners=[heard])
-    return [sum(steps.values()) for steps in heard.steps]
+    return [sum(steps.values()) for steps in drained(write_config(settings, max_records)).steps]
 
 
 @contextmanager

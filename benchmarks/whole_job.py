@@ -65,18 +65,25 @@ def load_and_warm(laps: Sequence[Lap], events: int) -> dict[str, float]:
 def ours(settings: dict[str, Any]) -> dict[str, Any]:
     """The worker on the benchmark's topic."""
     _write_more(settings)
-    load = Stopwatch()
-    run(load_config(write_config(settings, load_batch(settings))), until="drained", listeners=[load])
+    load = drained(write_config(settings, load_batch(settings)))
     driver_mb = _driver_mb()
     _write_steady(settings)
-    steady = Stopwatch()
-    run(load_config(write_config(settings, STEADY_BATCH)), until="drained", listeners=[steady])
+    steady = drained(write_config(settings, STEADY_BATCH))
     return {
         **load_and_warm(load.laps, settings["events"]),
         "batch_seconds": [sum(step.values()) for step in steady.steps[WARM_UP:]],
         "steps": steady.steps[-1] if steady.steps else {},
         "driver_mb": driver_mb,
     }
+
+
+def drained(config: Path) -> Stopwatch:
+    """A worker that reads all there is."""
+    watch = Stopwatch()
+    report = run(load_config(config), until="drained", listeners=[watch])
+    if report.exit_code:
+        raise SystemExit(f"the worker failed: {[table.error for table in report.tables]}")
+    return watch
 
 
 def load_batch(settings: dict[str, Any]) -> int:
