@@ -25,6 +25,8 @@ from typing import Final, NamedTuple
 
 # The member of an event's extension that names the columns whose value the source did not send.
 UNAVAILABLE: Final = "unavailable"
+# Between the numbers of a place at the source, as text.
+SOURCE_SEPARATOR: Final = ":"
 
 Value = int | float | Decimal | str | bytes | None
 Row = Mapping[str, Value]
@@ -62,6 +64,11 @@ class Position(NamedTuple):
     offset: int
     index: int = 0  # type: ignore[assignment]  # the field hides tuple.index, which nobody wants here
     source: tuple[int, ...] | None = None
+
+    @property
+    def source_text(self) -> str | None:
+        """``source`` as text, its numbers with a colon between them; what a metadata column has."""
+        return None if self.source is None else SOURCE_SEPARATOR.join(map(str, self.source))
 
 
 class SchemaIds(NamedTuple):

@@ -9,7 +9,7 @@ from tests.spark.decoded import Decoded, Values
 from tests.spark.python_rows import stored
 from tidesink.change import ChangeEvent, DdlEvent, Message, Op
 from tidesink.codecs.base import Codec
-from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.codecs.columns_base import POSITION, DecodeColumns
 from tidesink.errors import DecodeError
 
 
@@ -25,7 +25,10 @@ def differences(codec: Codec, message: Message, row: Decoded, plan: DecodeColumn
     found |= {f"key.{name}": value for name, value in (row.key or {}).items()}
     found |= {f"after.{name}": value for name, value in (row.after or {}).items()}
     found["kept"] = tuple(row.raw.get("_kept") or ())
+    found["position"] = row.raw.get(POSITION)
     expected = {name: held(name, value, plan) for name, value in _expected(codec, message, row, plan).items()}
+    if POSITION not in row.raw:
+        expected.pop("position", None)
     return [
         f"{place(message)} {name}: {found.get(name)!r}, expected {value!r} ({row.reason})"
         for name, value in expected.items()
@@ -58,12 +61,12 @@ def _expected(codec: Codec, message: Message, row: Decoded, plan: DecodeColumns)
         return {"kind": "ddl" if ddl else "message", "error": None}
     event = events[0]
     if event.op is Op.TRUNCATE:
-        return {"kind": "truncate", "error": None}
+        return {"kind": "truncate", "error": None, "position": event.position.source_text}
     if event.key is None:  # its key is the config's
         image = event.after or event.before or {}
         event = event._replace(key={name: image[name] for name in plan.shape.keys})
     kept = (event.extension or {}).get("unavailable", ())
     try:
-        return {**stored(event, plan.shape), "kept": kept}
+        return {**stored(event, plan.shape), "kept": kept, "position": event.position.source_text}
     except DecodeError as error:  # a day or a time that no target can store
         return {"kind": "bad", "error": type(error).__name__}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidesink.change import TableId
+from tidesink.change import Position, TableId
 from tidesink.codecs.debezium_source import (
     commit_ts_of_source,
     is_snapshot,
@@ -15,7 +15,8 @@ from tidesink.codecs.debezium_source import (
 )
 
 
-def _block(connector: str, **members: Any) -> dict[str, Any]:
+def block(connector: str, **members: Any) -> dict[str, Any]:
+    """A source block."""
     return {"connector": connector, "snapshot": "false", "ts_ms": 1_700_000_000_123, **members}
 
 
@@ -26,61 +27,68 @@ SQL_SERVER = {
 }
 
 
-@pytest.mark.parametrize(
-    ("source", "position"),
-    [
-        (_block("mariadb", file="maria-bin.000012", pos=345, row=2), (12, 345, 2)),
-        (_block("mysql", file="mysql-bin.1000000", pos=4, row=0, gtid="a:1-9"), (1_000_000, 4, 0)),
-        (_block("mysql", file="", pos=0, row=0), None),
-        (_block("mysql", file="binlog", pos=0, row=0), None),
-        (_block("mysql", snapshot="true", file="mysql-bin.000003", pos=154, row=0), (3, 154, 0)),
-        (_block("postgresql", lsn=27776760, txId=772), (27776760,)),
-        (_block("postgresql", snapshot="incremental", lsn=27776760), None),
-        (_block("postgresql", lsn=None), None),
-        (_block("oracle", scn="2122185", commit_scn="2122190"), (2122185, 2122190)),
-        (_block("oracle", scn="2122185", commit_scn=None), (2122185, 0)),
-        (_block("oracle", snapshot="true", scn="2122185"), None),
-        (
-            _block("sqlserver", **SQL_SERVER),
-            (0x27_00000AC0_0002, 0x27_00000AC0_0001, 2),
-        ),
-        (
-            _block("sqlserver", snapshot="true", commit_lsn=SQL_SERVER["commit_lsn"], change_lsn=None),
-            (0x27_00000AC0_0002, 0, 0),
-        ),
-        (_block("sqlserver", commit_lsn="NULL"), None),
-        (_block("db2", commit_lsn="00000000:0000c3b1", change_lsn="00000000:0000c3b0"), (0xC3B1, 0xC3B0, 0)),
-        (_block("mongodb", ord=7), (1_700_000_000, 7)),
-        (_block("TiCDC", commit_ts=470609150731354115), (470609150731354115,)),
-        (_block("TiCDC", commit_ts=-1), (2**64 - 1,)),
-        (_block("vitess", vgtid="[]"), None),
-        (_block("made-up", lsn=1, scn=2, pos=3), None),
-        ({}, None),
-    ],
-)
+POSITIONS: list[tuple[dict[str, Any], tuple[int, ...] | None]] = [
+    (block("mariadb", file="maria-bin.000012", pos=345, row=2), (12, 345, 2)),
+    (block("mysql", file="mysql-bin.1000000", pos=4, row=0, gtid="a:1-9"), (1_000_000, 4, 0)),
+    (block("mysql", file="", pos=0, row=0), None),
+    (block("mysql", file="binlog", pos=0, row=0), None),
+    (block("mysql", snapshot="true", file="mysql-bin.000003", pos=154, row=0), (3, 154, 0)),
+    (block("postgresql", lsn=27776760, txId=772), (27776760,)),
+    (block("postgresql", snapshot="incremental", lsn=27776760), None),
+    (block("postgresql", lsn=None), None),
+    (block("oracle", scn="2122185", commit_scn="2122190"), (2122185, 2122190)),
+    (block("oracle", scn="2122185", commit_scn=None), (2122185, 0)),
+    (block("oracle", snapshot="true", scn="2122185"), None),
+    (
+        block("sqlserver", **SQL_SERVER),
+        (0x27_00000AC0_0002, 0x27_00000AC0_0001, 2),
+    ),
+    (
+        block("sqlserver", snapshot="true", commit_lsn=SQL_SERVER["commit_lsn"], change_lsn=None),
+        (0x27_00000AC0_0002, 0, 0),
+    ),
+    (block("sqlserver", commit_lsn="NULL"), None),
+    (block("db2", commit_lsn="00000000:0000c3b1", change_lsn="00000000:0000c3b0"), (0xC3B1, 0xC3B0, 0)),
+    (block("mongodb", ord=7), (1_700_000_000, 7)),
+    (block("TiCDC", commit_ts=470609150731354115), (470609150731354115,)),
+    (block("TiCDC", commit_ts=-1), (2**64 - 1,)),
+    (block("vitess", vgtid="[]"), None),
+    (block("made-up", lsn=1, scn=2, pos=3), None),
+    ({}, None),
+]
+WRONG_NUMBERS = [True, -1, 1.5, "0x10", "１２", [1], {}, "9" * 60, 10**38]
+
+
+@pytest.mark.parametrize(("source", "position"), POSITIONS)
 def test_positions(source: dict[str, Any], position: tuple[int, ...] | None) -> None:
     assert position_of_source(source) == position
 
 
-@pytest.mark.parametrize("wrong", [True, -1, 1.5, "0x10", "１２", [1], {}, "9" * 60])
+@pytest.mark.parametrize("wrong", WRONG_NUMBERS)
 def test_what_is_no_number_is_no_position(wrong: Any) -> None:
-    assert position_of_source(_block("postgresql", lsn=wrong)) is None
-    assert position_of_source(_block("oracle", scn=wrong)) is None
-    assert position_of_source(_block("mysql", file="b.000001", pos=wrong, row=0)) is None
+    assert position_of_source(block("postgresql", lsn=wrong)) is None
+    assert position_of_source(block("oracle", scn=wrong)) is None
+    assert position_of_source(block("mysql", file="b.000001", pos=wrong, row=0)) is None
+
+
+def test_a_position_has_a_text() -> None:
+    assert Position("t", 0, 1, 0, (12, 345, 2)).source_text == "12:345:2"
+    assert Position("t", 0, 1, 0, (470609150731354115,)).source_text == "470609150731354115"
+    assert Position("t", 0, 1).source_text is None
 
 
 def test_binlog_files_compare_as_numbers() -> None:
     """After 999999 a file's number has seven digits, which as text comes before."""
-    before = position_of_source(_block("mysql", file="b.999999", pos=9, row=0))
-    after = position_of_source(_block("mysql", file="b.1000000", pos=1, row=0))
+    before = position_of_source(block("mysql", file="b.999999", pos=9, row=0))
+    after = position_of_source(block("mysql", file="b.1000000", pos=1, row=0))
     assert before is not None
     assert after is not None
     assert before < after
 
 
 def test_sql_server_lsns_compare_as_numbers() -> None:
-    older = position_of_source(_block("sqlserver", **{**SQL_SERVER, "event_serial_no": 1}))
-    newer = position_of_source(_block("sqlserver", **SQL_SERVER))
+    older = position_of_source(block("sqlserver", **{**SQL_SERVER, "event_serial_no": 1}))
+    newer = position_of_source(block("sqlserver", **SQL_SERVER))
     assert older is not None
     assert newer is not None
     assert older < newer
@@ -89,13 +97,13 @@ def test_sql_server_lsns_compare_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("source", "table"),
     [
-        (_block("mysql", db="shop", table="orders"), TableId("shop", "orders")),
-        (_block("postgresql", db="app", schema="public", table="a.b"), TableId("public", "a.b")),
-        (_block("sqlserver", db="app", schema="dbo", table="t"), TableId("dbo", "t")),
-        (_block("oracle", db="ORCL", schema="INVENTORY", table="T"), TableId("INVENTORY", "T")),
-        (_block("mongodb", db="inventory", collection="customers"), TableId("inventory", "customers")),
-        (_block("made-up", schema="s", table="t"), TableId("s", "t")),
-        (_block("mysql", db=5, table=None), TableId("", "")),
+        (block("mysql", db="shop", table="orders"), TableId("shop", "orders")),
+        (block("postgresql", db="app", schema="public", table="a.b"), TableId("public", "a.b")),
+        (block("sqlserver", db="app", schema="dbo", table="t"), TableId("dbo", "t")),
+        (block("oracle", db="ORCL", schema="INVENTORY", table="T"), TableId("INVENTORY", "T")),
+        (block("mongodb", db="inventory", collection="customers"), TableId("inventory", "customers")),
+        (block("made-up", schema="s", table="t"), TableId("s", "t")),
+        (block("mysql", db=5, table=None), TableId("", "")),
     ],
 )
 def test_tables(source: dict[str, Any], table: TableId) -> None:

@@ -36,6 +36,8 @@ column              type                        meaning
 ``before``          struct of all columns       likewise: the row before an update, or the deleted one;
                                                 null where the wire has it not, or its key alone
 ``_before_kept``    array<string>               likewise: as ``_kept``, of ``before``
+``_position``       string                      only in frames of a Debezium plan with ``positions``: where
+                                                the change stands at its source, ``Position.source_text``
 ==================  ==========================  ====================================================
 
 ``unplanned`` is a message the plan was not made for (an unknown schema id, an unknown column): look it
@@ -61,6 +63,9 @@ UNPLANNED: Final = "unplanned"
 MESSAGE: Final = "message"
 # Everything that was in the table before it is gone.
 TRUNCATE: Final = "truncate"
+
+# The column of a change's place in the source's log, where a plan is asked for it.
+POSITION: Final = "_position"
 
 KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE, TRUNCATE)
 ROW_KINDS: Final = (UPSERT, DELETE)

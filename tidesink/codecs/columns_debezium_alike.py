@@ -11,7 +11,7 @@ Of the record only what a worker asks for is in the struct; Avro skips the rest.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,8 +25,8 @@ _AFTER: Final = "after"
 _BEFORE: Final = "before"
 _OP: Final = "op"
 _SOURCE: Final = "source"
-# What is asked of a source block.
-_SOURCE_MEMBERS: Final = ("connector", "db", "schema", "table", "commit_ts")
+# What is asked of every source block.
+SOURCE_MEMBERS: Final = ("connector", "db", "schema", "table", "commit_ts")
 # A record without fields is none to Spark.
 _NOTHING: Final = {"name": "nothing", "type": ["null", "int"], "default": None}
 
@@ -46,14 +46,17 @@ class Alike:
             found.setdefault(json.dumps(schema.bare), []).append(schema_id)
         return found
 
-    def reader(self, keys: frozenset[str]) -> str:
-        """The Avro schema of the struct; of an old row it has the columns that ``keys`` names."""
+    def reader(self, keys: frozenset[str], source: Iterable[str] = SOURCE_MEMBERS) -> str:
+        """The Avro schema of the struct; of an old row it has the columns that ``keys`` names.
+
+        ``source`` are the members of a source block.
+        """
         bare = [schema.bare for schema in self.members.values()]
         if self.schema.kind == "row":
             wanted = {*(one.wire for one in self.schema.columns), MARK}
             return json.dumps(_record(bare, wanted))
         columns = {one.wire for one in self.schema.columns}
-        inside = {_SOURCE: frozenset(_SOURCE_MEMBERS), _AFTER: columns}
+        inside = {_SOURCE: frozenset(source), _AFTER: columns}
         if keys:
             inside[_BEFORE] = {one.wire for one in self.schema.columns if one.field.name.lower() in keys}
         fields = [_image(name, bare, wanted) for name, wanted in inside.items()]
@@ -61,15 +64,19 @@ class Alike:
         return json.dumps({**rest, "fields": [*fields, *rest["fields"]]})
 
 
-def alike(schemas: Mapping[int, RecordSchema], reading: Callable[[WireColumn], object]) -> tuple[Alike, ...]:
+def alike(
+    schemas: Mapping[int, RecordSchema],
+    reading: Callable[[WireColumn], object],
+    source: Collection[str] = SOURCE_MEMBERS,
+) -> tuple[Alike, ...]:
     """The schemas in as few groups as there are ways to read them.
 
-    ``reading`` says of a column all that its conversion depends on beyond its Avro type. A column that some
-    writers lack stands in nobody's way.
+    ``reading`` says of a column all that its conversion depends on beyond its Avro type, ``source`` which
+    members of a source block are asked for. A column that some writers lack stands in nobody's way.
     """
     groups: list[tuple[Facts, Alike]] = []
     for schema_id, schema in sorted(schemas.items()):
-        facts = _facts(schema_id, schema, reading)
+        facts = _facts(schema_id, schema, reading, source)
         for number, (known, group) in enumerate(groups):
             if all(known.get(name, fact) == fact for name, fact in facts.items()):
                 groups[number] = known | facts, _joined(group, schema_id, schema)
@@ -92,7 +99,12 @@ def _joined(group: Alike, schema_id: int, schema: RecordSchema) -> Alike:
     return Alike({**group.members, schema_id: schema}, merged)
 
 
-def _facts(schema_id: int, schema: RecordSchema, reading: Callable[[WireColumn], object]) -> Facts:
+def _facts(
+    schema_id: int,
+    schema: RecordSchema,
+    reading: Callable[[WireColumn], object],
+    source: Collection[str],
+) -> Facts:
     """What must not differ between two schemas that are read alike, where both have it."""
     facts: Facts = {("ticdc", ""): schema.is_ticdc}
     # Names that Spark does not tell apart are for nobody else to read alike.
@@ -105,7 +117,7 @@ def _facts(schema_id: int, schema: RecordSchema, reading: Callable[[WireColumn],
         facts["wire", name] = column.wire
         facts["column", column.wire] = name, types[column.wire], reading(column)
     for one in (_inner(schema.bare, _SOURCE) or {"fields": []})["fields"]:
-        if one["name"] in _SOURCE_MEMBERS:
+        if one["name"] in source:
             facts["source", one["name"]] = json.dumps(_plain(one["type"]))
     return facts
 

@@ -18,7 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_avro_faults import framing_faults, schema_id_column, unreadable
-from tidesink.codecs.columns_base import DDL, MESSAGE, UNPLANNED
+from tidesink.codecs.columns_base import DDL, MESSAGE, POSITION, UNPLANNED
+from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS
 from tidesink.codecs.columns_debezium_before import (
     change_word,
     logged_before,
@@ -32,7 +33,12 @@ from tidesink.codecs.columns_debezium_faults import (
 )
 from tidesink.codecs.columns_debezium_keys import old_key, row_key, value_fault
 from tidesink.codecs.columns_debezium_readers import Defined, record_columns, source_column
-from tidesink.codecs.columns_debezium_record import Images, RecordColumns, starts
+from tidesink.codecs.columns_debezium_record import (
+    SOURCE_AND_POSITION,
+    Images,
+    RecordColumns,
+    starts,
+)
 from tidesink.codecs.columns_debezium_schema import (
     COMMIT_TS,
     RecordSchema,
@@ -80,7 +86,8 @@ class DebeziumAvroColumns:
     ``own_key``: the key is the key record's, so that Debezium sends a changed key as a delete and an
     insert; without it an update's old row tells its old key. ``gone``: the shape's columns, in lower case,
     that the newest schema of rows does not have. ``logs``: the
-    frame has the old row, and what happened to it, besides (``columns_base``).
+    frame has the old row, and what happened to it, besides (``columns_base``). ``positions``: it has where
+    a change stands at its source.
     """
 
     shape: TableShape
@@ -89,6 +96,7 @@ class DebeziumAvroColumns:
     own_key: bool = True
     gone: frozenset[str] = frozenset()
     logs: bool = False
+    positions: bool = False
 
     @property
     def changes_keys(self) -> bool:
@@ -125,7 +133,11 @@ class DebeziumAvroColumns:
             _converted(self),
             _keyed(self),
             _judged(self),
-            [*last, *(log_columns(self.shape) if self.logs else ())],
+            [
+                *last,
+                *(log_columns(self.shape) if self.logs else ()),
+                *((F.col(POSITION),) if self.positions else ()),
+            ],
         )
 
 
@@ -142,6 +154,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     time_zone: str = "UTC",
     modes: DebeziumModes = _DEFAULT_MODES,
     logs: bool = False,
+    positions: bool = False,
 ) -> DebeziumAvroColumns:
     """A plan for a table from the texts of its writer schemas, by registry id.
 
@@ -149,7 +162,8 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     default where only later schemas (greater ids) have it, and is null where an earlier one had it.
     ``base`` is the shape the target has; it is only added to. ``keys`` override the key record's columns,
     ``definition`` the types of the schemas. ``unknown_ids``: ids that were looked up in vain, each with
-    the reason; their records are bad. ``logs``: see ``DebeziumAvroColumns``; a table needs no key then.
+    the reason; their records are bad. ``logs``, ``positions``: see ``DebeziumAvroColumns``; a table needs no
+    key in a plan that ``logs``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -193,6 +207,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
                 defined=defined,
                 old_keys=not told_by_key and bool(named),
                 logs=logs,
+                source=SOURCE_AND_POSITION if positions else SOURCE_MEMBERS,
             ),
             value_side.refused,
             unknown_ids,
@@ -201,6 +216,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
         own_key=own_key,
         gone=gone_columns(shape, value_side.rows),
         logs=logs,
+        positions=positions,
     )
 
 
@@ -276,6 +292,7 @@ def _converted(plan: DebeziumAvroColumns) -> list[Column]:
         *(values.source(name, "string").alias(f"source_{name}") for name in _SOURCE),
         values.kept().alias("kept"),
         null("bigint").alias("control_ts"),
+        *((values.position().alias(POSITION),) if plan.positions else ()),
     ]
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import BAD, MESSAGE, UNPLANNED, WATERMARK
+from tidesink.codecs.columns_base import BAD, MESSAGE, POSITION, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_debezium_before import (
     change_word,
     logged_before,
@@ -61,7 +61,7 @@ class DebeziumJsonColumns:
     ``key_schemas`` and ``value_schemas``. ``own_key``: the key is the key record's. ``unwrapped``: the topic
     holds flattened rows, where a null value is a delete. ``gone``: the shape's columns, in lower case, that
     the newest schema of rows does not have. ``logs``: the frame has the old row, and what
-    happened to it, besides (``columns_base``).
+    happened to it, besides (``columns_base``). ``positions``: it has where a change stands at its source.
     """
 
     shape: TableShape
@@ -75,6 +75,7 @@ class DebeziumJsonColumns:
     own_key: bool = True
     gone: frozenset[str] = frozenset()
     logs: bool = False
+    positions: bool = False
 
     @property
     def changes_keys(self) -> bool:
@@ -122,7 +123,11 @@ class DebeziumJsonColumns:
             [everything, *_converted(self)],
             [everything, *_keyed(self)],
             [everything, *_judged(self)],
-            [*(last if self.keeps_values else last[:-1]), *(log_columns(self.shape) if self.logs else ())],
+            [
+                *(last if self.keeps_values else last[:-1]),
+                *(log_columns(self.shape) if self.logs else ()),
+                *((F.col(POSITION),) if self.positions else ()),
+            ],
         )
 
 
@@ -149,6 +154,8 @@ def _converted(plan: DebeziumJsonColumns) -> list[Column]:
         ),
         "kept": values.kept(),
     }
+    if plan.positions:
+        found[POSITION] = values.position()
     if plan.logs:
         found |= logged_before(plan.values, shape, plan.keys)
     if plan.judges:

@@ -40,7 +40,7 @@ ABSENT: Final = b"\5"
 _VERDICT: Final = (
     "struct<kind: string, error: string, reason: string, fields: array<string>, op: string, "
     "commit_ts: bigint, key: array<binary>, before: array<binary>, image: array<binary>, "
-    "old: array<binary>>"
+    "old: array<binary>, position: string>"
 )
 _MOST_SCHEMAS: Final = 1024
 _OPS: Final = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d", Op.UPSERT: "r"}
@@ -62,16 +62,21 @@ class Verdict(NamedTuple):
     before: list[bytes | None] | None = None
     image: list[bytes | None] | None = None
     old: list[bytes | None] | None = None
+    position: str | None = None
 
 
 @dataclass(frozen=True)
 class Judging:
-    """What judging records of one table takes; ``logs``: whether their old rows are asked for."""
+    """What judging records of one table takes.
+
+    ``logs``, ``positions``: whether their old rows, and their places at the source, are asked for.
+    """
 
     shape: TableShape
     options: CodecOptions
     definition: TableSchema | None = None
     logs: bool = False
+    positions: bool = False
 
 
 def verdict(value: Column, key: Column, asked: Column, judging: Judging) -> Column:
@@ -107,7 +112,7 @@ def open_judge(judging: Judging) -> Callable[[str, bytes | None, bytes | None], 
     shape = judging.shape
     known = tuple(SourceColumn(column.name, column.type) for column in shape.columns)
     codec = LoneCodec(judging.options, judging.definition, TableSchema(shape.table, known))
-    rows = _Rows(judging.shape, codec, logs=judging.logs)
+    rows = _Rows(judging, codec)
 
     def judge(topic: str, key: bytes | None, value: bytes | None) -> Verdict:
         try:
@@ -134,10 +139,11 @@ class _Column:
 class _Rows:
     """Rows of events in the plan's shape; keeps what it knows of each schema."""
 
-    def __init__(self, shape: TableShape, codec: LoneCodec, *, logs: bool) -> None:
-        self._shape = shape
+    def __init__(self, judging: Judging, codec: LoneCodec) -> None:
+        self._shape = judging.shape
         self._codec = codec
-        self._logs = logs
+        self._logs = judging.logs
+        self._positions = judging.positions
         self._known: dict[tuple[int, bool], tuple[TableSchema, dict[str, _Column] | list[str]]] = {}
 
     def judged(self, event: Event) -> Verdict:
@@ -151,7 +157,7 @@ class _Rows:
                 "topic must hold one table; name it under tables"
             )
         if event.op is Op.TRUNCATE:
-            return Verdict(TRUNCATE)
+            return Verdict(TRUNCATE, position=self._position(event))
         columns = self._columns(event.schema)
         if isinstance(columns, list):
             return Verdict(UNPLANNED, None, "the record has a column that is new", columns)
@@ -162,8 +168,17 @@ class _Rows:
         key, before = (self._key(row, columns) for row in (event.key, event.before))
         old = self._old(event.before, columns) if self._logs else None
         return Verdict(
-            op=_OPS[event.op], commit_ts=event.commit_ts, key=key, before=before, image=image, old=old
+            op=_OPS[event.op],
+            commit_ts=event.commit_ts,
+            key=key,
+            before=before,
+            image=image,
+            old=old,
+            position=self._position(event),
         )
+
+    def _position(self, event: ChangeEvent) -> str | None:
+        return event.position.source_text if self._positions else None
 
     def _old(
         self, row: Mapping[str, Value] | None, columns: Mapping[str, _Column]

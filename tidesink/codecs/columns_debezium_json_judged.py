@@ -10,7 +10,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_avro_record import shown_type
-from tidesink.codecs.columns_base import BAD
+from tidesink.codecs.columns_base import BAD, POSITION
 from tidesink.codecs.columns_debezium_json_judge import ABSENT
 from tidesink.codecs.columns_debezium_python import KEEP, VALUE, ZERO, is_answer
 from tidesink.codecs.columns_faults import STRINGS, fault, null
@@ -43,6 +43,7 @@ class JudgedRows:
             "op": self.judged.getField("op"),
             "event_ts": self.judged.getField("commit_ts"),
             "kept": self._named(KEEP),
+            POSITION: self.judged.getField("position"),
         }
 
     def old_row(self) -> dict[str, Column]:

@@ -9,11 +9,13 @@ from typing import Final
 from tidesink.change import Column as SourceColumn
 from tidesink.change import TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS
 from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
 from tidesink.codecs.columns_debezium_json_judge import Judging
 from tidesink.codecs.columns_debezium_json_record import json_records
 from tidesink.codecs.columns_debezium_json_schema import JsonSchema, is_flattened_head, read_heads
 from tidesink.codecs.columns_debezium_readers import Defined, source_column
+from tidesink.codecs.columns_debezium_record import SOURCE_AND_POSITION
 from tidesink.codecs.columns_debezium_schema import gone_columns
 from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.errors import ConfigError
@@ -44,6 +46,7 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     options: CodecOptions = _NO_OPTIONS,
     judges: bool = True,
     logs: bool = False,
+    positions: bool = False,
 ) -> DebeziumJsonColumns:
     """A plan for a table from the schemas that stand in its records, oldest first.
 
@@ -51,8 +54,8 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     ``{"schema":…,"payload":``, or, where the payload comes first, all behind it, ``,"schema":…}``. ``told``
     are columns that rows without a schema have, ``told_keys`` those of their key. ``base`` is the shape the
     target has; it is only added to. ``keys`` override the key record's columns, ``definition`` the types.
-    ``judges``: see the module ``columns_debezium_json``. ``logs``: see ``DebeziumJsonColumns``; a table needs
-    no key then.
+    ``judges``: see the module ``columns_debezium_json``. ``logs``, ``positions``: see
+    ``DebeziumJsonColumns``; a table needs no key in a plan that ``logs``.
 
     Raises:
         ConfigError: the table has no key, or ``keys`` names a column it does not have.
@@ -82,7 +85,8 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     shape = whole if base is None else merge_shape(with_defaults(base, whole), whole)
     flattened = any(is_flattened_head(head) for head in value_heads)
     unwrapped = options.debezium_unwrapped or flattened
-    records = json_records(value_schemas, shape, "value", modes=modes, defined=defined)
+    source = SOURCE_AND_POSITION if positions else SOURCE_MEMBERS
+    records = json_records(value_schemas, shape, "value", modes=modes, defined=defined, source=source)
     return DebeziumJsonColumns(
         shape,
         json_records(key_schemas, shape, "key", modes=modes, defined=defined),
@@ -90,12 +94,13 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
         tuple(record for record in records if record.is_control),
         key_schemas,
         value_schemas,
-        Judging(shape, replace(options, debezium_unwrapped=unwrapped), definition, logs),
+        Judging(shape, replace(options, debezium_unwrapped=unwrapped), definition, logs, positions),
         judges=judges or not rows,
         own_key=keys is None,
         # What rows without a schema have is not known until they are read.
         gone=frozenset() if told or definition is not None else gone_columns(shape, rows),
         logs=logs,
+        positions=positions,
     )
 
 

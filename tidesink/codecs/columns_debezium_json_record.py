@@ -13,13 +13,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.avro.functions import from_avro
 
 from tidesink.change import Column as SourceColumn
-from tidesink.codecs.columns_debezium_alike import Alike
-from tidesink.codecs.columns_debezium_json_schema import SOURCE_MEMBERS, JsonSchema
+from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike
+from tidesink.codecs.columns_debezium_json_schema import JsonSchema
 from tidesink.codecs.columns_debezium_json_text import wire_ddl
 from tidesink.codecs.columns_debezium_python import python_read
 from tidesink.codecs.columns_debezium_readers import Defined, field_of, reads_as, source_column
 from tidesink.codecs.columns_debezium_record import FieldOf, RecordColumns
-from tidesink.codecs.columns_debezium_schema import IMAGES, WireColumn, is_spark_decimal
+from tidesink.codecs.columns_debezium_schema import COMMIT_TS, IMAGES, WireColumn, is_spark_decimal
 from tidesink.codecs.columns_faults import null
 from tidesink.codecs.columns_types import lit_binary
 from tidesink.codecs.connect_schema import ConnectSchema
@@ -31,6 +31,8 @@ from tidesink.typemap.table import SPARK_MAX_PRECISION
 
 CORRUPT: Final = "corrupt"
 _ROW: Final = "row"
+_BIGINT: Final = "bigint"
+_TEXT: Final = "string"
 _NESTED: Final = frozenset({"array", "map", "struct"})
 _OPTIONS: Final = {
     "mode": "PERMISSIVE",
@@ -101,7 +103,7 @@ class JsonRecord(RecordColumns):
         if self.part == "key":
             return f"{CORRUPT} string, {_ROW} struct<{row}>"
         images = [f"{name} struct<{row}>" for name in IMAGES if columns]
-        source = ", ".join(f"{name}: {ddl}" for name, ddl in SOURCE_MEMBERS.items())
+        source = ", ".join(f"{name}: {_BIGINT if name == COMMIT_TS else _TEXT}" for name in self.source)
         return ", ".join((f"{CORRUPT} string", *images, f"source struct<{source}>", "op string"))
 
     def _image(self, row: Column) -> Column:
@@ -151,6 +153,7 @@ def json_records(
     *,
     modes: DebeziumModes,
     defined: Defined,
+    source: tuple[str, ...] = SOURCE_MEMBERS,
 ) -> tuple[JsonRecord, ...]:
     """The readers of one side of a topic's records: one for all writers that read alike."""
     targets = shape.key_columns if part == "key" else shape.columns
@@ -170,6 +173,7 @@ def json_records(
             shape,
             tuple(field_of(target, group, source_of=source_of, all_schemas=schemas) for target in targets),
             modes,
+            source=source,
         )
         for number, group in enumerate(_alike(schemas, reading))
     )

@@ -38,11 +38,6 @@ _SENT: Final[Mapping[str, ConnectField]] = {
 }
 _SOURCE: Final = "source"
 _ROW: Final = "row"
-# What is asked of a source block.
-SOURCE_MEMBERS: Final = {
-    **dict.fromkeys(("connector", "db", "schema", "table"), "string"),
-    "commit_ts": "bigint",
-}
 
 
 class Head(NamedTuple):

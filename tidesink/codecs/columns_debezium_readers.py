@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tidesink.change import Column as SourceColumn
-from tidesink.codecs.columns_debezium_alike import Alike, alike
+from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike, alike
 from tidesink.codecs.columns_debezium_record import FieldOf, RecordColumns
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.debezium_values import DebeziumModes, column_of
@@ -17,7 +17,7 @@ from tidesink.typemap.table import row_of
 Defined = Mapping[str, SourceColumn]
 
 
-def record_columns(
+def record_columns(  # noqa: PLR0913  (all that a reader rests on)
     schemas: Mapping[int, RecordSchema],
     shape: TableShape,
     part: str,
@@ -26,12 +26,16 @@ def record_columns(
     defined: Defined,
     old_keys: bool = False,
     logs: bool = False,
+    source: tuple[str, ...] = SOURCE_MEMBERS,
 ) -> tuple[RecordColumns, ...]:
     """The readers of one side of a topic's records: one for all schemas that read alike."""
     targets = shape.key_columns if part == "key" else shape.columns
 
     def source_of(wire: WireColumn) -> SourceColumn:
         return source_column(wire, modes, defined)
+
+    def reading(wire: WireColumn) -> object:
+        return reads_as(wire, source_of(wire))
 
     return tuple(
         RecordColumns(
@@ -43,8 +47,9 @@ def record_columns(
             tuple(field_of(target, group, source_of=source_of, all_schemas=schemas) for target in targets),
             modes,
             logs,
+            source,
         )
-        for number, group in enumerate(alike(schemas, lambda wire: reads_as(wire, source_of(wire))))
+        for number, group in enumerate(alike(schemas, reading, source))
     )
 
 

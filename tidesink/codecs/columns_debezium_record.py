@@ -16,7 +16,8 @@ from tidesink.change import Column as SourceColumn
 from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_avro_schema import MARK, MARK_SIZE
 from tidesink.codecs.columns_base import BAD
-from tidesink.codecs.columns_debezium_alike import Alike
+from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike
+from tidesink.codecs.columns_debezium_position import POSITION_MEMBERS, position_of
 from tidesink.codecs.columns_debezium_python import KEEP, Read, answer_reading, is_answer, python_read, reader
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.columns_debezium_values import native_reading, prepared_text
@@ -33,6 +34,8 @@ from tidesink.typemap.shape import ShapeColumn, TableShape
 _MARK: Final = secrets.token_bytes(MARK_SIZE)
 _MAGIC: Final = b"\x00"
 _BETWEEN: Final = "\x01"
+# What is asked of a source block where positions are asked for.
+SOURCE_AND_POSITION: Final[tuple[str, ...]] = (*SOURCE_MEMBERS, *POSITION_MEMBERS)
 # The member of the envelope that holds each part's row.
 _IMAGES: Final = {"value": "after", "before": "before"}
 
@@ -55,6 +58,7 @@ class RecordColumns:
     """The records of writer schemas that read alike.
 
     ``part``: ``key``, ``value``, or ``before``, the old rows in values. ``logs``: those are read whole.
+    ``source`` are the members asked of a source block.
     """
 
     name: str
@@ -65,11 +69,12 @@ class RecordColumns:
     fields: tuple[FieldOf, ...]
     modes: DebeziumModes
     logs: bool = False
+    source: tuple[str, ...] = SOURCE_MEMBERS
 
     def decoded(self) -> Column:
         """The record of the raw column ``key`` or ``value``; null where another schema wrote it."""
         data = F.col(self.part)
-        options = {"mode": "PERMISSIVE", "avroSchema": self.alike.reader(self._of_old_row)}
+        options = {"mode": "PERMISSIVE", "avroSchema": self.alike.reader(self._of_old_row, self.source)}
         whole = F.concat(data, lit_binary(_MARK))
         choices = [
             (starts(data, ids), from_avro(whole, bare, options)) for bare, ids in self.alike.writers.items()
@@ -293,6 +298,12 @@ class Images:
             ],
             ddl,
         )
+
+    def position(self) -> Column:
+        """Where the change stands at its source, of readers that were asked for ``POSITION_MEMBERS``."""
+        there = {name for record in self._records for name in record.schema.source}
+        members = {name: self.source(name, "string") for name in SOURCE_AND_POSITION if name in there}
+        return position_of(members)
 
     @staticmethod
     def _first(fields: list[Column], ddl: str) -> Column:

@@ -34,21 +34,22 @@ POSTGRES: Final = "postgresql"
 MONGODB: Final = "mongodb"
 _UINT64: Final = 2**64 - 1
 
-_FILE_NUMBER: Final = re.compile(r"\.([0-9]{1,18})$", re.ASCII)
+_FILE_NUMBER: Final = re.compile(r"\.([0-9]{1,18})\Z", re.ASCII)
 _DIGITS: Final = re.compile(r"[0-9]{1,38}", re.ASCII)
-_HEX_LSN: Final = re.compile(r"[0-9a-fA-F]{1,32}(?::[0-9a-fA-F]{1,32}){0,7}", re.ASCII)
-_STREAMED: Final = ("false", "", None, False)
+_MOST: Final = 10**38 - 1
+_HEX_LSN: Final = re.compile(r"[0-9a-fA-F]{1,32}(?::[0-9a-fA-F]{1,16}){0,2}", re.ASCII)
+STREAMED: Final = ("false", "", None, False)
 
 
 def is_snapshot(source: Source) -> bool:
     """Whether a row was read by a snapshot and not from the log."""
-    return source.get("snapshot") not in _STREAMED
+    return source.get("snapshot") not in STREAMED
 
 
 def _whole(value: object) -> int | None:
     """A count as the wire has it, a number or its digits; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return value if value >= 0 else None
+        return value if 0 <= value <= _MOST else None
     return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
 
 
@@ -62,7 +63,7 @@ def _binlog(source: Source) -> Numbers | None:
     number = _FILE_NUMBER.search(file) if isinstance(file, str) else None
     if number is None:
         return None
-    return _together(int(number[1]), _whole(source.get("pos")), _whole(source.get("row", 0)))
+    return _together(int(number[1]), _whole(source.get("pos")), _whole(source.get("row")) or 0)
 
 
 def _event_lsn(source: Source) -> Numbers | None:
@@ -75,7 +76,7 @@ def _scn(source: Source) -> Numbers | None:
     return _together(_whole(source.get("scn")), _whole(source.get("commit_scn")) or 0)
 
 
-def _hex_lsn(value: object) -> int | None:
+def lsn_number(value: object) -> int | None:
     """An LSN such as ``00000027:00000758:0003``: parts of fixed width, so all of it is one number."""
     if not isinstance(value, str) or not _HEX_LSN.fullmatch(value):
         return None
@@ -85,8 +86,8 @@ def _hex_lsn(value: object) -> int | None:
 def _commit_lsn(source: Source) -> Numbers | None:
     # A snapshot's row has the commit LSN it was read at and no change of its own.
     return _together(
-        _hex_lsn(source.get("commit_lsn")),
-        _hex_lsn(source.get("change_lsn")) or 0,
+        lsn_number(source.get("commit_lsn")),
+        lsn_number(source.get("change_lsn")) or 0,
         _whole(source.get("event_serial_no")) or 0,
     )
 
