@@ -6,19 +6,22 @@ The first worker is killed at a step of its second batch; the log has no change 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.contracts.sql_beds import postgres_database
+from tests.contracts.sql_beds import postgres_database, reader
 from tests.e2e.forked_worker import die_at
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
-from tests.e2e.test_sql_targets import config_for, execute, wrong
+from tests.e2e.test_sql_targets import config_for, connected, execute, wrong
 from tests.soak import SOAK
+from tidesink.change import TableId
 from tidesink.config import load_config
-from tidesink.sinks.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE
+from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, PREIMAGE, UNAVAILABLE
+from tidesink.sinks.targets.sql_target import SqlTarget
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:
@@ -29,11 +32,24 @@ SIZE: Final = 900
 GONE: Final = ("delete", PREIMAGE)
 
 
+# By the name asked for, the log's own column beside which it stands.
+BESIDE: Final = {"m_op": OP, "m_commit_ts": COMMIT_TS, "m_partition": PARTITION, "m_offset": OFFSET}
+METADATA: Final = {name.removeprefix("m_"): name for name in (*BESIDE, "m_position", "m_topic", "m_batch")}
+
+
 def _logging(path: Path) -> Path:
     settings = json.loads(path.read_text(encoding="utf-8"))
-    settings.setdefault("defaults", {})["mode"] = "append"
+    settings["defaults"] = {"mode": "append", "metadata": METADATA}
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
     return path
+
+
+def _says_as_the_log(row: Mapping[str, Any]) -> bool:
+    """Whether the metadata columns of a row are what its own say."""
+    same = all(row[name] == row[own] for name, own in BESIDE.items())
+    position = None if row[COMMIT_TS] is None else str(row[COMMIT_TS])
+    told = row["m_position"] == position and row["m_batch"] > 0 and "bank_" in row["m_topic"]
+    return same and told and not {*METADATA.values()} & {*json.loads(row[UNAVAILABLE] or "[]")}
 
 
 def _killed_and_drained(spark: SparkSession, config: Path, step: str) -> dict[str, dict[str, int]]:
@@ -52,7 +68,8 @@ def _folded(log: DataFrame, keys: tuple[str, ...]) -> DataFrame:
 
     latest = Window.partitionBy(*keys).orderBy(F.desc(OFFSET), F.desc(INDEX))
     last = log.withColumn("n", F.row_number().over(latest)).where("n = 1").drop("n")
-    return last.where(~F.col(OP).isin(*GONE)).drop(*(n for n in log.columns if n.startswith("_tidesink_")))
+    added = [n for n in log.columns if n.startswith("_tidesink_") or n in METADATA.values()]
+    return last.where(~F.col(OP).isin(*GONE)).drop(*added)
 
 
 @pytest.mark.parametrize("step", [pytest.param("committing", marks=SOAK), "committed"])
@@ -68,6 +85,8 @@ def test_the_folded_lake_is_what_tidb_held(
         log = spark.read.format("delta").load(str(tmp_path / "lake" / "bank" / table.table.name))
         places = log.select(PARTITION, OFFSET, INDEX)
         assert places.distinct().count() == places.count() > 0
+        told = log.select(*BESIDE, *BESIDE.values(), "m_position", "m_topic", "m_batch", UNAVAILABLE)
+        assert all(_says_as_the_log(row.asDict()) for row in told.collect())
         folded = str(tmp_path / "folded" / "bank" / table.table.name)
         _folded(log, table.key).write.format("delta").option("delta.columnMapping.mode", "name").save(folded)
     assert wrong_values(tmp_path / "folded", expected) == []
@@ -92,3 +111,7 @@ def test_the_folded_database_is_what_tidb_held(
     for name, keys in (("account", "id"), ("pair", "a, b")):
         execute(server, f"ALTER TABLE bank.{name} RENAME TO {name}_log", _folding(name, keys))
     assert wrong(workload, server, {"account", "pair"}) == []
+    with connected(server) as connections:
+        rows = reader(SqlTarget(connections))(TableId("bank", "account_log"))
+    assert rows
+    assert all(map(_says_as_the_log, rows))

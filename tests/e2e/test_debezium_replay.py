@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.golden.each_capture import each_capture
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tests.soak import soaked
-from tidesink.change import ChangeEvent, DdlEvent
+from tidesink.change import ChangeEvent, DdlEvent, Message
 from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.config import load_config
@@ -107,7 +108,10 @@ def _config(folder: Path, capture: Capture, servers: Servers, size: int | None) 
         "pipeline": "debezium",
         "source": _source(capture, servers),
         # Dates that no calendar has: infinity and years before 1 are kept as text.
-        "defaults": {"zero-date": "text" if capture.is_postgres else "null"},
+        "defaults": {
+            "zero-date": "text" if capture.is_postgres else "null",
+            "metadata": ["position", "topic", "offset"],
+        },
         "tables": list(_tables(capture)),
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
@@ -184,6 +188,20 @@ def _wrong_cells(capture: Capture, lake: Path) -> Iterator[str]:
             yield f"{capture.name}/{table}: {len(rows)} rows, {len(expected)} expected"
 
 
+def _wrong_positions(capture: Capture, servers: Servers, lake: Path) -> Iterator[str]:
+    """Rows whose position is not that of the change at their offset."""
+    codec, messages = capture.codec(), defaultdict[str, list[Message]](list)
+    for message in capture.messages:
+        messages[f"{servers['prefix']}{message.topic}"].append(message)
+    for table in capture.final_state():
+        folder = lake / ("lab" if capture.is_postgres else "labdb") / table
+        for row in open_lake_table(folder).read().to_pylist() if folder.exists() else ():
+            (event,) = codec.decode(messages[row["_tidesink_topic"]][row["_tidesink_offset"]])
+            assert isinstance(event, ChangeEvent)
+            if row["_tidesink_position"] != event.position.source_text:
+                yield f"{table}: {row['_tidesink_position']}, expected {event.position.source_text}"
+
+
 def _cell(capture: Capture, table: str, row: dict[str, str | None], column: str) -> str:
     keys = [value or "" for value in list(row.values())[: 2 if table == "t_compk" else 1]]
     return f"{capture.name}/{table}/{'+'.join(keys)}/{column}"
@@ -195,6 +213,7 @@ def _ends_as_the_database(capture: Capture, size: int | None, servers: Servers, 
     assert report.exit_code == 0, [(table.table, table.error) for table in report.tables if table.error]
     wrong = [cell for cell in _wrong_cells(capture, folder / "lake") if excluded_cell(cell) is None]
     assert wrong == []
+    assert list(_wrong_positions(capture, servers, folder / "lake")) == []
     return report
 
 

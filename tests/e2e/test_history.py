@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
 OWN = (FROM_COLUMN, TO_COLUMN, "valid_from", "valid_to", "current")
+METADATA = {"op": "_op", "commit_ts": "_at", "position": "_position", "offset": "_offset", "batch": "_batch"}
 Spans = set[tuple[Any, ...]]
 
 
@@ -84,10 +85,25 @@ def _stored(spark: SparkSession, lake: Path, table: str) -> Spans:
     return {tuple(row) for row in rows}
 
 
+def _misplaced(rows: Iterable[Mapping[str, Any]], records: int) -> list[Mapping[str, Any]]:
+    """The rows whose metadata is not of the change that began them, one of the first ``records`` sent."""
+    return [row for row in rows if _told_of(row) != _begun(row) or (row["_offset"] or 0) >= records]
+
+
+def _told_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["_at"], row["_position"], row["_op"] in ("insert", "update"), row["_batch"] is not None
+
+
+def _begun(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    start = row[FROM_COLUMN]
+    return (None, None, False, False) if start == row[TO_COLUMN] else (start, str(start), True, True)
+
+
 def _current(spark: SparkSession, lake: Path, into: Path, tables: Iterable[str]) -> Path:
     """A lake of the current versions alone, without the columns of a history."""
     for table in tables:
-        frame = spark.read.format("delta").load(str(lake / "bank" / table)).where("current").drop(*OWN)
+        frame = spark.read.format("delta").load(str(lake / "bank" / table)).where("current")
+        frame = frame.drop(*OWN, *METADATA.values())
         frame.write.format("delta").mode("overwrite").save(str(into / "bank" / table))
     return into
 
@@ -97,7 +113,8 @@ def _config(folder: Path, servers: Servers, size: int | None = None) -> Path:
 
 
 def _with_history(path: Path) -> Path:
-    settings = {**json.loads(path.read_text(encoding="utf-8")), "defaults": {"stored_as_scd_type": 2}}
+    defaults = {"stored_as_scd_type": 2, "metadata": METADATA}
+    settings = {**json.loads(path.read_text(encoding="utf-8")), "defaults": defaults}
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
     return path
 
@@ -136,6 +153,9 @@ def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
     (after,) = [one.counters for one in _drained(config).tables if one.table.name == "account"]
     assert _stored(spark, lake, "account") == _told(workload, "account")
     assert (after["read"], after["applied"]) == (again, 0)
+    rows = spark.read.format("delta").load(str(lake / "bank" / "account")).collect()
+    assert {row["_op"] for row in rows} >= {"insert", "update"}
+    assert _misplaced([row.asDict() for row in rows], again) == []
     assert after["superseded"] == before["applied"] + before["superseded"]
 
 
@@ -167,6 +187,7 @@ def test_a_database_has_the_same_versions(
             spans = [(*(row[key] for key in KEYS[table]), row[FROM_COLUMN], row[TO_COLUMN]) for row in rows]
             assert len(spans) == len(set(spans))
             assert set(spans) == _told(workload, table)
+            assert _misplaced(rows, 2**63) == []
             current = {tuple(str(row[key]) for key in KEYS[table]) for row in rows if row["current"]}
             columns = list(expected[table].columns)
             at = [columns.index(key) for key in KEYS[table]]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.change import Column, ColumnType, Op, TableId
 from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.change_log import INDEX, OFFSET, PARTITION, WORDS, log_shape
+from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, WORDS, log_shape
 from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.modes import kept_shape, row_shape
+from tidesink.typemap.metadata import beside_log, default_name, metadata_columns
 
 
 def test_a_row_of_the_log_is_named_by_its_place_and_every_column_may_be_null() -> None:
@@ -28,6 +31,18 @@ def test_every_event_has_a_word() -> None:
 def test_a_source_column_of_such_a_name_is_refused() -> None:
     with pytest.raises(SchemaRefusedError, match=OFFSET):
         log_shape(shape(ID, Column(OFFSET.upper(), ColumnType("int"))))
+
+
+def test_a_metadata_column_of_such_a_name_is_refused() -> None:
+    topic = metadata_columns({"topic": INDEX})
+    with pytest.raises(SchemaRefusedError, match="name it otherwise under metadata"):
+        log_shape(replace(shape(), columns=(*shape().columns, *topic)))
+
+
+def test_the_logs_own_columns_are_called_as_metadata_is() -> None:
+    kinds = ("op", "commit_ts", "partition", "offset")
+    assert [default_name(kind) for kind in kinds] == [OP, COMMIT_TS, PARTITION, OFFSET]
+    assert beside_log({kind: default_name(kind) for kind in kinds}) == {}
 
 
 def test_a_log_evolves_as_the_table_does() -> None:

@@ -173,11 +173,6 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
         ({"defaults": {"metadata": {"op": ""}}}, "metadata", "empty name"),
         ({"defaults": {"metadata": ["lsn"]}}, "metadata.lsn.[key]", "'lsn' is not allowed"),
         (
-            {"defaults": {"metadata": "position"}, "source__protocol": "debezium-json"},
-            "metadata",
-            "positions of Debezium's sources",
-        ),
-        (
             {"defaults": {"ignore_null_updates": True, "sequence_by": "source"}},
             "ignore_null_updates",
             "under sequence_by: source",
@@ -188,7 +183,6 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
             "leave a value out",
         ),
         ({"defaults": {"mode": "append", "filter": "a > 1"}}, "filter", "keeps every change"),
-        ({"defaults": {"mode": "append", "metadata": "op,batch"}}, "metadata", "column for op already"),
         (
             {"defaults": {"mode": "append", "ignore_null_updates": True}},
             "ignore_null_updates",
@@ -209,6 +203,14 @@ def test_metadata_and_nulls_that_cannot_be_had_are_refused(
 ) -> None:
     problems = wrong(changed(CANAL_JSON, **places))
     assert reason in problems[f"defaults.{field}"].reason, problems
+
+
+def test_positions_are_told_by_debezium_and_by_ticdc_with_its_extension() -> None:
+    asked = changed(CANAL_JSON, defaults={"metadata": "position"})
+    assert "enable-tidb-extension" in wrong(asked)["defaults.metadata"].reason
+    for said in ({"source__protocol": "debezium-json"}, {"source__enable_tidb_extension": True}):
+        found = right(changed(asked, **said)).table_config(TableId("shop", "t"))
+        assert found.layout.metadata == {"position": "_tidesink_position"}
 
 
 def test_a_metadata_column_cannot_have_a_columns_name() -> None:

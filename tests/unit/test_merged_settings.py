@@ -34,7 +34,6 @@ def _config(defaults: dict[str, Any], *tables: dict[str, Any]) -> dict[str, Any]
     [
         (_config({}, {**ALL, "filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "keeps every change"),
         (_config({"filter": "a <> 1"}, {**NAMED, **LOG}), "filter", "keeps every change"),
-        (_config({"metadata": ["op"]}, {**NAMED, **LOG}), "metadata", "a column for op already"),
         (_config({}, {**ALL, **LOG}, {**NAMED, **NULLS}), "ignore_null_updates", "keeps each row as it was"),
         (_config({}, {**ALL, **BY_SOURCE}, {**NAMED, **NULLS}), "ignore_null_updates", "may come late"),
         (_config({}, {**ALL, **LOG}, {**NAMED, **BY_SOURCE}), "sequence_by", "mode append"),
@@ -72,10 +71,27 @@ def test_what_a_table_inherits_and_has_no_use_for_falls_away(
 
 
 def test_what_is_said_nearer_comes_before_what_is_refused() -> None:
-    config = right(_config({"filter": "a <> 1", "metadata": ["op"]}, {**NAMED, **LOG, **TAKEN_BACK}))
+    config = right(_config({"filter": "a <> 1", "metadata": ["batch"]}, {**NAMED, **LOG, **TAKEN_BACK}))
     assert config.table_config(ORDERS).layout.plain
     nearer = ({**ALL, **BY_SOURCE}, {**NAMED, "sequence_by": "kafka", **NULLS})
     assert right(_config({}, *nearer)).table_config(ORDERS).ignore_null_updates
+
+
+@pytest.mark.parametrize(
+    ("asked", "beside"),
+    [
+        (["op", "commit_ts", "partition", "offset"], {}),
+        (["op", "batch"], {"batch": "_tidesink_batch"}),
+        ({"op": "_TIDESINK_OP", "offset": "at"}, {"offset": "at"}),
+        ({"op": "_op", "topic": "t"}, {"op": "_op", "topic": "t"}),
+    ],
+)
+def test_metadata_of_all_tables_holds_for_a_log_which_has_some_of_it_by_itself(
+    asked: Any, beside: dict[str, str]
+) -> None:
+    config = right(_config({"metadata": asked}, {**NAMED, **LOG}))
+    assert config.table_config(ORDERS).layout.metadata == beside
+    assert len(config.table_config(TableId("shop", "other")).layout.metadata) == len(asked)
 
 
 TAKEN_BACK = {"filter": "true", "metadata": {}}

@@ -92,12 +92,6 @@ def _metadata(config: Config, place: str, section: TableDefaults | TableOverride
                 f"{kind} is told by events only where the changefeed has enable-tidb-extension=true",
                 f"set source.enable-tidb-extension: true if it has, or remove {kind}",
             )
-    if "position" in names and source.protocol.startswith("debezium"):
-        yield Problem(
-            f"{place}.metadata",
-            "positions of Debezium's sources are not kept in this version",
-            "remove position; topic, partition and offset name the record",
-        )
 
 
 def _nulls(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:

@@ -11,9 +11,6 @@ from tidesink.config.problems import Problem
 from tidesink.errors import ConfigError
 from tidesink.typemap.row_filter import ALWAYS
 
-# What each row of a change log says of itself (``sinks.change_log``).
-_IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
-
 ENDS_A_VERSION: Final = (
     "has no effect in a history, where a delete ends a version and takes nothing away",
     "remove it",
@@ -48,7 +45,7 @@ def words_of(config: Config, section: TableDefaults | TableOverride) -> Words:
 
 def section_problems(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
     """What a section says that does not go with the words of its tables."""
-    if section.filter is not None or section.metadata or section.ignore_null_updates:
+    if section.filter is not None or section.ignore_null_updates:
         for found in _clashes(words_of(config, section), section):
             yield Problem(f"{place}.{found.setting}", found.reason, found.remedy)
 
@@ -110,15 +107,6 @@ def _filter(words: Words, section: Section) -> Iterator[Clash]:
         )
 
 
-def _metadata(words: Words, section: Section) -> Iterator[Clash]:
-    for kind in sorted(_IN_LOGS & (section.metadata or {}).keys()) if words.mode == "append" else ():
-        yield Clash(
-            "metadata",
-            f"mode: append has a column for {kind} already",
-            f"remove {kind}, or give this table metadata of its own where it is said elsewhere",
-        )
-
-
 def _nulls(words: Words, section: Section) -> Iterator[Clash]:
     if not section.ignore_null_updates:
         return
@@ -132,4 +120,4 @@ def _nulls(words: Words, section: Section) -> Iterator[Clash]:
         )
 
 
-_CHECKS: Final[tuple[Callable[[Words, Section], Iterator[Clash]], ...]] = (_filter, _metadata, _nulls)
+_CHECKS: Final[tuple[Callable[[Words, Section], Iterator[Clash]], ...]] = (_filter, _nulls)

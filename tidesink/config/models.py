@@ -38,7 +38,7 @@ from tidesink.config.target import TargetSettings
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import Layout
-from tidesink.typemap.metadata import MetadataKind
+from tidesink.typemap.metadata import MetadataKind, beside_log
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_filter import read_filter
 
@@ -263,9 +263,15 @@ class TableConfig(Model):
             self.except_column_list or (),
             self.rename or {},
             read_filter(self.filter) if self.filter is not None else None,
-            self.metadata or {},
+            self.metadata_columns,
             self.ignore_null_updates,
         )
+
+    @property
+    def metadata_columns(self) -> dict[MetadataKind, str]:
+        """The metadata columns that the table gets; a log has some of those asked for by itself."""
+        asked = self.metadata or {}
+        return beside_log(asked) if self.mode == "append" else asked
 
 
 class Config(Model):

@@ -7,12 +7,13 @@ event of its own. A truncate is a row too, and empties nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import ROW_KINDS, TRUNCATE, UPSERT
+from tidesink.codecs.columns_base import POSITION, ROW_KINDS, TRUNCATE, UPSERT
 from tidesink.codecs.columns_faults import STRINGS, null
 from tidesink.sinks.change_log import (
     COMMIT_TS,
@@ -36,10 +37,18 @@ _BEFORE: Final = "before"
 _AFTER: Final = "after"
 
 
-def append_frame(decoded: DataFrame, shape: TableShape, *, keeps_values: bool = False) -> DataFrame:
+def append_frame(
+    decoded: DataFrame,
+    shape: TableShape,
+    *,
+    keeps_values: bool = False,
+    metadata: Collection[str] = (),
+    positions: bool = False,
+) -> DataFrame:
     """The rows of a decoded frame, of a plan that ``logs``; lazy.
 
-    ``shape`` is the plan's, and so is ``keeps_values``: whether the frame has ``_kept``.
+    ``shape`` is the plan's, and so is ``keeps_values``: whether the frame has ``_kept``. ``metadata``: names
+    of columns of the shape that are no values of the source's. ``positions``: whether it has ``_position``.
     """
     known = F.col("before").isNotNull() | F.col("old_key").isNotNull()
     both = (F.col("_change") == "update") & known
@@ -54,7 +63,7 @@ def append_frame(decoded: DataFrame, shape: TableShape, *, keeps_values: bool = 
     return rows.select(
         F.when(is_row, F.lit(UPSERT)).otherwise(F.col("_kind")).alias("_op"),
         F.when(is_row, key).alias("key"),
-        F.when(is_row, _log_row(shape, old, keeps_values=keeps_values)).alias("after"),
+        F.when(is_row, _log_row(shape, old, metadata, keeps_values=keeps_values)).alias("after"),
         "_topic",
         "_partition",
         "_offset",
@@ -68,6 +77,7 @@ def append_frame(decoded: DataFrame, shape: TableShape, *, keeps_values: bool = 
         F.lit(False).alias("_mixed"),
         F.when(~old, F.col("_zero_dates")).alias("_zero_dates"),
         F.when(~is_row | (F.col("_reason").isNotNull() & ~old), detail_of()).alias("_detail"),
+        *((POSITION,) if positions else ()),
     )
 
 
@@ -78,15 +88,16 @@ def _row_number(old: Column) -> Column:
     return F.when(~old & updates, first + 1).otherwise(first).cast("int")
 
 
-def _log_row(shape: TableShape, old: Column, *, keeps_values: bool) -> Column:
+def _log_row(shape: TableShape, old: Column, metadata: Collection[str], *, keeps_values: bool) -> Column:
     kept = F.col("_kept") if keeps_values else null(STRINGS)
+    sent = [column.name for column in shape.columns if not column.key and column.name not in metadata]
     own = {
         OP: F.when(old, F.lit(PREIMAGE)).otherwise(_word()),
         COMMIT_TS: F.col("_commit_ts"),
         PARTITION: F.col("_partition"),
         OFFSET: F.col("_offset"),
         INDEX: _row_number(old),
-        UNAVAILABLE: F.to_json(_unavailable(shape, old, kept)),
+        UNAVAILABLE: F.to_json(_unavailable(sent, old, kept)),
     }
     values = [
         own[column.name] if column.name in own else _value(column, shape, old)
@@ -122,8 +133,11 @@ def _key_alone(old: Column) -> Column:
     return F.coalesce(_shows_old(old) & F.col("before").isNull(), F.lit(False))
 
 
-def _unavailable(shape: TableShape, old: Column, kept: Column) -> Column:
-    """The names of the columns whose value the source did not send; null where it sent all."""
-    others = [F.lit(column.name) for column in shape.columns if not column.key]
+def _unavailable(names: Sequence[str], old: Column, kept: Column) -> Column:
+    """The names of the columns whose value the source did not send; null where it sent all.
+
+    ``names`` are those that the key alone does not tell.
+    """
+    others = [F.lit(name) for name in names]
     left = F.when(_shows_old(old), F.col("_before_kept")).otherwise(kept)
     return F.when(_key_alone(old), F.array(*others)).otherwise(left) if others else left

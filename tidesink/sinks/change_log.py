@@ -13,11 +13,12 @@ from typing import Final
 from tidesink.change import ColumnType, Op
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.shape import ShapeColumn, TableShape
+from tidesink.typemap.metadata import default_name
 
-OP: Final = "_tidesink_op"
-COMMIT_TS: Final = "_tidesink_commit_ts"
-PARTITION: Final = "_tidesink_partition"
-OFFSET: Final = "_tidesink_offset"
+OP: Final = default_name("op")
+COMMIT_TS: Final = default_name("commit_ts")
+PARTITION: Final = default_name("partition")
+OFFSET: Final = default_name("offset")
 INDEX: Final = "_tidesink_index"
 UNAVAILABLE: Final = "_tidesink_unavailable"
 
@@ -41,15 +42,15 @@ def log_shape(shape: TableShape) -> TableShape:
     A log's own shape is given back as it is.
 
     Raises:
-        SchemaRefusedError: the source has a column with one of the names.
+        SchemaRefusedError: the source, or the table's metadata, has a column with one of the names.
     """
     if shape.columns[: len(_OWN)] == _OWN:
         return shape
     taken = [column.name for column in _OWN if column.name in shape.by_name]
     if taken:
         raise SchemaRefusedError(
-            f"the source has a column {', '.join(taken)}, a name that tidesink gives a column of its own: "
-            "rename it",
+            f"the table has a column {', '.join(taken)}, a name that tidesink gives a column of its own in a "
+            "log: rename it, or name it otherwise under metadata",
             table=str(shape.table),
         )
     columns = tuple(replace(column, key=False) for column in shape.columns)

@@ -56,6 +56,7 @@ class DebeziumAvroDecoding(RegisteredDecoding[DebeziumAvroColumns]):
             time_zone=settings.time_zone,
             modes=self._around.config.source.codec_options().debezium,
             logs=settings.mode == "append",
+            positions="position" in settings.metadata_columns,
         )
 
 

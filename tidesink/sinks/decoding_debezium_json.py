@@ -118,6 +118,7 @@ class DebeziumJsonDecoding(LoneDecoding[DebeziumJsonColumns]):
             options=self._options,
             judges=self._judges,
             logs=settings.mode == "append",
+            positions="position" in settings.metadata_columns,
         )
         self._plan = replace(plan, shape=_doubted(plan.shape, self._told_later))
 

@@ -1,7 +1,8 @@
 """Metadata columns: what is known of the event that a stored row comes from, put into the rows of a batch.
 
 The reduced frame knows it of the event that stays, so that nothing but the wire's word for what happened
-travels inside the rows. A delete has no row: under ``deletes: soft`` it writes these columns alone.
+travels inside the rows. A delete has no row: under ``deletes: soft`` it writes these columns alone. In a
+change log what happened is said in the log's own words.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import DELETE, UPSERT
+from tidesink.codecs.columns_base import DELETE, POSITION, UPSERT
 from tidesink.codecs.columns_faults import null
+from tidesink.sinks.change_log import OP
 from tidesink.typemap.metadata import MetadataKind, metadata_columns
 from tidesink.typemap.shape import ShapeColumn, TableShape
 
@@ -33,15 +35,18 @@ def unstamped(names: Mapping[MetadataKind, str]) -> list[Column]:
 
 def on_delete(settings: TableConfig, shape: TableShape) -> tuple[str, ...]:
     """The columns of ``shape`` that a delete of the table writes (``ReducedBatch.on_delete``)."""
-    names = (settings.metadata or {}).values() if settings.deletes == "soft" else ()
+    names = settings.metadata_columns.values() if settings.deletes == "soft" else ()
     return tuple(name for name in names if name.lower() in shape.by_name)
 
 
 def stamped(rows: DataFrame, shape: TableShape, settings: TableConfig, batch: int) -> DataFrame:
     """The rows of a reduced frame with the metadata asked for; ``batch`` is the batch's number."""
-    if not settings.metadata:
+    names = settings.metadata_columns
+    if not names:
         return rows
-    told = {name: _value(kind, settings, batch) for kind, name in (settings.metadata or {}).items()}
+    told = {name: _value(kind, settings, batch) for kind, name in names.items() if kind != "position"}
+    if "position" in names:
+        told[names["position"]] = _position(rows)
     fields = (_field(column, told).alias(column.name) for column in shape.columns)
     upserts = F.col("_op") == UPSERT
     written = upserts | (F.col("_op") == DELETE) if settings.deletes == "soft" else upserts
@@ -54,11 +59,16 @@ def _field(column: ShapeColumn, told: Mapping[str, Column]) -> Column:
     return F.col("after").getField(column.name)
 
 
+def _position(rows: DataFrame) -> Column:
+    # TiCDC's place in TiDB's log is the commit_ts: frames of its own codecs have that alone.
+    return F.col(POSITION if POSITION in rows.columns else "_commit_ts")
+
+
 def _value(kind: MetadataKind, settings: TableConfig, batch: int) -> Column:
     fixed = {"database": settings.table.schema, "table": settings.table.name, "batch": batch}
     if kind in fixed:
         return F.lit(fixed[kind])
     if kind == "op":
-        said = F.col("after").getField((settings.metadata or {})[kind])
+        said = F.col("after").getField(OP if settings.mode == "append" else settings.metadata_columns[kind])
         return F.when(F.col("_op") == DELETE, F.lit(DELETE)).otherwise(said)
-    return F.col("_commit_ts") if kind == "position" else F.col(f"_{kind}")
+    return F.col(f"_{kind}")

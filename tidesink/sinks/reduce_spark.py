@@ -29,6 +29,8 @@ column                type              meaning
 ``_anew``             boolean           with ``keeps_values`` alone: the batch deletes the key before this
                                         row, so that nothing stored is the row's
 ``_unmatched``        bigint            under a filter alone: events among them whose row does not satisfy it
+``_position``         string            where the decoded frame has it and it is asked for: of the event that
+                                        stays
 ``_seq``              struct            in the source's order alone: the position of the event that stays,
                                         as ``targets.base.SEQUENCE_DDL`` says
 ====================  ================  ==========================================================
@@ -45,7 +47,15 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import BAD, COUNTED_KINDS, DELETE, ROW_KINDS, TRUNCATE, UPSERT
+from tidesink.codecs.columns_base import (
+    BAD,
+    COUNTED_KINDS,
+    DELETE,
+    POSITION,
+    ROW_KINDS,
+    TRUNCATE,
+    UPSERT,
+)
 from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
 from tidesink.sinks.reduce import SequenceBy
 from tidesink.sinks.told_values_spark import ToldValues
@@ -79,12 +89,24 @@ _BEYOND: Final = (
     "nothing tells whether its row was deleted since. Compare the row with the source; tombstone-retention "
     "says how long deletes are remembered"
 )
+# What is kept of the event that stays.
+_OF_THE_EVENT: Final = (
+    "_op",
+    "after",
+    "_topic",
+    "_partition",
+    "_offset",
+    "_commit_ts",
+    "_half",
+    "_zero_dates",
+    "_detail",
+)
 _WHOLE: Final = "whole"
 _DELETE_HALF: Final = "delete half"
 _INSERT_HALF: Final = "insert half"
 
 
-def reduce_frame(
+def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
     decoded: DataFrame,
     shape: TableShape,
     sequence_by: SequenceBy = "kafka",
@@ -93,6 +115,7 @@ def reduce_frame(
     keeps_values: bool = False,
     versions: bool = False,
     filters: bool = False,
+    positions: bool = False,
 ) -> DataFrame:
     """The reduced frame of a decoded one; lazy.
 
@@ -101,31 +124,33 @@ def reduce_frame(
     offset alone is the order. ``keeps_values``: whether the frame has ``_kept`` (a plan's ``keeps_values``).
     Order by ``source`` needs a ``_commit_ts`` in every row event (``refuse_unplaced``), and no kept values.
     ``versions``: a key has a row for each commit_ts, as ``history`` says, whatever ``sequence_by``; it needs
-    one in every row event too (``refuse_undated``). ``filters``: whether the frame has ``_unmatched``.
+    one in every row event too (``refuse_undated``). ``filters``: whether the frame has ``_unmatched``;
+    ``positions``: ``_position``.
     """
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
     keys = [column.name for column in shape.key_columns]
     key_names = [f"key_{number}" for number in range(len(keys))]
-    output = [*_output(keys, key_names), *([F.col("_unmatched")] if filters else [])]
+    told = (*_OF_THE_EVENT, POSITION) if positions else _OF_THE_EVENT
+    output = [*_output(keys, key_names, told), *([F.col("_unmatched")] if filters else [])]
     unmatched = [F.count_if("_unmatched").alias("_unmatched")] if filters else []
-    more = [_own_unmatched()] if filters else []
+    more = [*([_own_unmatched()] if filters else []), *([F.col(POSITION)] if positions else [])]
     if versions:
         grouped = _prepared(rows, keys, more=more).groupBy(
             "group_hash", *key_names, _moment().alias("moment")
         )
-        return grouped.agg(*_aggregates(_first_write()), *unmatched).select(*output)
+        return grouped.agg(*_aggregates(_first_write(), told), *unmatched).select(*output)
     order = _order(sequence_by, changes_keys=changes_keys)
     kept = [F.col("_kept")] if keeps_values else []
     groups = _prepared(rows, keys, more=[*kept, *more]).groupBy("group_hash", *key_names)
-    aggregates = [*_aggregates(order), *unmatched]
+    aggregates = [*_aggregates(order, told), *unmatched]
     if sequence_by == "source":
         greatest = F.max(order).alias("greatest")
         return groups.agg(*aggregates, greatest).select(*output, _sequence(F.col("greatest")))
     if not keeps_values:
         return groups.agg(*aggregates).select(*output)
     names = [column.name for column in shape.columns]
-    told = ToldValues(names, [name for name in names if name not in keys], order)
-    completed = told.completed(groups.agg(*aggregates, *told.aggregates()))
+    values = ToldValues(names, [name for name in names if name not in keys], order)
+    completed = values.completed(groups.agg(*aggregates, *values.aggregates()))
     return completed.select(*output, "_kept", "_anew")
 
 
@@ -239,14 +264,11 @@ def detail_of() -> Column:
     )
 
 
-def _aggregates(order: Column) -> list[Column]:
-    kept = F.struct(
-        "_op", "after", "_topic", "_partition", "_offset", "_commit_ts", "_half", "_zero_dates", "_detail"
-    )
+def _aggregates(order: Column, told: Sequence[str]) -> list[Column]:
     whole = F.when(~F.col("_half"), 1).otherwise(0)
     message = F.when(~F.col("_half") & (F.col("_index") == 0), 1).otherwise(0)
     return [
-        F.max_by(kept, order).alias("kept"),
+        F.max_by(F.struct(*told), order).alias("kept"),
         F.sum(whole).alias("events"),
         F.sum(message).alias("messages"),
         F.max("_offset").alias("max_offset"),
@@ -284,25 +306,14 @@ def _sequence(order: Column) -> Column:
     return F.struct(source, order.getField("writes").alias("writes"), *kafka).alias("_seq")
 
 
-def _output(keys: list[str], key_names: list[str]) -> list[Column]:
+def _output(keys: list[str], key_names: list[str], told: Sequence[str]) -> list[Column]:
     kept = F.col("kept")
     is_row = kept.getField("_op").isin(*ROW_KINDS)
     key = F.struct(*(F.col(name).alias(key) for name, key in zip(key_names, keys, strict=True)))
     own_event = F.when(is_row & ~kept.getField("_half"), 1).otherwise(0)
-    named = (
-        "_op",
-        "after",
-        "_topic",
-        "_partition",
-        "_offset",
-        "_commit_ts",
-        "_half",
-        "_zero_dates",
-        "_detail",
-    )
     return [
         F.when(is_row, key).alias("key"),
-        *(kept.getField(name).alias(name) for name in named),
+        *(kept.getField(name).alias(name) for name in told),
         F.col("events").alias("_events"),
         F.when(is_row, F.col("events") - own_event).otherwise(0).alias("_superseded"),
         F.col("messages").alias("_messages"),

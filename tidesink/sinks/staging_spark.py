@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidesink.codecs.columns_base import POSITION
 from tidesink.sinks.append_spark import append_frame
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 
@@ -19,8 +20,15 @@ _ROWS_A_FILE: Final = 100_000
 
 def staged_frame(decoded: DataFrame, columns: DecodeColumns, settings: TableConfig) -> DataFrame:
     """The rows to apply and what is told of the rest, as ``reduce_spark`` lays them out; lazy."""
+    positions = "position" in settings.metadata_columns and POSITION in decoded.columns
     if settings.mode == "append":
-        return append_frame(decoded, columns.shape, keeps_values=columns.keeps_values)
+        return append_frame(
+            decoded,
+            columns.shape,
+            keeps_values=columns.keeps_values,
+            metadata=settings.metadata_columns.values(),
+            positions=positions,
+        )
     return reduce_frame(
         decoded,
         columns.shape,
@@ -29,6 +37,7 @@ def staged_frame(decoded: DataFrame, columns: DecodeColumns, settings: TableConf
         keeps_values=columns.keeps_values,
         versions=settings.mode == "history",
         filters=settings.layout.row_filter is not None,
+        positions=positions,
     )
 
 

@@ -29,9 +29,22 @@ _TYPES: Final[Mapping[MetadataKind, ColumnType]] = MappingProxyType(
 )
 
 
+# What each row of a change log says of itself, in columns called by ``default_name``.
+_IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
+
+
 def default_name(kind: str) -> str:
     """The name of a metadata column that the config does not name."""
     return f"_tidesink_{kind}"
+
+
+def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
+    """Those of the columns asked for that a change log does not have by itself."""
+    return {
+        kind: name
+        for kind, name in names.items()
+        if kind not in _IN_LOGS or name.lower() != default_name(kind)
+    }
 
 
 def metadata_columns(names: Mapping[MetadataKind, str]) -> tuple[ShapeColumn, ...]:

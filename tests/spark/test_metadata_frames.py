@@ -1,0 +1,98 @@
+"""Metadata columns of real Debezium records, from the bytes to the rows that a target writes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.golden.debezium_captures import Capture, find_captures
+from tests.sessions import raw_frame
+from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
+from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.vectors import vectors_dir
+from tidesink.change import ChangeEvent, Message, Op, TableId
+from tidesink.codecs.columns_base import POSITION
+from tidesink.config import TableConfig
+from tidesink.sinks.change_log import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
+from tidesink.sinks.layout_spark import LaidOutColumns
+from tidesink.sinks.metadata_spark import stamped
+from tidesink.sinks.modes import row_shape
+from tidesink.sinks.staging_spark import rows_to_write, staged_frame
+from tidesink.typemap.layout import laid_out
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+METADATA = {"op": "m_op", "position": "m_position", "offset": "m_offset", "batch": "m_batch"}
+
+
+@pytest.fixture(params=["mdb_schema", "pg_avro"])
+def capture(request: pytest.FixtureRequest) -> Capture:
+    """A capture whose records the JVM reads, of a binlog and of Postgres."""
+    (found,) = [one for one in find_captures(vectors_dir(request.config)) if one.name == request.param]
+    return found
+
+
+def busiest(capture: Capture) -> tuple[TableId, list[Message], list[ChangeEvent]]:
+    """A table of the capture with rows that were changed and deleted, of all the one with most records."""
+    found = []
+    for table, messages in by_topic(capture):
+        decoded = [event for one in messages for event in codec_of(capture).decode(one)]
+        events = [event for event in decoded if isinstance(event, ChangeEvent)]
+        ops = Counter(event.op for event in events)
+        if ops[Op.UPDATE] and ops[Op.DELETE] and not ops[Op.TRUNCATE] and all(event.key for event in events):
+            found.append((table, messages, events))
+    return max(found, key=lambda one: len(one[2]))
+
+
+def written(
+    capture: Capture, settings: TableConfig, messages: list[Message], spark: SparkSession
+) -> list[dict[str, Any]]:
+    """The rows that a target is given, those of marked deletes among them."""
+    logs = settings.mode == "append"
+    inner = plan_of(capture, settings.table, messages, spark, keyless=logs, positions=True)
+    layout = settings.layout
+    plan = LaidOutColumns(inner, laid_out(layout, inner.shape, own=()), layout, spark)
+    staged = staged_frame(plan.decode(raw_frame(spark, messages)), plan, settings)
+    rows = stamped(rows_to_write(staged, 9, settings), row_shape(plan.shape, settings), settings, 7)
+    return [row["after"].asDict() for row in rows.select("after").collect()]
+
+
+def settings_of(table: TableId, **defaults: Any) -> TableConfig:
+    config = changed(
+        CANAL_JSON, source__protocol="debezium-json", defaults={"metadata": METADATA, **defaults}
+    )
+    return right(config).table_config(table)
+
+
+def test_a_row_says_where_its_last_change_stands(capture: Capture, spark: SparkSession) -> None:
+    table, messages, events = busiest(capture)
+    rows = written(capture, settings_of(table, deletes="soft"), messages, spark)
+    last = {tuple((event.key or {}).values()): event for event in events}
+    assert {row["m_offset"]: (row["m_op"], row["m_position"]) for row in rows} == {
+        event.position.offset: (event.op.value, event.position.source_text) for event in last.values()
+    }
+    assert {row["m_batch"] for row in rows} == {7}
+    deleted = [row["m_position"] for row in rows if row["m_op"] == "delete"]
+    assert deleted
+    assert None not in deleted
+
+
+def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture, spark: SparkSession) -> None:
+    table, messages, events = busiest(capture)
+    rows = written(capture, settings_of(table, mode="append"), messages, spark)
+    places = {event.position.offset: event.position.source_text for event in events}
+    assert {row[OFFSET]: row["m_position"] for row in rows} == places
+    assert all((row["m_op"], row["m_offset"]) == (row[OP], row[OFFSET]) for row in rows)
+    assert {row["m_op"] for row in rows} >= {PREIMAGE, POSTIMAGE, "delete"}
+    assert len({(row[OFFSET], row[INDEX]) for row in rows}) == len(rows)
+    assert not [row for row in rows if "m_" in (row[UNAVAILABLE] or "")]
+
+
+def test_a_plan_has_no_positions_unless_asked(capture: Capture, spark: SparkSession) -> None:
+    table, messages, _ = busiest(capture)
+    frame = plan_of(capture, table, messages, spark).decode(raw_frame(spark, messages))
+    assert POSITION not in frame.columns
