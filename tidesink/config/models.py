@@ -270,8 +270,7 @@ class TableConfig(Model):
     @property
     def metadata_columns(self) -> dict[MetadataKind, str]:
         """The metadata columns that the table gets; a log has some of those asked for by itself."""
-        asked = self.metadata or {}
-        return beside_log(asked) if self.mode == "append" else asked
+        return beside_log(self.metadata or {}) if self.mode == "append" else self.metadata or {}
 
 
 class Config(Model):
