@@ -126,6 +126,8 @@ def canal_rows(messages: Sequence[Message], shape: TableShape) -> list[dict[str,
     for message in messages:
         (event,) = codec.decode(message)
         assert isinstance(event, ChangeEvent)
+        if event.table != shape.table:  # a name that is cut may be another's too
+            continue
         at = stamp_of(message)
         key = tuple((event.key or {})[name] for name in shape.keys)
         if key not in rows or at >= rows[key][0]:

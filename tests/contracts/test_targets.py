@@ -335,3 +335,18 @@ def test_two_tables_of_one_target_keep_apart(bed: Bed) -> None:
         table.apply(bed.batch(one, [row(number)]), progress(epoch, 1, table=name))
     assert [bed.rows(name) for name in tables] == [[row(1)], [row(2)], [row(3)], [row(4)]]
     assert bed.reopen().open_table(shape(table=TABLE), pipeline="shop").committed() is None
+
+
+def test_a_wide_table_and_big_values(bed: Bed) -> None:
+    columns = [Column(f"column number {at}", ColumnType("int")) for at in range(997)]
+    one = shape(ID, *columns, Column("text", ColumnType("longtext")), Column("blob", ColumnType("longblob")))
+    table = bed.target.open_table(one, pipeline="shop")
+    epoch = table.claim().epoch
+    full = {column.name: at for at, column in enumerate(columns)}
+    big = {"text": "ä" * 2**20, "blob": b"\0\xff" * 2**19}
+    empty = {**dict.fromkeys(full), "text": None, "blob": None}
+    table.apply(bed.batch(one, [{"id": 1, **full, **big}, {"id": 2, **empty}]), progress(epoch, 1))
+    table.apply(
+        bed.batch(one, [{"id": 2, **full, **big}, {"id": 3, **empty}], [{"id": 4}]), progress(epoch, 2)
+    )
+    assert bed.rows() == [{"id": 1, **full, **big}, {"id": 2, **full, **big}, {"id": 3, **empty}]

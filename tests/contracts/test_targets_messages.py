@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
@@ -211,6 +211,48 @@ def test_a_message_that_is_too_large_ends_the_batch(kafka: Bed) -> None:
         table.apply(kafka.batch(SHAPE, [row(1, "x" * 2000)]), progress(epoch, 1))
     assert not isinstance(caught.value, TransientTargetError)
     assert table.committed() is None
+
+
+def set_topic(bed: Bed, brokers: str, name: str, value: int) -> None:
+    assert isinstance(bed.target, KafkaTarget)
+    entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
+    topic = bed.target.settings.rule.topic_for(SHAPE.table)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": brokers})
+    admin.incremental_alter_configs([resource])[resource].result()
+
+
+def test_a_message_above_the_topics_limit_ends_the_batch_and_is_not_lost(kafka: Bed, brokers: str) -> None:
+    table = kafka.target.open_table(SHAPE, pipeline="shop")
+    epoch = table.claim().epoch
+    set_topic(kafka, brokers, "max.message.bytes", 20_000)
+    table.apply(kafka.batch(SHAPE, [row(1)]), progress(epoch, 1))
+    large = kafka.batch(SHAPE, [row(1, "b"), row(2, "x" * 30_000), row(3)], [{"id": 4}])
+    with pytest.raises(
+        TargetError, match=r"of 30\d{3} bytes, whose row is from shop_orders/0/1 .*max.message"
+    ) as caught:
+        table.apply(large, progress(epoch, 2))
+    assert not isinstance(caught.value, TransientTargetError)
+    assert table.committed() == progress(epoch, 1)
+    set_topic(kafka, brokers, "max.message.bytes", 40_000)
+    again = kafka.reopen().open_table(SHAPE, pipeline="shop")
+    epoch = again.claim().epoch
+    assert again.apply(large, progress(epoch, 2)).applied == 4
+    assert kafka.rows() == [row(1, "b"), row(2, "x" * 30_000), row(3)]
+
+
+def test_messages_are_sent_together_up_to_the_size_that_the_target_says(kafka: Bed, brokers: str) -> None:
+    kafka.target.open_table(SHAPE, pipeline="shop")
+    set_topic(kafka, brokers, "max.message.bytes", 20_000)
+    store = SqlStateStore(":memory:")
+    rows = [row(number, "x" * 500) for number in range(300)]
+    table = KafkaTarget(settings_of(kafka), store).open_table(SHAPE, pipeline="shop")
+    with pytest.raises(TargetError, match=r"must be target\.max-message-bytes or more"):
+        table.apply(kafka.batch(SHAPE, rows), progress(table.claim().epoch, 1))
+    fitting = KafkaTarget(settings_of(kafka, max_message_bytes=20_000), store)
+    table = fitting.open_table(SHAPE, pipeline="shop")
+    table.apply(kafka.batch(SHAPE, rows), progress(table.claim().epoch, 1))
+    assert kafka.rows() == rows
 
 
 def test_no_broker_may_pass(kafka: Bed) -> None:

@@ -186,14 +186,6 @@ def test_a_server_that_is_gone_is_waited_for(sql: Bed) -> None:
         gone.open_table(SHAPE, pipeline="shop")
 
 
-def test_a_name_too_long_is_refused(sql: Bed) -> None:
-    long = Column("ä" * 65, ColumnType("int"))
-    with pytest.raises(SchemaRefusedError, match="are the most that"):
-        sql.target.open_table(shape(ID, long), pipeline="shop")
-    with pytest.raises(SchemaRefusedError, match="are the most that"):
-        sql.target.open_table(shape(table=TableId("shop", "t" * 65)), pipeline="shop")
-
-
 def test_a_table_dropped_behind_its_progress_is_refused(sql: Bed) -> None:
     table = sql.target.open_table(SHAPE, pipeline="shop")
     table.claim()
@@ -244,24 +236,6 @@ def test_a_text_with_nul_is_kept_or_refused_by_name(sql: Bed) -> None:
     with pytest.raises(TargetError, match=r"column=name.*U[+]0000"):
         table.apply(batch, progress(1, 1))
     assert sql.rows() == []
-
-
-def test_a_wide_table_and_big_values(sql: Bed) -> None:
-    columns = [Column(f"column number {at}", ColumnType("int")) for at in range(998)]
-    blob = Column("blob", ColumnType("longblob"))
-    one = shape(ID, *columns, blob)
-    table = sql.target.open_table(one, pipeline="shop")
-    table.claim()
-    rows = [
-        {
-            "id": 1,
-            **{column.name: at for at, column in enumerate(columns)},
-            "blob": b"\0\xff" * 2**20,
-        },
-        {"id": 2, **{column.name: None for column in columns}, "blob": None},
-    ]
-    table.apply(sql.batch(one, rows), progress(1, 1))
-    assert sql.rows() == rows
 
 
 def test_many_tables_of_a_new_schema_are_made_at_the_same_time(sql: Bed) -> None:

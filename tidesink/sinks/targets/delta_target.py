@@ -41,7 +41,7 @@ from tidesink.sinks.targets.delta_session import open_session, partitions_for, t
 from tidesink.sinks.targets.delta_shards import DeltaShard
 from tidesink.sinks.targets.foreseen import Foresight
 from tidesink.sinks.targets.identifier import quote_identifier
-from tidesink.sinks.targets.lake_path import table_path, try_path
+from tidesink.sinks.targets.lake_path import long_names_refused, table_path, try_path
 from tidesink.sinks.targets.shards import Turns, holds
 
 if TYPE_CHECKING:
@@ -119,7 +119,10 @@ class DeltaTarget:
         """The Delta table of ``shape``, created when missing."""
         session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
         history = self.history
-        table = DeltaTable(session, path, shape, pipeline=pipeline, delete_mode=delete_mode, history=history)
+        with long_names_refused(path.split("/"), shape.table):
+            table = DeltaTable(
+                session, path, shape, pipeline=pipeline, delete_mode=delete_mode, history=history
+            )
         if self.catalog_table is not None:
             delta_catalog.register(session, path, self.catalog_table, shape.table)
         return table

@@ -41,7 +41,7 @@ from tidesink.sinks.targets.iceberg_staging import Staging
 from tidesink.sinks.targets.iceberg_table import JvmTable
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_path
-from tidesink.sinks.targets.lake_path import table_names
+from tidesink.sinks.targets.lake_path import long_names_refused, table_names
 from tidesink.sinks.targets.shards import Turns, holds
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
@@ -112,13 +112,10 @@ class IcebergTarget:
         self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
     ) -> IcebergTable:
         """The Iceberg table of ``shape``, created when missing."""
-        return IcebergTable(
-            open_session(self.spark, self.catalog, self.properties),
-            self.location_of(shape.table),
-            shape,
-            pipeline=pipeline,
-            delete_mode=delete_mode,
-        )
+        session = open_session(self.spark, self.catalog, self.properties)
+        location = self.location_of(shape.table)
+        with long_names_refused(table_names(self.template, shape.table), shape.table):
+            return IcebergTable(session, location, shape, pipeline=pipeline, delete_mode=delete_mode)
 
 
 class IcebergTable(IcebergColumns):

@@ -7,7 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -21,11 +21,13 @@ from tidesink.typemap.json_value import json_value
 
 if TYPE_CHECKING:
     from tidesink.change import Row
+    from tidesink.codecs.base import EncodedRecord
 
 IDEMPOTENCY_HEADER: Final = "tidesink-idempotency-key"
 EPOCH_HEADER: Final = "tidesink-epoch"
 BATCH_HEADER: Final = "tidesink-batch"
 SOURCE_HEADER: Final = "tidesink-source"
+Place = tuple[str, int, int]
 Headers = list[tuple[str, str | bytes | None]]
 # A message that no broker took for so long fails, and its batch is tried again.
 _DELIVERY_MS: Final = 60_000
@@ -35,7 +37,8 @@ _QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: N
 
 # What the same batch would meet again; anything else may pass.
 _PERMANENT: Final = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "raise target.max-message-bytes and the topic's max.message.bytes",
+    KafkaError.MSG_SIZE_TOO_LARGE: "the topic's max.message.bytes must be target.max-message-bytes or more, "
+    "since messages are sent together up to that size: raise the one, or lower the other",
     KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "let target.kafka's user write to the topic",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let target.kafka's user write idempotently to the cluster",
@@ -49,14 +52,41 @@ _PERMANENT: Final = {
 }
 
 
-def delivery_error(error: KafkaError, topic: str) -> TargetError:
+def delivery_error(error: KafkaError, topic: str, which: str = "a message") -> TargetError:
     """A failed delivery as an error of ours, by its code."""
     remedy = _PERMANENT.get(error.code())
     if remedy is not None:
-        return TargetError(f"Kafka did not take a message ({error.name()}): {remedy}", topic=topic)
+        return TargetError(f"Kafka did not take {which} ({error.name()}): {remedy}", topic=topic)
     return TransientTargetError(
-        f"Kafka did not take a message ({error.name()}); the batch is sent again", topic=topic
+        f"Kafka did not take {which} ({error.name()}); the batch is sent again", topic=topic
     )
+
+
+class Parcel(NamedTuple):
+    """What is known of a message while it is under way, without its bytes: its size, and its row's place."""
+
+    op: str
+    size: int
+    place: Place | None
+
+    @classmethod
+    def of(cls, row: MessageRow, record: EncodedRecord) -> Parcel:
+        """What is known of a row's message."""
+        return cls(row.op, len(record.key or b"") + len(record.value or b""), row.place)
+
+    @property
+    def shown(self) -> str:
+        """The message, for a person who looks for its row."""
+        return f"the message of {self.size} bytes{_origin(self.place)}"
+
+
+def shown_place(place: Place) -> str:
+    """A place in the source as one text."""
+    return "/".join(map(str, place))
+
+
+def _origin(place: Place | None) -> str:
+    return f", whose row is from {shown_place(place)}" if place else ""
 
 
 def partition_of(key: Row, names: Sequence[str], partitions: int) -> int:
@@ -100,7 +130,7 @@ class Stamp:
             BATCH_HEADER: self.batch,
         }
         if row.place is not None:
-            told[SOURCE_HEADER] = "/".join(map(str, row.place))
+            told[SOURCE_HEADER] = shown_place(row.place)
         return [(name, str(value).encode()) for name, value in told.items()]
 
 
@@ -140,14 +170,15 @@ class _Sending:
         self._encoder = encoding.encoder(delivery.sent_ms)
         self._producer = Producer(producer_properties(delivery))
         self._acknowledged = {"upsert": 0, "delete": 0}
-        self._failed: KafkaError | None = None
+        self._failed: tuple[KafkaError, Parcel] | None = None
 
     def send(self, batch: pa.RecordBatch) -> None:
         for row in self._rows.read(batch):
             try:
                 self._produce(row)
             except EncodeError as error:
-                raise error.with_context(topic=self._topic) from error
+                told = EncodeError(f"{error.message}{_origin(row.place)}", **error.context)
+                raise told.with_context(topic=self._topic) from error
         self._check()
 
     def finish(self) -> Sent:
@@ -157,6 +188,7 @@ class _Sending:
 
     def _produce(self, row: MessageRow) -> None:
         record = self._encoder.encode(row)
+        parcel = Parcel.of(row, record)
         while True:
             self._check()
             try:
@@ -166,29 +198,32 @@ class _Sending:
                     value=record.value,
                     partition=partition_of(row.key, self._keys, self._delivery.partitions),
                     headers=self._delivery.stamp.headers(row),
-                    on_delivery=self._delivered(row.op),
+                    on_delivery=self._delivered(parcel),
                 )
             except BufferError:  # as much as fits is under way
                 self._producer.poll(_POLL_SECONDS)
                 continue
             except KafkaException as exc:
-                raise delivery_error(exc.args[0], self._topic) from exc
+                raise delivery_error(exc.args[0], self._topic, parcel.shown) from exc
             self._producer.poll(0)
             return
 
-    def _delivered(self, op: str) -> Any:
+    def _delivered(self, parcel: Parcel) -> Any:
         def note(error: KafkaError | None, _message: Any) -> None:
             if error is None:
-                self._acknowledged[op] += 1
-            else:
-                self._failed = self._failed or error
+                self._acknowledged[parcel.op] += 1
+            elif self._failed is None or self._failed[0].code() == error.code():
+                # A broker refuses messages by the dozen: the largest is the one to look at.
+                refused = [parcel] if self._failed is None else [self._failed[1], parcel]
+                self._failed = error, max(refused, key=lambda one: one.size)
 
         return note
 
     def _check(self) -> None:
         if self._failed is not None:
             self._producer.purge()
-            raise delivery_error(self._failed, self._topic)
+            error, parcel = self._failed
+            raise delivery_error(error, self._topic, parcel.shown)
 
 
 def producer_properties(delivery: Delivery) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from tidesink.change import TableId
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
 from tidesink.sinks.targets.identifier import path_segment
 
+# In bytes, in the file systems of Linux, Hadoop and Azure.
+_LONGEST_FOLDER: Final = 255
 _REMEDY: Final = "give {} a directory that the worker's user may write to, or make it one"
 
 
@@ -27,6 +31,30 @@ def table_names(template: str, table: TableId) -> tuple[str, ...]:
     """
     schema, name = (path_segment(part).replace(".", "~2e") for part in table)
     return tuple(level.format(schema=schema, table=name) for level in template.split("."))
+
+
+@contextmanager
+def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
+    """Where a table cannot be opened, and a folder of its place has a name too long, say so.
+
+    Only then: object stores have folders of any length.
+
+    Raises:
+        SchemaRefusedError: names the folder.
+    """
+    try:
+        yield
+    except TargetError as error:
+        for name in names:
+            size = len(name.encode("utf-8", "surrogatepass"))
+            if size > _LONGEST_FOLDER:
+                raise SchemaRefusedError(
+                    f"the table cannot be made: the name of its folder {name!r} has {size} bytes, and "
+                    f"{_LONGEST_FOLDER} are the most that a file system takes. Rename it at the source, or "
+                    "give target.table a shorter template",
+                    table=str(table),
+                ) from error
+        raise
 
 
 def try_path(path: str, *, setting: str = "target.path") -> str:
