@@ -12,7 +12,7 @@ from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.change import TableId
 from tidesink.cli.failures import error_block
 from tidesink.cli.main import app
-from tidesink.cli.records import chosen_record, error_name, group_json, not_kept, record_json
+from tidesink.cli.records import check_one_topic, chosen_record, error_name, group_json, not_kept, record_json
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.sinks.heartbeat import Heartbeat
@@ -84,6 +84,14 @@ def test_tables_are_told_as_everywhere_whichever_part_holds_a_dot() -> None:
     assert group_json(group, kind="error", known=[dotted])["table"] == {"schema": "a.b", "name": "c"}
     row = {"table": "shop.orders", "time": None, "key": None, "value": b"v"}
     assert record_json(row, [dotted])["table"] == {"schema": "shop", "name": "orders"}
+
+
+def test_a_place_of_a_topic_that_was_made_again_names_no_one_record() -> None:
+    groups = [RecordGroup("a.b", "t", 0, "E", 1, 5, 5, None, None, topic_id) for topic_id in ("i", "j", None)]
+    check_one_topic(groups[:1], "0@5")
+    with pytest.raises(ConfigError, match=r"at 0@5: t \(id not kept\), t \(i\), t \(j\).*--topic-id"):
+        check_one_topic(groups, "0@5")
+    assert chosen_record("shop", "a.b", "0@5", "j").topic_id == "j"
 
 
 def test_errors_are_named_in_any_case() -> None:

@@ -169,8 +169,8 @@ def test_letters_are_counted_shown_and_forgotten(kept: Kept) -> None:
     letters.append(timed_letters(kept, found), progress(1, 1))
     letters.append(timed_letters(kept, found[:1]), progress(1, 1, pipeline="other"))
     assert letters.groups(mine()) == (
-        RecordGroup("shop.orders", "t", 0, "FramingError", 2, 2, 5, at(2), at(5)),
-        RecordGroup("shop.orders", "t", 1, "ChecksumError", 1, 2, 2, None, None),
+        RecordGroup("shop.orders", "t", 0, "FramingError", 2, 2, 5, at(2), at(5), "i"),
+        RecordGroup("shop.orders", "t", 1, "ChecksumError", 1, 2, 2, None, None, "i"),
     )
     (row,) = letters.rows(mine(partition=0, offset=5), limit=9)
     assert (row["key"], row["value"], row["time"], row["batch"]) == (b"k", b"\xff", at(5), 1)
@@ -181,7 +181,7 @@ def test_letters_are_counted_shown_and_forgotten(kept: Kept) -> None:
     assert [row["offset"] for row in letters.rows(mine(), limit=9)] == [5]
     assert letters.remove(mine()) == 1
     assert letters.groups(Chosen("other")) == (
-        RecordGroup("shop.orders", "t", 0, "FramingError", 1, 5, 5, at(5), at(5)),
+        RecordGroup("shop.orders", "t", 0, "FramingError", 1, 5, 5, at(5), at(5), "i"),
     )
 
 
@@ -206,11 +206,21 @@ def test_a_place_in_a_topic_that_was_made_again_is_another_record(kept: Kept) ->
     letters.append(dead_letters(kept, [1, 2]), progress(1, 1))
     again = dead_letters(kept, [1], topic_id="j")
     assert letters.append(again, progress(1, 1)) == 1
-    assert [group.count for group in letters.groups(mine())] == [3]
+    assert [(group.topic_id, group.count) for group in letters.groups(mine())] == [("i", 2), ("j", 1)]
     assert [row["offset"] for row in letters.frame(mine(topic_id="i")).collect()] in ([1, 2], [2, 1])
     outcomes = kept.spark.createDataFrame([("t", "j", 0, 1, None, None)], OUTCOME)
     assert letters.settle(outcomes, pipeline="shop", table=TABLE) == 1
     assert [(row["topic_id"], row["offset"]) for row in letters.rows(mine(), limit=9)] == [("i", 1), ("i", 2)]
+
+
+def test_a_lake_of_a_version_without_topic_ids_is_given_them(delta: Bed, tmp_path: Path) -> None:
+    stores = lake(delta, tmp_path)
+    letters = DeltaDeadLetters(stores.spark, str(tmp_path / "kept"))
+    letters.append(dead_letters(delta, [1]), progress(1, 1))
+    stores.spark.sql(f"ALTER TABLE {letters.location} DROP COLUMN topic_id")
+    assert [group.topic_id for group in stores.letters().groups(mine())] == [None]
+    assert stores.letters().append(dead_letters(delta, [2]), progress(1, 2)) == 1
+    assert [row["topic_id"] for row in stores.letters().rows(mine(), limit=9)] == [None, "i"]
 
 
 def test_ddl_events_are_kept_once_beside_them(kept: Kept) -> None:
@@ -316,8 +326,10 @@ def test_a_table_of_another_version_is_given_what_it_lacks(server: Bed, tmp_path
     executed(
         server,
         "ALTER TABLE shop._tidesink_dead_letters DROP COLUMN schema_id",
+        "ALTER TABLE shop._tidesink_dead_letters DROP COLUMN topic_id",
         "ALTER TABLE shop._tidesink_dead_letters ADD COLUMN of_a_newer_one int",
     )
+    assert [group.topic_id for group in here.letters().groups(mine())] == [None]
     assert here.letters().append(dead_letters(here, [1, 2]), progress(2, 2)) == 2
     assert [row["schema_id"] for row in here.letters().rows(mine(), limit=9)] == [None, 7]
 

@@ -53,11 +53,12 @@ def show(
     table: records.TableArgument,
     place: records.PlaceArgument,
     config: ConfigOption = None,
+    topic_id: records.TopicId = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show one DDL event: its whole statement, and its bytes. Exit code 1 where there is none here."""
     settings = chosen_config(None, config)
-    row = _EVENTS.one(settings, table, place)
+    row = _EVENTS.one(settings, table, place, topic_id)
     if output is OutputFormat.JSON:
         write_json(records.record_json(row, tables_worked_on(settings)))
         return

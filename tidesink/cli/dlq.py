@@ -68,6 +68,7 @@ def show(
     table: records.TableArgument,
     place: records.PlaceArgument,
     config: ConfigOption = None,
+    topic_id: records.TopicId = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show one dead letter: why it is one, its bytes, and what the codec says of it today.
@@ -75,7 +76,7 @@ def show(
     Exit code 1 where there is none at this place.
     """
     settings = chosen_config(None, config)
-    row = _LETTERS.one(settings, table, place)
+    row = _LETTERS.one(settings, table, place, topic_id)
     decoded = _decoded(row, config_path(None, config))
     if output is OutputFormat.JSON:
         write_json({**records.record_json(row, tables_worked_on(settings)), "decoded": decoded})
@@ -104,6 +105,7 @@ def drop(
     below: Annotated[
         int | None, typer.Option(help="Only those of offsets below this one, in every partition.")
     ] = None,
+    topic_id: records.TopicId = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -114,14 +116,18 @@ def drop(
     from tidesink.sinks.retry import RetryPolicy
 
     settings = chosen_config(None, config)
-    chosen = _to_drop(settings, table, place, everything=everything)
+    chosen = _to_drop(settings, table, place, topic_id, everything=everything)
     if place is None:
         before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
-        chosen = replace(chosen, before=before, below=below, kind=records.error_name(error))
+        kind = records.error_name(error)
+        chosen = replace(chosen, before=before, below=below, kind=kind, topic_id=topic_id)
     elif (error, older_than, below) != (None, None, None):
         raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
     with _LETTERS.opened(settings) as letters:
-        count = records.counted(letters.groups(chosen))
+        groups = letters.groups(chosen)
+        if place is not None:
+            records.check_one_topic(groups, place)
+        count = records.counted(groups)
         if count and not yes:
             count = count if _agreed(count, letters.place) else 0
         # A worker that keeps letters of the same table at this moment is in the way for a moment.
@@ -216,19 +222,22 @@ _LEFT: Final = (
     (
         "former",
         "their topic was deleted and made again under its name, so that nobody can tell whether a newer "
-        "change of their row was applied. Compare the row with the source, and drop the letter",
+        "change of their row was applied; or an earlier version kept them, without the topic's id. Compare "
+        "the row with the source, and drop the letter (dlq drop TABLE --topic-id ID)",
     ),
 )
 
 
-def _to_drop(config: Config, table: str | None, place: str | None, *, everything: bool) -> Chosen:
+def _to_drop(
+    config: Config, table: str | None, place: str | None, topic_id: str | None, *, everything: bool
+) -> Chosen:
     from tidesink.sinks.rejects import Chosen
 
     if (table is None) != everything:
         raise ConfigError("whose dead letters? Give either a table, schema.table, or --all")
     if place is None or table is None:
         return Chosen(config.pipeline, table)
-    return records.chosen_record(config.pipeline, table, place)
+    return records.chosen_record(config.pipeline, table, place, topic_id)
 
 
 def _age(text: str) -> timedelta:

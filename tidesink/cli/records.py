@@ -29,6 +29,13 @@ AnyTable = Annotated[
 PlaceArgument = Annotated[
     str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
 ]
+TopicId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Kafka's id of the topic, where one was made again under its name: list -o json has it.",
+    ),
+]
 Limit = Annotated[int, typer.Option("--max", min=1, help="Show so many records at most.")]
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
@@ -57,22 +64,37 @@ class KeptRecords(Generic[Store]):
         with opened_records(config) as found:
             yield self.store(found)
 
-    def one(self, config: Config, table: str, place: str) -> dict[str, Any]:
+    def one(self, config: Config, table: str, place: str, topic_id: str | None) -> dict[str, Any]:
         """The record at a place.
 
         Raises:
-            ConfigError: the place is none.
+            ConfigError: the place is none, or has several records.
             NotKeptError: there is no such record at the place.
         """
-        chosen = chosen_record(config.pipeline, table, place)
+        chosen = chosen_record(config.pipeline, table, place, topic_id)
         with self.opened(config) as records:
             found, store = records.rows(chosen, limit=1), records.place
+            check_one_topic(records.groups(chosen), place)
         if not found:
             raise not_kept(self.word, chosen, command=f"tidesink {self.command} list", store=store)
         return found[0]
 
 
-def chosen_record(pipeline: str, table: str, place: str) -> Chosen:
+def check_one_topic(groups: Sequence[RecordGroup], place: str) -> None:
+    """Refuse a place that is one of several topics, or of one that was made again: it names no one record.
+
+    Raises: ConfigError.
+    """
+    topics = sorted({(group.topic, group.topic_id or "") for group in groups})
+    if len(topics) > 1:
+        shown = ", ".join(f"{topic} ({topic_id or 'id not kept'})" for topic, topic_id in topics)
+        raise ConfigError(
+            f"records of several topics are at {place}: {shown}. Say which one, as TOPIC[PARTITION]@OFFSET, "
+            "and of a topic that was made again under its name with --topic-id"
+        )
+
+
+def chosen_record(pipeline: str, table: str, place: str, topic_id: str | None = None) -> Chosen:
     """The one record at a place.
 
     Raises:
@@ -84,7 +106,8 @@ def chosen_record(pipeline: str, table: str, place: str) -> Chosen:
     if found is None:
         raise ConfigError(f"{place!r} is no place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
     partition = int(found["inner"] or found["partition"] or 0)
-    return Chosen(pipeline, table, topic=found["topic"], partition=partition, offset=int(found["offset"]))
+    offset = int(found["offset"])
+    return Chosen(pipeline, table, found["topic"], topic_id, partition=partition, offset=offset)
 
 
 def error_name(text: str | None) -> str | None:
@@ -133,6 +156,7 @@ def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> di
         "table": named_table(group.table, known)._asdict(),
         kind: group.kind,
         "topic": group.topic,
+        "topic_id": group.topic_id,
         "partition": group.partition,
         "count": group.count,
         "first_offset": group.first_offset,

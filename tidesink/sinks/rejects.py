@@ -97,7 +97,10 @@ class Chosen:
 
 @dataclass(frozen=True)
 class RecordGroup:
-    """Kept records of one table, partition and sort: how many, and from where to where."""
+    """Kept records of one table, partition and sort: how many, and from where to where.
+
+    ``topic_id`` is None for those that an earlier version kept.
+    """
 
     table: str
     topic: str
@@ -108,6 +111,7 @@ class RecordGroup:
     last_offset: int
     first_time: datetime | None
     last_time: datetime | None
+    topic_id: str | None = None
 
 
 class RecordStore(Protocol):
@@ -163,5 +167,9 @@ class Records(NamedTuple):
 
 
 def in_order(groups: Sequence[RecordGroup]) -> tuple[RecordGroup, ...]:
-    """Groups by table, topic, partition and sort."""
-    return tuple(sorted(groups, key=lambda one: (one.table, one.topic, one.partition, one.kind)))
+    """Groups by table, topic, its id, partition and sort."""
+
+    def place(one: RecordGroup) -> tuple[Any, ...]:
+        return one.table, one.topic, one.topic_id or "", one.partition, one.kind
+
+    return tuple(sorted(groups, key=place))

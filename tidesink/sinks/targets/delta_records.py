@@ -7,7 +7,7 @@ tables which write at the same time do not conflict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from itertools import count
@@ -58,6 +58,7 @@ class DeltaRecords:
         def merge() -> int:
             if not self._log.exists:
                 self._create()
+            self._complete()
             with self.view_of(records) as view:
                 self.sql(_insert_statement(self.location, view, self.table, progress))
                 return int(self.sql(_kept_statement(self.location, view, progress))[0][0])
@@ -73,6 +74,13 @@ class DeltaRecords:
         with _MAKING:
             if not self._log.exists:
                 self._session.sql(_create_statement(self.location, self.table))
+
+    def _complete(self) -> None:
+        """Give a table of an earlier version the columns it lacks."""
+        there = set(self._all().columns)
+        lacks = [column for column in self.table.columns if column[0] not in there]
+        if lacks:
+            self._session.sql(f"ALTER TABLE {self.location} ADD COLUMNS ({_spelt(lacks)})")
 
     def count(self, table: TableId) -> int:
         """How many records of a table are kept, of all pipelines."""
@@ -132,21 +140,26 @@ class DeltaRecords:
 
     def _reading(self, question: Callable[[], T], nothing: T) -> T:
         try:
-            return question() if self._log.exists else nothing
+            if not self._log.exists:
+                return nothing
+            self._complete()
+            return question()
         except SPARK_ERRORS as exc:
             raise self._error(reading_error(exc, table=self.table.name)) from exc
 
     def _groups(self, chosen: Chosen) -> list[RecordGroup]:
         from pyspark.sql import functions as F  # noqa: N812
 
-        grouped = self.chosen_frame(chosen).groupBy("table", "topic", "partition", self.table.kind)
+        grouped = self.chosen_frame(chosen).groupBy(
+            "table", "topic", "topic_id", "partition", self.table.kind
+        )
         # Times as numbers: Spark would hand them over in this machine's time zone.
         time = F.unix_micros("time")
         found = grouped.agg(F.count("*"), F.min("offset"), F.max("offset"), F.min(time), F.max(time))
         rows = map(tuple, found.collect())
         return [
-            RecordGroup(table, topic, partition, kind, number, least, greatest, moment(first), moment(last))
-            for table, topic, partition, kind, number, least, greatest, first, last in rows
+            RecordGroup(table, topic, part, kind, number, least, most, moment(first), moment(last), topic_id)
+            for table, topic, topic_id, part, kind, number, least, most, first, last in rows
         ]
 
     def _rows(self, chosen: Chosen, limit: int) -> list[dict[str, Any]]:
@@ -193,13 +206,16 @@ def read_row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _create_statement(location: str, table: RecordTable) -> str:
-    columns = ", ".join(
-        f"{quote_identifier(name)} {ddl} COMMENT {quote_text(comment)}"
-        for name, ddl, comment in table.columns
-    )
     return (
-        f"CREATE TABLE IF NOT EXISTS {location} ({columns}) USING delta PARTITIONED BY (`pipeline`, `table`) "
-        f"COMMENT {quote_text(table.comment)} TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+        f"CREATE TABLE IF NOT EXISTS {location} ({_spelt(table.columns)}) USING delta "
+        f"PARTITIONED BY (`pipeline`, `table`) COMMENT {quote_text(table.comment)} "
+        "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    )
+
+
+def _spelt(columns: Sequence[tuple[str, str, str]]) -> str:
+    return ", ".join(
+        f"{quote_identifier(name)} {ddl} COMMENT {quote_text(comment)}" for name, ddl, comment in columns
     )
 
 

@@ -175,14 +175,14 @@ class SqlRecords:
 
     def groups(self, chosen: Chosen) -> tuple[RecordGroup, ...]:
         """The chosen records counted by table, partition and sort."""
-        by = ", ".join(map(self._quoted, ("table", "topic", "partition", self.table.kind)))
+        by = ", ".join(map(self._quoted, ("table", "topic", "topic_id", "partition", self.table.kind)))
         offset, time = self._quoted("offset"), self._quoted("time")
         what = f"{by}, COUNT(*), MIN({offset}), MAX({offset}), MIN({time}), MAX({time})"
         found = self._asked(what, chosen, f"GROUP BY {by}")
         return in_order(
             [
-                RecordGroup(table, topic, partition, kind, count, least, greatest, utc(first), utc(last))
-                for table, topic, partition, kind, count, least, greatest, first, last in found
+                RecordGroup(table, topic, part, kind, count, least, most, utc(first), utc(last), topic_id)
+                for table, topic, topic_id, part, kind, count, least, most, first, last in found
             ]
         )
 
@@ -235,6 +235,7 @@ class SqlRecords:
         found = []
         same = self._comparing(cursor)
         for schema in self._schemas(cursor):
+            self._complete(cursor, schema)
             tables = [
                 name
                 for name in self._tables_in(cursor, schema, where, values)
@@ -272,7 +273,17 @@ class SqlRecords:
         """Those of the tables that are there, quoted as statements with parameters have them."""
         same = self._comparing(cursor)
         wanted = {same(schema) for schema in schemas}
-        return [self._in(schema) for schema in self._schemas(cursor) if same(schema) in wanted]
+        found = [schema for schema in self._schemas(cursor) if same(schema) in wanted]
+        for schema in found:
+            self._complete(cursor, schema)
+        return [self._in(schema) for schema in found]
+
+    def _complete(self, cursor: Any, schema: str) -> None:
+        """Give a table of an earlier version the columns it lacks; what is not tidesink's stays as it is."""
+        place = Place(TableId(schema, self.table.name), schema, self.table.name, self.dialect.quote)
+        if self._missing(cursor, place):
+            with self.transaction(place.shown) as writing:
+                self._make(writing, place)
 
     def _in(self, schema: str) -> str:
         return f"{self._quoted(schema)}.{self._quoted(self.table.name)}"
