@@ -280,8 +280,13 @@ def test_a_worker_killed_while_it_added_a_column_leaves_no_default(mysql_sql: Be
     table.apply(mysql_sql.batch(SHAPE, [row(1)]), progress(1, 1))
     target = target_of(mysql_sql)
     dialect, place = target.connections.dialect, target.place_of(TABLE)
-    execute(mysql_sql, dialect.alter(place.location, {"more": ("int", "7")}, {}, frozenset())[0])
+    added = {"more": ("int", "7"), "price": ("decimal(9,2)", "1.50"), "doc": ("json", "'{}'")}
+    execute(mysql_sql, dialect.alter(place.location, added, {}, frozenset())[0])
     again = mysql_sql.reopen().open_table(SHAPE, pipeline="shop")
     again.claim()
     again.apply(mysql_sql.batch(SHAPE, [row(2)]), progress(2, 2))
     assert [found["more"] for found in mysql_sql.rows()] == [7, None]
+    with target.connections.transaction("test") as cursor:
+        assert dialect.left_undone(cursor, place) == []
+        cursor.execute(f"SHOW CREATE TABLE {place.location}")
+        assert "json_valid(`doc`)" in cursor.fetchone()[1]

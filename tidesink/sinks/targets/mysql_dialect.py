@@ -39,8 +39,10 @@ _NO_RENAME: Final = (
     "columns are renamed by MySQL 8.0 and MariaDB 10.5.2 and newer: an older server refuses the statement "
     "(error 1064), and schema-changes: rename must be pause or ignore there"
 )
-# What an added column says until its default is taken away again, if its worker lives so long.
-_FILLING: Final = "tidesink: the default is for rows that were there before this column"
+# What an added column says, with its type, until its default is taken away again: that or any other MODIFY
+# takes the words away as well.
+_FILLING: Final = "tidesink fills rows from before this column of type "
+_TYPE: Final = re.compile(r"[a-z]+( [a-z]+)*(\([0-9, ]+\))?( [a-z]+)*")
 
 
 class MysqlDialect:
@@ -163,7 +165,7 @@ class MysqlDialect:
         ]
         changes += [
             f"ADD COLUMN {self._column(name, found)}"
-            + (f" DEFAULT ({default}) COMMENT {text_mysql(_FILLING)}" if default else "")
+            + (f" DEFAULT ({default}) COMMENT {text_mysql(_FILLING + found)}" if default else "")
             for name, (found, default) in added.items()
         ]
         plain = [
@@ -174,13 +176,16 @@ class MysqlDialect:
         return [f"ALTER TABLE {location} {', '.join(part)}" for part in (changes, plain) if part]
 
     def left_undone(self, cursor: Any, place: Place) -> list[str]:
-        """The second ALTER, for columns whose worker was killed after the first."""
+        """The second ALTER, for columns whose worker was killed, or cut off, after the first."""
         cursor.execute(
-            "SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS "
-            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND COLUMN_COMMENT = %s",
-            (place.schema, place.name, _FILLING),
+            "SELECT COLUMN_NAME, COLUMN_COMMENT FROM information_schema.COLUMNS "
+            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND COLUMN_COMMENT LIKE %s",
+            (place.schema, place.name, f"{_FILLING}%"),
         )
-        changes = [f"MODIFY COLUMN {self._column(name, found)}" for name, found in cursor.fetchall()]
+        told = [(name, comment.removeprefix(_FILLING)) for name, comment in cursor.fetchall()]
+        changes = [
+            f"MODIFY COLUMN {self._column(name, found)}" for name, found in told if _TYPE.fullmatch(found)
+        ]
         return [f"ALTER TABLE {place.location} {', '.join(changes)}"] if changes else []
 
     def staging_tables(self, cursor: Any, place: Place) -> list[str]:

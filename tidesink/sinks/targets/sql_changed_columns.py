@@ -55,8 +55,8 @@ class ChangedColumns(ABC):
         """Add columns with their defaults for rows already there; widen types."""
         check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
         if self._changing:  # the last one was cut off: what it did is only in the table
-            with self._transaction(writes=False) as cursor:
-                self._present, self._changing = self._dialect.present(cursor, self.place), False
+            with self._altering() as (cursor, _):
+                self._change(cursor, self._dialect.left_undone(cursor, self.place))
         needed = self._planned(shape).needed or bool(self._shard and self._shard.new(shape))
         created, self._created = self._created, False
         if needed:

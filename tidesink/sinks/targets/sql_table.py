@@ -87,6 +87,8 @@ class SqlTable(ChangedColumns):
             self._check_rows(entry, cursor)
             entry = self._ledger.identified(cursor, entry)
             self._dialect.check_keys(cursor, self.place, self._keys)
+            # With the ledger's row locked: nobody else changes the columns now.
+            self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._ledger.write(cursor, entry)
         self._epoch = entry.epoch
         with self._transaction(writes=False) as cursor:
@@ -170,8 +172,6 @@ class SqlTable(ChangedColumns):
                 ):
                     cursor.execute(statement)
             present = self._dialect.present(cursor, self.place)
-            for statement in self._dialect.left_undone(cursor, self.place):
-                cursor.execute(statement)
             for statement in self._view.statements(cursor, present) if self._view else ():
                 cursor.execute(statement)
             return present
