@@ -22,14 +22,14 @@ from tidesink.sinks.targets.sql_dialect import Counts, ForView, Merge, no_table
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_limits import MYSQL_LIMITS
 from tidesink.sinks.targets.sql_place import Place
-from tidesink.sinks.targets.sql_stage import Load
+from tidesink.sinks.targets.sql_stage import ROW, Load
 from tidesink.typemap.render_sql import Database
 
 # For rows that are staged once and read once a table without transactions costs half; the first there is.
 # Never MyISAM: servers with GTIDs, as MySQL's are wherever they are replicated, refuse it in transactions.
-_STAGING_ENGINES: Final = {"ARIA": "Aria TRANSACTIONAL=0", "INNODB": "InnoDB"}
+_STAGING_ENGINES: Final = MappingProxyType({"ARIA": "Aria TRANSACTIONAL=0", "INNODB": "InnoDB"})
 # A server may refuse tables without a primary key (sql_require_primary_key, innodb_force_primary_key).
-_KEY_OF: Final = {"InnoDB": "t_row bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "}
+_KEY_OF: Final = {"InnoDB": f"{ROW} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY, "}
 _WIDTH: Final = re.compile(r"((?:small|medium|big)?int)\([0-9]+\)")
 # What SHOW COLUMNS knows as well.
 _NO_TABLES: Final = frozenset({"VIEW", "SYSTEM VIEW", "SEQUENCE"})
@@ -51,6 +51,7 @@ class MysqlDialect:
     database: Database = "mysql"
     limits = MYSQL_LIMITS
     caveats: Mapping[ChangeKind, str] = MappingProxyType({"rename": _NO_RENAME})
+    staging_engines: Mapping[str, str] = _STAGING_ENGINES
     ddl_commits = True
     insert_missing = "INSERT IGNORE INTO {}"
     hex_prefix = ""
@@ -321,4 +322,4 @@ class MysqlDialect:
         cursor.execute("SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')")
         engines = {row[0].upper() for row in cursor.fetchall()}
         self._collation = found[0]
-        self._engine = next(word for name, word in _STAGING_ENGINES.items() if name in engines)
+        self._engine = next(word for name, word in self.staging_engines.items() if name in engines)

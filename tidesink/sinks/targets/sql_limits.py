@@ -9,22 +9,23 @@ from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.foreseen import Limit
 from tidesink.sinks.targets.shape_checks import check_shape
+from tidesink.sinks.targets.sql_stage import STAGED_BESIDES
 from tidesink.typemap.render_sql import Database, key_bytes, shown_type
 
-# What a staging table has beside the shape's columns, whatever the batch: the attempt, the mark of a delete.
-STAGED_BESIDES: Final = 2
 _LONG: Final = frozenset({"text", "bytea", "json", "longtext", "longblob", "varchar", "varbinary"})
 
 
 class SqlLimits(NamedTuple):
     """Limits of a database's tables, by its manual; a contract test holds them to real servers.
 
-    ``columns``: of one table. ``long_values``: texts and bytes that a row has room for, however long they
-    are. ``key_bytes``: of the values of one key. ``too_long`` and ``too_long_key``: what becomes of more.
+    ``columns``: of one table. ``staged``: those of ours in a staging table, at the most. ``long_values``:
+    texts and bytes that a row has room for, however long they are. ``key_bytes``: of the values of one key.
+    ``too_long`` and ``too_long_key``: what becomes of more.
     """
 
     keeper: str
     columns: int
+    staged: int
     long_values: int
     key_bytes: int
     too_long: str
@@ -32,13 +33,14 @@ class SqlLimits(NamedTuple):
 
     @property
     def room(self) -> int:
-        """How many columns a source's table can have."""
-        return self.columns - STAGED_BESIDES
+        """How many columns a source's table can have, whatever its batches are like."""
+        return self.columns - self.staged
 
 
 POSTGRES_LIMITS: Final = SqlLimits(
     "Postgres",
     columns=1600,
+    staged=len(STAGED_BESIDES["postgres"]),
     long_values=450,  # 18 bytes for each, of a page of 8 kB
     key_bytes=2704,
     too_long="a row of more long ones stops its table",
@@ -47,6 +49,7 @@ POSTGRES_LIMITS: Final = SqlLimits(
 MYSQL_LIMITS: Final = SqlLimits(
     "MySQL",
     columns=1017,
+    staged=len(STAGED_BESIDES["mysql"]),
     long_values=190,  # InnoDB reckons with 41 bytes for each, of half a page of 16 kB
     key_bytes=3072,
     too_long="MySQL makes no table of more (error 1118), and MariaDB none of more than some 360",
@@ -64,8 +67,8 @@ def check_sql_shape(shape: TableShape, limits: SqlLimits, quote: Callable[[str],
     if len(shape.columns) > limits.room:
         raise SchemaRefusedError(
             f"the table has {len(shape.columns):,} columns, and {limits.room:,} are the most that "
-            f"{limits.keeper} takes ({limits.columns:,}, of which tidesink's staging table needs "
-            f"{STAGED_BESIDES}): leave some out, by except_column_list or columns in the config",
+            f"{limits.keeper} takes ({limits.columns:,}, of which tidesink's staging table may "
+            f"need {limits.staged}): leave some out, by except_column_list or columns in the config",
             table=str(shape.source),
         )
     for column in shape.columns:

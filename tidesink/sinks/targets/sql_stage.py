@@ -7,8 +7,9 @@ never merged. Nothing of the rows passes the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
@@ -17,6 +18,7 @@ from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch
 from tidesink.sinks.targets.sql_csv import CsvLines, Kind
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_sequence import packed_hex
+from tidesink.typemap.render_sql import Database
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -30,6 +32,16 @@ ANEW: Final = "t_anew"
 FROM: Final = "t_place"
 SEQUENCE: Final = "t_seq"
 AT: Final = "t_at"
+# The primary key that InnoDB's staging tables have (``mysql_dialect``).
+ROW: Final = "t_row"
+# What comes of each row before the shape's columns, and how; the batch says which.
+MARKS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {IS_DELETE: "plain", SEQUENCE: "plain", AT: "plain", KEPT: "text", ANEW: "plain", FROM: "text"}
+)
+# All that a staging table may have beside the shape's columns: so many fewer there are to be had.
+STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
+    {"postgres": (ATTEMPT, *MARKS), "mysql": (ROW, ATTEMPT, *MARKS)}
+)
 
 Load = Callable[[Endpoint, str, Iterator[memoryview]], int]
 
@@ -55,15 +67,11 @@ class StagedColumn(NamedTuple):
 
 
 def staged_columns(batch: ReducedBatch) -> tuple[StagedColumn, ...]:
-    """What a staging table has of each row besides the attempt: the mark of a delete, then the shape."""
+    """What a staging table has of each row besides the attempt: the marks of the batch, then the shape."""
     shape = batch.shape
-    marks = [StagedColumn(IS_DELETE, "plain")]
-    if batch.sequenced:
-        marks.append(StagedColumn(SEQUENCE, "plain"))
-    if batch.mode == "history":
-        marks.append(StagedColumn(AT, "plain"))
-    if batch.keeps:
-        marks += [StagedColumn(KEPT, "text"), StagedColumn(ANEW, "plain"), StagedColumn(FROM, "text")]
+    asked = {IS_DELETE: True, SEQUENCE: batch.sequenced, AT: batch.mode == "history"}
+    asked |= dict.fromkeys((KEPT, ANEW, FROM), batch.keeps)
+    marks = [StagedColumn(name, kind) for name, kind in MARKS.items() if asked[name]]
     values = [StagedColumn(f"c{at}", _kind(column), column) for at, column in enumerate(shape.columns)]
     return (*marks, *values)
 

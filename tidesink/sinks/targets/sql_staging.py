@@ -38,7 +38,7 @@ def staged(
     """
     table = str(batch.shape.table)
     columns = staged_columns(batch)
-    _make(connections, stage, columns, types, table)
+    make_staging(connections, stage, columns, types, table)
     try:
         yield _filled(connections, stage, batch, columns)
     finally:
@@ -47,13 +47,14 @@ def staged(
             cursor.execute(f"DROP TABLE IF EXISTS {stage}")
 
 
-def _make(
+def make_staging(
     connections: Connections,
     stage: str,
     columns: Sequence[StagedColumn],
     types: Sequence[str],
     table: str,
 ) -> None:
+    """Make the table ``stage`` anew; ``types`` are those of the shape's columns."""
     words = OF_SPARK[connections.dialect.database]
     marks = {IS_DELETE: words["int"], KEPT: words["string"], ANEW: words["int"], FROM: words["string"]}
     marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
