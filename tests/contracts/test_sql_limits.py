@@ -3,30 +3,47 @@
 # ruff: noqa: S608  names of the test's own
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, Final
 
 import pytest
 
+from tests.columns import ID
 from tests.contracts.sql_beds import DATABASES
-from tidesink.change import TableId
-from tidesink.errors import TargetError
+from tests.contracts.targets_bed import shape
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.errors import SchemaRefusedError, TargetError
+from tidesink.sinks.shape import TableShape
+from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Dialect
-from tidesink.sinks.targets.sql_limits import STAGED_BESIDES
 from tidesink.sinks.targets.sql_place import Place, place_in
+from tidesink.sinks.targets.sql_stage import ATTEMPT, STAGED_BESIDES, staged_columns
+from tidesink.sinks.targets.sql_staging import make_staging
+from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = pytest.mark.servers
-DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"postgres": PostgresDialect, "mysql": MysqlDialect}
+
+
+class PlainMysql(MysqlDialect):
+    """Of a server that stages in InnoDB, as MySQL does and MariaDB does not."""
+
+    staging_engines: Mapping[str, str] = MappingProxyType({"INNODB": "InnoDB"})
+
+
+DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {"postgres": PostgresDialect, "mysql": PlainMysql}
 
 
 class Server:
     """A database of the test's own."""
 
     def __init__(self, connections: Connections) -> None:
+        self.target = SqlTarget(connections)
         self._connections = connections
         self.dialect = connections.dialect
         self.limits = self.dialect.limits
@@ -39,6 +56,16 @@ class Server:
             self.dialect.prepare_schema(cursor, place)
             self.dialect.create(cursor, place, columns)
         return place
+
+    def stage(self, batch: ReducedBatch) -> set[str]:
+        """Make the staging table of a batch; its columns."""
+        place = place_in("{schema}.{table}", TableId("limits", "staged"), self.dialect.quote)
+        with self._connections.transaction(place.name) as cursor:
+            self.dialect.prepare_schema(cursor, place)
+        types = ["int"] * len(batch.shape.columns)
+        make_staging(self._connections, place.location, staged_columns(batch), types, place.name)
+        with self._connections.transaction(place.name, writes=False) as cursor:
+            return set(self.dialect.present(cursor, place))
 
     def insert(self, place: Place, *values: str) -> None:
         with self._connections.transaction(place.name) as cursor:
@@ -69,7 +96,38 @@ def test_a_table_has_as_many_columns_as_is_said_and_no_more(server: Server) -> N
     server.make("most", "bigint", ["int"] * (server.limits.columns - 1))
     with refused("error 1005|has a limit"):  # MariaDB's InnoDB does not say which limit
         server.make("more", "bigint", ["int"] * server.limits.columns)
-    assert server.limits.room + STAGED_BESIDES == server.limits.columns
+
+
+def of_columns(number: int) -> TableShape:
+    return shape(ID, *(Column(f"c{at}", ColumnType("int")) for at in range(number - 1)))
+
+
+def test_the_staging_table_of_any_batch_has_room_beside_as_many_columns_as_a_table_may_have(
+    server: Server,
+) -> None:
+    """A batch of every kind at once, of which no batch has more."""
+    room = server.limits.room
+    wide = ReducedBatch(of_columns(room), 1, 0, keeps=True, sequenced=True, mode="history")
+    besides = set(STAGED_BESIDES[server.dialect.database])
+    assert server.stage(wide) == besides | {f"c{at}" for at in range(room)}
+    assert server.limits.room + len(besides) == server.limits.columns
+    plain = {ATTEMPT, "t_delete", "c0"} | ({"t_row"} & besides)
+    assert server.stage(ReducedBatch(of_columns(1), 1, 0)) == plain
+    with refused("error 1005|has a limit"):
+        server.stage(replace(wide, shape=of_columns(room + 1)))
+
+
+def test_a_table_that_is_there_opens_however_many_columns_the_source_has(server: Server) -> None:
+    """Those that it lacks may be left out; it is refused what it is to hold, and what is to be made."""
+    server.target.open_table(of_columns(2), pipeline="shop").close()
+    table = server.target.open_table(of_columns(server.limits.room + 1), pipeline="shop")
+    table.claim()
+    assert not table.evolve(of_columns(2)).added
+    with pytest.raises(SchemaRefusedError, match="are the most that"):
+        table.evolve(of_columns(server.limits.room + 1))
+    new = replace(of_columns(server.limits.room + 1), table=TableId("shop", "new"))
+    with pytest.raises(SchemaRefusedError, match="are the most that"):
+        server.target.open_table(new, pipeline="shop")
 
 
 def test_a_row_has_room_for_about_as_many_long_values_as_is_said(server: Server) -> None:

@@ -99,6 +99,31 @@ def test_a_column_whose_name_is_longer_is_kept_or_refused_by_name(bed: Bed) -> N
     assert bed.rows() == [{"id": 1, "amount": 2, longer: 5}]
 
 
+# A column that a target takes into no table.
+UNTAKEN: Final = {
+    "delta": "_metadata",
+    "iceberg": "_file",
+    **{name: LONGEST[name].column + "x" for name in ("postgres", "mysql")},
+}
+
+
+def test_a_column_that_is_left_out_is_no_matter_when_the_table_is_opened_again(bed: Bed) -> None:
+    """As ``schema-changes: add: ignore`` has it: a worker that starts knows the source's columns alone."""
+    kept, name = shape(ID, AMOUNT), UNTAKEN.get(bed.name, "more")
+    theirs = shape(ID, AMOUNT, number(name))
+    table = bed.target.open_table(kept, pipeline="shop")
+    table.apply(bed.batch(kept, [{"id": 1, "amount": 1}]), progress(table.claim().epoch, 1))
+    again = bed.reopen().open_table(theirs, pipeline="shop")
+    epoch = again.claim().epoch
+    assert again.gap(theirs).added == (name,)
+    assert not again.evolve(kept).added
+    again.apply(bed.batch(kept, [{"id": 1, "amount": 2}]), progress(epoch, 2))
+    assert bed.rows() == [{"id": 1, "amount": 2}]
+    if bed.name in UNTAKEN:
+        with pytest.raises(SchemaRefusedError, match=name):
+            again.evolve(theirs)
+
+
 def test_a_table_whose_name_is_longer_is_kept_or_refused_by_name(bed: Bed) -> None:
     longest = longest_of(bed)
     names = [longest.table + "x", longest.table + "y"]

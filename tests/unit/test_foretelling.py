@@ -232,6 +232,35 @@ def test_a_table_of_too_many_columns_is_refused_by_target_and_plan(target: str) 
     assert "row-length" not in foreseen(config_of(target), of_columns(room))
 
 
+REFUSED: Final = [
+    ("postgres", shape(ID, Column("ä" * 32, ColumnType("int"))), "ä" * 32),
+    ("mysql", of_columns(1100), "are the most that"),
+    ("delta", shape(ID, Column("_metadata", ColumnType("int"))), "_metadata"),
+]
+
+
+@pytest.mark.parametrize("add", ["ignore", "pause"])
+@pytest.mark.parametrize(("target", "table", "said"), REFUSED)
+def test_columns_that_may_never_be_taken_are_a_warning(
+    target: str, table: TableShape, said: str, add: str
+) -> None:
+    """The table may be there without them, and goes on."""
+    found = planned(target, table, defaults={"schema-changes": {"add": add}})
+    assert (found.problem, len(found.columns)) == (None, len(table.columns))
+    (warning,) = found.warnings
+    assert said in warning
+    assert f"schema-changes: add: {add}" in warning
+
+
+@pytest.mark.parametrize("settings", [{"columns": ["id", "ä" * 32]}, {"keys": ["ä" * 32]}])
+def test_columns_that_a_table_cannot_be_without_are_a_problem(settings: dict[str, Any]) -> None:
+    defaults = {"schema-changes": {"add": "ignore"}}
+    name = "ä" * 32
+    table = shape(ID, Column(name, ColumnType("int"))) if "columns" in settings else shape(key(name, "int"))
+    tables = [{"name": "shop.orders", **settings}]
+    assert name in (planned("postgres", table, defaults=defaults, tables=tables).problem or "")
+
+
 def test_a_mysql_key_whose_length_nothing_tells_is_a_warning_since_the_table_may_be_there() -> None:
     found = planned("mysql", shape(key("code", "text")))
     assert found.problem is None

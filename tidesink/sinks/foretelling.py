@@ -7,7 +7,8 @@ from typing import Final, Literal
 
 from tidesink.config import Config, TableConfig
 from tidesink.config.schema_change_checks import TELLING_PROTOCOLS
-from tidesink.sinks.shape import ShapeColumn, TableShape
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.shape import ShapeColumn, TableShape, without
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Capabilities
 from tidesink.sinks.targets.foreseen import Foreseen, Limit
@@ -34,6 +35,10 @@ _NO_TYPE: Final = (
     "a type that cannot be one with the column's (number to text, date to time) is not followed: the table "
     "waits (PAUSED), and is loaded again under another name"
 )
+_NOT_MADE: Final = (
+    "a table that is there goes on without the columns it lacks (schema-changes: add: {}), and one that is "
+    "to be made is refused: {}"
+)
 _NO_KEY: Final = (
     "another key is not followed: the table waits (PAUSED), and is loaded again under another name, or keys "
     "in the config name the old one"
@@ -53,7 +58,7 @@ def foretold(config: Config, shape: TableShape, theirs: Collection[str]) -> Fore
         ConfigError: the target cannot be used so.
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
-    found = module.FORESIGHT.foresee(config, shape)
+    found = _foreseen(config, shape, theirs)
     told = config.source.protocol in TELLING_PROTOCOLS
     limits = (
         *row_limits(module.CAPABILITIES, shape, theirs),
@@ -61,6 +66,21 @@ def foretold(config: Config, shape: TableShape, theirs: Collection[str]) -> Fore
         *change_limits(module.CAPABILITIES, shape, settings, told=told),
     )
     return found._replace(limits=limits)
+
+
+def _foreseen(config: Config, shape: TableShape, theirs: Collection[str]) -> Foreseen:
+    """What the target says; a warning where a table that is there may never get what it refuses."""
+    settings = config.table_config(shape.source)
+    add, asked = settings.schema_changes.add, settings.layout.asked
+    foresee = target_module(config.target).FORESIGHT.foresee
+    try:
+        return foresee(config, shape)
+    except SchemaRefusedError as refused:
+        if add == "apply":
+            raise
+        new = {c.name.lower() for c in shape.columns if c.name in theirs and not c.key} - asked
+        found = foresee(config, without(shape, new))
+        return found._replace(warnings=(*found.warnings, _NOT_MADE.format(add, refused.message)))
 
 
 def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -> Iterator[Limit]:

@@ -69,6 +69,7 @@ def open_table(
 ) -> bool:
     """Make the table where it is missing; whether it was."""
     if not log.exists:
+        check(shape)  # a table that is there may never get the columns it lacks
         session.sql(create_statement(location, shape, soft_deletes=soft_deletes))
         return True
     if soft_deletes and SOFT_DELETE_COLUMN not in present_columns(log):

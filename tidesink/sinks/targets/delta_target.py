@@ -42,6 +42,7 @@ from tidesink.sinks.targets.delta_shards import DeltaShard
 from tidesink.sinks.targets.foreseen import Foresight
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.lake_path import long_names_refused, table_path, try_path
+from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns, holds
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class DeltaTable(DeltaColumns):
         delete_mode: DeleteMode,
         history: ProgressHistory | None,
     ) -> None:
-        delta_schema.check(shape)
+        check_shape(shape)
         self.path = path
         self.location = f"delta.{quote_identifier(path)}"
         self._session = session

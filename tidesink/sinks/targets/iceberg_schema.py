@@ -93,6 +93,7 @@ def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) ->
 def open_table(session: SparkSession, table: JvmTable, shape: TableShape, *, soft_deletes: bool) -> bool:
     """Make the table where it is missing; whether it was."""
     if not table.exists:
+        check(shape)  # a table that is there may never get the columns it lacks
         namespace = table.location.rpartition(".")[0]
         session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
         session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes))

@@ -42,6 +42,7 @@ from tidesink.sinks.targets.iceberg_table import JvmTable
 from tidesink.sinks.targets.iceberg_upkeep import Upkeep
 from tidesink.sinks.targets.identifier import quote_path
 from tidesink.sinks.targets.lake_path import long_names_refused, table_names
+from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns, holds
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
@@ -130,7 +131,7 @@ class IcebergTable(IcebergColumns):
         pipeline: str,
         delete_mode: DeleteMode,
     ) -> None:
-        iceberg_schema.check(shape)
+        check_shape(shape)
         self.location = location
         self._session = session
         self._name = shape.source

@@ -29,6 +29,7 @@ from tidesink.sinks.targets.base import (
     check_order,
     check_versions,
 )
+from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.shards import Turns
 from tidesink.sinks.targets.sql_changed_columns import ChangedColumns
 from tidesink.sinks.targets.sql_columns import wanted_type
@@ -62,14 +63,13 @@ class SqlTable(ChangedColumns):
         delete_mode: DeleteMode,
         view: str | None = None,
     ) -> None:
-        check_sql_shape(shape, connections.dialect.limits, connections.dialect.quote)
+        check_shape(shape)
         self.place = place
         self._view = SqlView(connections.dialect, place, view) if view else None
         self._connections = connections
         self._dialect = connections.dialect
         self._table = str(shape.source)
         self._ledger = SqlLedger(self._dialect, place, pipeline, shape.keys)
-        self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
         self._shard = SqlShard(connections, place, self._ledger) if place.shard else None
         self._turns = Turns(f"{connections.endpoint.shown} {place.location}", place.shard)
         self._epoch: int | None = None
@@ -77,6 +77,7 @@ class SqlTable(ChangedColumns):
         self._changing = False
         self._ordered: TableShape | None = None
         self._present = self._open(shape, soft=delete_mode == "soft")
+        self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
 
     def claim(self) -> Claim:
         """Take the next epoch by a commit; older holders are refused from here on."""
@@ -153,28 +154,32 @@ class SqlTable(ChangedColumns):
         self._connections.close()
 
     def _open(self, shape: TableShape, *, soft: bool) -> dict[str, str]:
-        database, location = self._dialect.database, self.place.location
+        location = self.place.location
         with self._transaction() as cursor:
             self._dialect.prepare_schema(cursor, self.place)
             present = self._dialect.present(cursor, self.place)
-            mark = OF_SPARK[database]["boolean"]
             if not present:
                 if self._ledger.loaded(cursor):
                     return present
-                columns = [(c.name, wanted_type(c, shape, database), c.key, c.comment) for c in shape.columns]
-                if soft:
-                    columns.append((SOFT_DELETE_COLUMN, mark, False, _SOFT_DELETE_COMMENT))
-                self._dialect.create(cursor, self.place, columns)
-                self._created = True
+                self._make(cursor, shape, soft=soft)
             elif soft and SOFT_DELETE_COLUMN not in present:
-                for statement in self._dialect.alter(
-                    location, {SOFT_DELETE_COLUMN: (mark, None)}, {}, frozenset()
-                ):
+                mark = {SOFT_DELETE_COLUMN: (OF_SPARK[self._dialect.database]["boolean"], None)}
+                for statement in self._dialect.alter(location, mark, {}, frozenset()):
                     cursor.execute(statement)
             present = self._dialect.present(cursor, self.place)
             for statement in self._view.statements(cursor, present) if self._view else ():
                 cursor.execute(statement)
             return present
+
+    def _make(self, cursor: Any, shape: TableShape, *, soft: bool) -> None:
+        """Make the table; of one that is there a shape may have columns that are never added to it."""
+        check_sql_shape(shape, self._dialect.limits, self._dialect.quote)
+        database = self._dialect.database
+        columns = [(c.name, wanted_type(c, shape, database), c.key, c.comment) for c in shape.columns]
+        if soft:
+            columns.append((SOFT_DELETE_COLUMN, OF_SPARK[database]["boolean"], False, _SOFT_DELETE_COMMENT))
+        self._dialect.create(cursor, self.place, columns)
+        self._created = True
 
     def _check_rows(self, entry: Entry, cursor: Any) -> None:
         if not self._present and (entry.progress is not None or self._ledger.loaded(cursor)):
