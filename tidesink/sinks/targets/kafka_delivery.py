@@ -50,11 +50,19 @@ _PERMANENT: Final = {
     KafkaError.POLICY_VIOLATION: "a policy of the broker refuses it",
     KafkaError._INVALID_ARG: "check target.kafka",
 }
+# What the client itself refuses, before a broker is asked: here the topic's limit is not what was met.
+_UNSENT: Final = {
+    **_PERMANENT,
+    KafkaError.MSG_SIZE_TOO_LARGE: "with its headers it is above target.max-message-bytes: "
+    "raise target.max-message-bytes, and the topic's max.message.bytes with it",
+}
 
 
-def delivery_error(error: KafkaError, topic: str, which: str = "a message") -> TargetError:
-    """A failed delivery as an error of ours, by its code."""
-    remedy = _PERMANENT.get(error.code())
+def delivery_error(
+    error: KafkaError, topic: str, which: str = "a message", *, sent: bool = True
+) -> TargetError:
+    """A failed delivery as an error of ours, by its code; not ``sent``: no broker was asked."""
+    remedy = (_PERMANENT if sent else _UNSENT).get(error.code())
     if remedy is not None:
         return TargetError(f"Kafka did not take {which} ({error.name()}): {remedy}", topic=topic)
     return TransientTargetError(
@@ -204,7 +212,7 @@ class _Sending:
                 self._producer.poll(_POLL_SECONDS)
                 continue
             except KafkaException as exc:
-                raise delivery_error(exc.args[0], self._topic, parcel.shown) from exc
+                raise delivery_error(exc.args[0], self._topic, parcel.shown, sent=False) from exc
             self._producer.poll(0)
             return
 
