@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,17 @@ from urllib.parse import unquote, urlsplit
 from tidesink.change import TableId
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
 from tidesink.sinks.targets.identifier import path_segment
+from tidesink.sinks.targets.spark_errors import said
 
 # In bytes, in the file systems of Linux, Hadoop and Azure.
 _LONGEST_FOLDER: Final = 255
+# Linux, HDFS, and the databases of catalogs. Java's local files say no more than that there is no folder:
+# the last two are Delta's and Hadoop's words for that.
+_TOO_LONG: Final = re.compile(
+    r"name (is )?too long|NAMETOOLONG|ComponentTooLong|too long for (type|column)"
+    r"|Cannot create file:/|Mkdirs failed to create",
+    re.IGNORECASE,
+)
 _REMEDY: Final = "give {} a directory that the worker's user may write to, or make it one"
 
 
@@ -35,26 +44,28 @@ def table_names(template: str, table: TableId) -> tuple[str, ...]:
 
 @contextmanager
 def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
-    """Where a table cannot be opened, and a folder of its place has a name too long, say so.
+    """Where a table cannot be opened since a folder of its place has a name too long, say so.
 
-    Only then: object stores have folders of any length.
+    Only where the cause says it: object stores have folders of any length, and what fails there may pass.
 
     Raises:
         SchemaRefusedError: names the folder.
     """
     try:
         yield
-    except TargetError as error:
-        for name in names:
-            size = len(name.encode("utf-8", "surrogatepass"))
-            if size > _LONGEST_FOLDER:
-                raise SchemaRefusedError(
-                    f"the table cannot be made: the name of its folder {name!r} has {size} bytes, and "
-                    f"{_LONGEST_FOLDER} are the most that a file system takes. Rename it at the source, or "
-                    "give target.table a shorter template",
-                    table=str(table),
-                ) from error
+    except SchemaRefusedError:
         raise
+    except TargetError as error:
+        sizes = {name: len(name.encode("utf-8", "surrogatepass")) for name in names}
+        name = max(sizes, key=sizes.__getitem__)
+        if sizes[name] <= _LONGEST_FOLDER or not _TOO_LONG.search(said(error)):
+            raise
+        raise SchemaRefusedError(
+            f"the table cannot be made: the name of its folder {name!r} has {sizes[name]} bytes, and "
+            f"{_LONGEST_FOLDER} are the most that a file system takes. Rename it at the source, or "
+            "give target.table a shorter template",
+            table=str(table),
+        ) from error
 
 
 def try_path(path: str, *, setting: str = "target.path") -> str:

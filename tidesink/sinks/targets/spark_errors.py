@@ -1,4 +1,7 @@
-"""Exceptions of Spark, looked into by Java class and never by text, for every target that works in it."""
+"""Exceptions of Spark, looked into by Java class, for every target that works in it.
+
+By text only where no class tells (``said``): texts change with versions.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tidesink.errors import TidesinkError, ValueNotStoredError
+from tidesink.errors import TidesinkError, ValueNotStoredError, told
 from tidesink.sinks.targets.base import NOT_STORED
 
 # What SQL's raise_error throws; only statements of ours are run where this is looked for.
@@ -67,6 +70,15 @@ def _superclasses(throwable: Any) -> Iterator[str]:
     while java_class is not None:
         yield str(java_class.getName())
         java_class = java_class.getSuperclass()
+
+
+def said(exc: BaseException) -> str:
+    """What the causes of an exception say, Python's and Java's. To search: it may hold values of rows."""
+    texts, cause = list[str](), exc.__cause__
+    while cause is not None:
+        texts += [str(java.toString()) for java in _causes(cause)] or [told(cause)]
+        cause = cause.__cause__
+    return "\n".join(texts)
 
 
 def summary(exc: BaseException) -> str:
