@@ -66,3 +66,10 @@ def test_the_name_of_another_table_is_refused(
     spark.sql(f"CREATE TABLE tidesink_shop.orders (id BIGINT) USING delta LOCATION '{tmp_path / 'other'}'")
     with pytest.raises(ConfigError, match=r"tidesink_shop.orders in the catalog is the table at .*other"):
         registered.open_table(SHAPE, pipeline="shop")
+
+
+def test_the_name_of_a_view_is_refused(spark: SparkSession, registered: DeltaTarget) -> None:
+    spark.sql("CREATE SCHEMA tidesink_shop")
+    spark.sql("CREATE VIEW tidesink_shop.orders AS SELECT 1 AS id")
+    with pytest.raises(ConfigError, match=r"in the catalog is a view or a table with no folder of its own, "):
+        registered.open_table(SHAPE, pipeline="shop")

@@ -6,7 +6,9 @@ and properties from the table's own log, so that the catalog has nothing to be k
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import PySparkException
 
 from tidesink.change import TableId
 from tidesink.errors import ConfigError
@@ -16,6 +18,8 @@ from tidesink.sinks.targets.lake_path import table_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_IS_VIEW: Final = "EXPECT_TABLE_NOT_VIEW"
 
 
 def register(session: SparkSession, path: str, template: str, table: TableId) -> None:
@@ -35,13 +39,17 @@ def register(session: SparkSession, path: str, template: str, table: TableId) ->
         raise reading_error(exc, table=str(table)) from exc
     if there != ours:
         raise ConfigError(
-            f"{'.'.join(levels)} in the catalog is the table at {there}, and this one is at {ours}: set "
+            f"{'.'.join(levels)} in the catalog is {_shown(there)}, and this one is at {ours}: set "
             "target.catalog-table to names that are free, or drop the one there",
             key="target.catalog-table",
         )
 
 
-def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> str:
+def _shown(location: str | None) -> str:
+    return "a view or a table with no folder of its own" if location is None else f"the table at {location}"
+
+
+def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> str | None:
     name = quote_path(*levels)
     if not session.catalog.tableExists(name):
         session.sql(f"CREATE SCHEMA IF NOT EXISTS {quote_path(*levels[:-1])}")
@@ -49,5 +57,12 @@ def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> st
     return _location(session, name)
 
 
-def _location(session: SparkSession, name: str) -> str:
-    return str(session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0])
+def _location(session: SparkSession, name: str) -> str | None:
+    """The table's folder; None for a view, and for a table that has none."""
+    try:
+        location: str | None = session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0]
+    except PySparkException as exc:
+        if (exc.getCondition() or "").startswith(_IS_VIEW):
+            return None
+        raise
+    return location
