@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import fastavro
@@ -22,17 +23,22 @@ Columns = Mapping[str, Any]
 
 
 class Version(NamedTuple):
-    """One registered version: its columns by name with their Avro types, and more members of ``source``."""
+    """One registered version: its columns by name with their Avro types, and more members of ``source``.
+
+    Those are texts but for the ones in ``kinds``.
+    """
 
     columns: Columns
     source: tuple[str, ...] = ()
+    kinds: Columns = MappingProxyType({})
 
     def schema(self, number: int) -> dict[str, Any]:
         """The envelope's schema; names and docs are of this version alone."""
         fields = [{"name": "id", "type": "long"}]
         fields += [{"name": name, "type": kind} for name, kind in self.columns.items()]
         row = {"type": "record", "name": "Value", "namespace": f"v{number}", "fields": fields}
-        members = [{"name": name, "type": "string"} for name in (*_SOURCE, *self.source)]
+        kinds = dict.fromkeys((*_SOURCE, *self.source), "string") | self.kinds
+        members = [{"name": name, "type": kind} for name, kind in kinds.items()]
         source = {"type": "record", "name": "Source", "doc": f"version {number}", "fields": members}
         envelope = [
             {"name": "before", "type": ["null", row]},
@@ -73,12 +79,13 @@ class Versions:
         """The key's schema by id."""
         return {KEY_ID: json.dumps(self._key)}
 
-    def send(self, schema_id: int, row: Mapping[str, Any], *, op: str = "c") -> None:
-        """Write a row with a schema; columns not given are null."""
+    def send(self, schema_id: int, row: Mapping[str, Any], *, op: str = "c", **source: Any) -> None:
+        """Write a row with a schema; columns not given are null. ``source``: members of that block."""
         number = len(self.messages)
         image = {"id": number, **dict.fromkeys(self._columns[schema_id]), **row}
         images = {"before": image, "after": None} if op == "d" else {"before": None, "after": image}
-        value = framed(schema_id, self._schemas[schema_id], {**images, "source": self._source, "op": op})
+        record = {**images, "source": self._source | source, "op": op}
+        value = framed(schema_id, self._schemas[schema_id], record)
         key = framed(KEY_ID, self._key, {"id": image["id"]})
         self.messages.append(Message(TOPIC, 0, number, key, value))
 

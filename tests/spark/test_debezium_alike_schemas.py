@@ -13,6 +13,7 @@ from tests.spark.debezium_rows import differences
 from tests.spark.debezium_versions import TABLE, Version, Versions, wide
 from tests.spark.decoded import Decoded, collect
 from tidesink.codecs import open_codec
+from tidesink.codecs.columns_base import POSITION
 from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns, debezium_avro_columns
 from tidesink.schema_registry import MemorySchemaRegistry
 
@@ -133,6 +134,20 @@ def test_a_record_of_another_schema_than_its_id_says_is_bad(spark: SparkSession)
     rows = _rows(spark, topic, _plan(topic))
     assert [row.kind for row in rows] == ["bad", "bad"]
     assert "written with another schema than its id says" in str(rows[0].reason)
+
+
+def test_positions_of_versions_that_say_them_in_other_types(spark: SparkSession) -> None:
+    topic = Versions(
+        Version({"a": _INT}, kinds={"snapshot": ["null", "boolean"], "lsn": "long"}),
+        Version({"a": _INT}, ("snapshot", "lsn")),
+    )
+    topic.send(100, {"a": 1}, snapshot=True, lsn=4)
+    topic.send(100, {"a": 1}, snapshot=False, lsn=5)
+    topic.send(101, {"a": 2}, snapshot="last", lsn="6")
+    topic.send(101, {"a": 2}, snapshot="false", lsn="7")
+    plan = _plan(topic, positions=True)
+    assert [record.ids for record in plan.values.records] == [(100,), (101,)]
+    assert [row.raw[POSITION] for row in _rows(spark, topic, plan)] == [None, "5", None, "7"]
 
 
 def _code_size(spark: SparkSession, topic: Versions) -> int:

@@ -307,7 +307,8 @@ class Images:
 
     @staticmethod
     def _first(fields: list[Column], ddl: str) -> Column:
-        return F.coalesce(*fields).cast(ddl) if fields else null(ddl)
+        # Cast one by one: of a boolean and a text, of two versions of a connector, Spark makes a boolean.
+        return F.coalesce(*(field.cast(ddl) for field in fields)) if fields else null(ddl)
 
     def faults(self, image: str) -> list[tuple[Column, Column]]:
         """For each column that can fail: when it did, and what to say."""
