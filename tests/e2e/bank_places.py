@@ -1,23 +1,16 @@
-"""Where the bank's tables are kept, and how they are read beside the worker that keeps them."""
+"""The bank's tables at a target, looked at beside the worker that keeps them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import pytest
-
-from tests.contracts.sql_beds import DATABASES, reader
 from tests.e2e.bank import ACCOUNT, LASTING, SCHEMAS, Bank, Key, key_of
-from tests.e2e.iceberg_beside import newest_metadata
+from tests.e2e.places import Place, Rows
 from tests.e2e.replay import Servers
-from tests.e2e.sql_beside import Server, connected, target_of
 from tests.e2e.writing import shop_config
-from tidesink.change import TableId, TableSchema
-from tidesink.dev.lake_reader import open_lake_table
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.change import TableSchema
 
 # The codec that each target is fed by here: both of TiCDC's own, each into a lake and into a database.
 PROTOCOLS: Final = {
@@ -26,49 +19,6 @@ PROTOCOLS: Final = {
     "postgres": "canal-json",
     "mysql": "flat-avro",
 }
-Rows = list[dict[str, Any]]
-
-
-class Place(NamedTuple):
-    """A target: its section of the config, and a table's rows now, None where there is no table yet."""
-
-    target: dict[str, Any]
-    rows: Callable[[TableId], Rows | None]
-
-
-def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
-    """A target of this type, of the test's own."""
-    return _database(kind, request) if kind in DATABASES else _lake(kind, request, folder)
-
-
-def _database(kind: str, request: pytest.FixtureRequest) -> Place:
-    server: Server = kind, DATABASES[kind](request)
-
-    def rows(table: TableId) -> Rows | None:
-        with connected(server) as connections:
-            target = SqlTarget(connections)
-            with connections.transaction("test", writes=False) as cursor:
-                there = connections.dialect.present(cursor, target.place_of(table))
-            return reader(target)(table) if there else None
-
-    return Place(target_of(server), rows)
-
-
-def _lake(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
-    lake, spark = folder / "lake", request.getfixturevalue("spark")
-
-    def rows(table: TableId) -> Rows | None:
-        place = lake / table.schema / table.name
-        try:
-            if kind == "delta":
-                return open_lake_table(place).read().to_pylist()
-            frame = spark.read.format("iceberg").load(newest_metadata(place))
-        except (FileNotFoundError, KeyError):
-            return None
-        return [row.asDict() for row in frame.collect()]
-
-    catalog = {"catalog": "lake", "catalog-properties": {"type": "hadoop", "warehouse": "./lake"}}
-    return Place({"type": kind, **({"path": "./lake"} if kind == "delta" else catalog)}, rows)
 
 
 def bank_config(folder: Path, servers: Servers, place: Place, protocol: str, *, batch: int) -> Path:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.bank import Bank, Feed
-from tests.e2e.bank_places import PROTOCOLS, Place, Watch, bank_config, check_end, place_of
+from tests.e2e.bank_places import PROTOCOLS, Watch, bank_config, check_end
 from tests.e2e.forked_worker import ForkedWorker
 from tests.e2e.killing import failpoints_hit
+from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
 from tests.soak import soaked
 from tidesink.sinks.failpoints import FAILPOINTS
