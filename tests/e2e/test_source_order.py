@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e.ordered_places import PLACES, Place
 from tests.e2e.replay import Servers
+from tests.e2e.test_kept_in_databases import letters_of
+from tests.e2e.test_kept_records import answered, asked
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.soak import SOAK, each
 from tidesink.change import Op
@@ -155,6 +157,47 @@ def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
     (table,) = _drained(config).tables
     assert "older than the horizon" in (table.error or "")
     assert lake_rows(tmp_path, "aged").keys() == {2}
+
+
+@pytest.mark.parametrize("kind", ["delta", "postgres", pytest.param("mysql", marks=SOAK)])
+def test_a_change_older_than_the_deletes_remembered_is_a_dead_letter_and_stays_one(
+    servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
+    place = PLACES[kind](request, tmp_path)
+    options = CodecOptions(enable_tidb_extension=True)
+    writer = TableWriter(servers, schema_of("aged"), protocol="canal-json", options=options)
+    defaults = {"tombstone-retention": "10s", "bad-record": "dead-letter"}
+    config = _config(
+        servers,
+        tmp_path,
+        protocol="canal-json",
+        topic=writer.topic,
+        defaults=defaults,
+        target=place.settings,
+    )
+    _sent(writer, Op.DELETE, 1, "gone", ts=100 * _SECOND, partition=0)
+    _sent(writer, Op.INSERT, 2, "two", ts=200 * _SECOND, partition=0)
+    _drained(config)
+    forgotten = {"horizon": 190 * _SECOND, "removed": 1, "kept": 0, "oldest": None}
+    assert _remembered(config) == forgotten
+    _sent(writer, Op.INSERT, 1, "risen", ts=90 * _SECOND, partition=0)  # 2
+    _sent(writer, Op.INSERT, 2, "zwei", ts=201 * _SECOND, partition=0)
+    (table,) = _drained(config).tables
+    assert [table.counters[word] for word in (*_COUNTED, "dead_lettered")] == [2, 1, 0, 1]
+    assert place.living("aged") == {2: "zwei"}
+    # What is remembered is known to a worker that had nothing to forget, too.
+    assert (_remembered(config), letters_of(config)) == (forgotten, [("HorizonError", 1, 2)])
+    assert "older than the horizon" in answered(config, "dlq", "show", "shop.aged", "0@2")["reason"]
+    # A replay does not know more than the worker did.
+    assert "1" in asked(config, "dlq", "replay", "shop.aged", code=3)
+    assert (place.living("aged"), letters_of(config)) == ({2: "zwei"}, [("HorizonError", 1, 2)])
+
+
+def _remembered(config: Path) -> dict[str, Any]:
+    """What the status tells of deletes."""
+    (table,) = answered(config, "status")["tables"]
+    found: dict[str, Any] = table["details"]["tombstones"]
+    return found
 
 
 def test_a_table_goes_over_to_the_sources_order_with_the_rows_it_has(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.contracts.targets_bed import ID, NAME, TABLE, shape
 from tidesink.errors import TargetError
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.state_store import TableStatus
+from tidesink.sinks.tally import Tally
 from tidesink.sinks.targets.base import Collected, ReducedBatch, ReducedRow, RowSequence
 from tidesink.sinks.targets.memory_target import MemoryTable, MemoryTarget
 from tidesink.sinks.tombstones import Tombstones, next_horizon
@@ -109,3 +116,20 @@ def test_a_collection_that_fails_stops_nothing() -> None:
     tombstones = Tombstones(table, 40)
     tombstones.collect_if_due(applied((100, None)), "t")
     assert (tombstones.last, tombstones.horizon) == (None, None)
+
+
+def test_the_next_worker_tells_of_them_as_well_unless_the_table_was_made_anew(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    around: Any = SimpleNamespace(store=store, config=SimpleNamespace(pipeline="shop"))
+    _, table = marked_table()
+    tombstones = Tombstones(table, 40)
+    tombstones.collect_if_due(applied((100, None)), "t")
+    told = Tally().forgotten(tombstones)
+    assert told["tombstones"]["kept"] == 1
+    store.save_status(TableStatus("shop", TABLE, "IDLE", details=told))
+    tally = Tally()
+    tally.resume(around, TABLE)
+    assert tally.forgotten(None) == tally.forgotten(Tombstones(table, 40)) == told
+    _, anew = marked_table()
+    assert tally.forgotten(Tombstones(anew, 40)) == {}
+    store.close()

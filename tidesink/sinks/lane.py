@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import structlog
 
@@ -383,14 +383,10 @@ class Lane:
                 "lag": self._lag,
                 **passed(progress, self.topic, self._tally.filtered),
                 **shown_goal(self._around.config, self.table),
-                **self._forgotten(),
+                **self._tally.forgotten(self._tombstones),
+                **self._pauses.details(),
             },
         )
-
-    def _forgotten(self) -> dict[str, Any]:
-        last = self._tombstones.last if self._tombstones else None
-        found = {"tombstones": last._asdict()} if last is not None else {}
-        return {**found, **self._pauses.details()}
 
     def _warnings(self) -> tuple[str, ...]:
         own = self._decoding.warnings if self._decoding else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from tidesink.change import TableId
 from tidesink.sinks.accounting import Account
@@ -11,7 +11,9 @@ from tidesink.sinks.batch import BatchOutcome
 from tidesink.sinks.filtered import Filtered
 from tidesink.sinks.restored import PLACE
 from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.tombstones import Tombstones
 
+_TOMBSTONES: Final = "tombstones"
 _DOUBTED: Final = (
     "rows were applied whose checksum does not match: the log has the first of each batch. Compare the table "
     "with the source; source.checksum: reject keeps such rows out"
@@ -30,6 +32,7 @@ class Tally:
         self.batch = 0
         self.commit_ts: int | None = None
         self.place = ""
+        self._tombstones: Mapping[str, Any] = {}
         self._resumed = False
 
     def resume(self, around: Surroundings, table: TableId) -> None:
@@ -43,6 +46,7 @@ class Tally:
             self.zero_dates = dict(status.zero_dates)
             self.batch, self.commit_ts = status.batch, status.commit_ts
             self.place = str(status.details.get(PLACE, ""))
+            self._tombstones = status.details.get(_TOMBSTONES) or {}
         self._resumed = True
 
     def add(self, outcome: BatchOutcome) -> None:
@@ -55,6 +59,15 @@ class Tally:
             _add(counts, outcome.zero_dates)
         doubts = (_DOUBTED,) if outcome.doubted else ()
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
+
+    def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
+        """The detail of the deletes remembered, as of when some were last forgotten, by whichever worker."""
+        if tombstones is not None and tombstones.last is not None:
+            return {_TOMBSTONES: tombstones.last._asdict()}
+        known = self._tombstones
+        # A table that was made anew has forgotten nothing.
+        holds = tombstones is None or tombstones.horizon == known.get("horizon")
+        return {_TOMBSTONES: dict(known)} if known and holds else {}
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
