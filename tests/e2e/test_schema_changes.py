@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.contracts.sql_beds import postgres_database
+from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import ID, TableWriter, lake_rows, schema_of, shop_config
 from tests.servers import create_topics
-from tests.soak import soaked
+from tests.soak import SOAK, soaked
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.cli.main import app
 from tidesink.cli.status import read_statuses
@@ -257,3 +258,28 @@ def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
     shop.tidesink("resume", "shop.told", "--accept", "--ignore")
     assert shop.states() == {"told": "IDLE"}
     assert shop.values("size") == {1: 1, 2: 2}
+
+
+@pytest.mark.parametrize("kind", ["iceberg", "postgres", pytest.param("mysql", marks=SOAK)])
+def test_other_targets_wait_and_go_on_where_it_is_accepted(
+    spark: SparkSession, tmp_path: Path, servers: Servers, kind: str, request: pytest.FixtureRequest
+) -> None:
+    place = place_of(kind, request, tmp_path)
+    shop = Shop(tmp_path, servers)
+    shop.configure({"defaults": {"schema-changes": {"rename": "pause"}}, "target": place.target})
+
+    def rows() -> list[dict[str, Any]]:
+        return sorted(place.rows(shop.told.schema.table) or (), key=lambda row: row["id"])
+
+    shop.told.upsert({"id": 1, "name": "one"})
+    assert shop.states() == {"told": "IDLE"}
+    shop.told.ddl("ALTER TABLE shop.told RENAME COLUMN name TO title, ADD COLUMN size BIGINT", commit_ts=2)
+    renamed = shop.writer("told")
+    renamed.schema = TableSchema(TableId("shop", "told"), (ID, TITLE, SIZE))
+    renamed.upsert({"id": 2, "title": "two", "size": 2})
+    assert shop.states() == {"told": "PAUSED"}
+    assert {one["kind"] for one in shop.status().details["pending"]} == {"rename"}
+    assert rows() == [{"id": 1, "name": "one"}]
+    shop.tidesink("resume", "shop.told", "--accept")
+    assert shop.states() == {"told": "IDLE"}
+    assert rows() == [{"id": 1, "title": "one", "size": None}, {"id": 2, "title": "two", "size": 2}]
