@@ -87,10 +87,10 @@ def test_tables_are_told_as_everywhere_whichever_part_holds_a_dot() -> None:
 
 
 def test_a_place_of_a_topic_that_was_made_again_names_no_one_record() -> None:
-    groups = [RecordGroup("a.b", "t", 0, "E", 1, 5, 5, None, None, topic_id) for topic_id in ("i", "j", None)]
-    check_one_topic(groups[:1], "0@5")
+    topics = [("t", topic_id) for topic_id in ("i", "j", None)]
+    check_one_topic(topics[:1], "0@5")
     with pytest.raises(ConfigError, match=r"at 0@5: t \(id not kept\), t \(i\), t \(j\).*--topic-id"):
-        check_one_topic(groups, "0@5")
+        check_one_topic(topics, "0@5")
     assert chosen_record("shop", "a.b", "0@5", "j").topic_id == "j"
 
 

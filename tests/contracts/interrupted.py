@@ -56,29 +56,33 @@ class CutOff(_Between):
         return done
 
 
-class Forestalled(_Between):
-    """A Spark session before whose next MERGE another one runs ``statement``, once that is set."""
+class _Forestalled(_Between):
+    """A Spark session that another one gets ahead of with ``statement``, once that is set."""
 
     statement: str | None = None
 
-    def sql(self, text: str) -> Any:
-        if self.statement and text.startswith("MERGE"):
+    def _get_ahead(self) -> None:
+        if self.statement:
             statement, self.statement = self.statement, None
             self._session.newSession().sql(statement)
+
+
+class Forestalled(_Forestalled):
+    """Forestalled just before its next MERGE."""
+
+    def sql(self, text: str) -> Any:
+        if text.startswith("MERGE"):
+            self._get_ahead()
         return self._session.sql(text)
 
 
-class ForestalledMarker(_Between):
-    """A Spark session in which another runs ``statement``, once that is set, within a marker's commit."""
-
-    statement: str | None = None
+class ForestalledMarker(_Forestalled):
+    """Forestalled within its next commit of a marker."""
 
     @property
     def conf(self) -> Any:
         """The settings: of what a commit is to say, Delta is told when its transaction has begun."""
-        if self.statement:
-            statement, self.statement = self.statement, None
-            self._session.newSession().sql(statement)
+        self._get_ahead()
         return self._session.conf
 
 

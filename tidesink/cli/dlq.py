@@ -113,21 +113,21 @@ def drop(
 
     Where nobody can be asked, --yes is needed, else nothing is dropped: exit code 2.
     """
+    from tidesink.sinks.rejects import counted
     from tidesink.sinks.retry import RetryPolicy
 
     settings = chosen_config(None, config)
     chosen = _to_drop(settings, table, place, topic_id, everything=everything)
     if place is None:
         before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
-        kind = records.error_name(error)
-        chosen = replace(chosen, before=before, below=below, kind=kind, topic_id=topic_id)
+        chosen = replace(chosen, before=before, below=below, kind=records.error_name(error))
     elif (error, older_than, below) != (None, None, None):
         raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
     with _LETTERS.opened(settings) as letters:
         groups = letters.groups(chosen)
         if place is not None:
-            records.check_one_topic(groups, place)
-        count = records.counted(groups)
+            records.check_one_topic(((group.topic, group.topic_id) for group in groups), place)
+        count = counted(groups)
         if count and not yes:
             count = count if _agreed(count, letters.place) else 0
         # A worker that keeps letters of the same table at this moment is in the way for a moment.
@@ -236,7 +236,7 @@ def _to_drop(
     if (table is None) != everything:
         raise ConfigError("whose dead letters? Give either a table, schema.table, or --all")
     if place is None or table is None:
-        return Chosen(config.pipeline, table)
+        return Chosen(config.pipeline, table, topic_id=topic_id)
     return records.chosen_record(config.pipeline, table, place, topic_id)
 
 

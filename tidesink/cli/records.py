@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -73,21 +73,21 @@ class KeptRecords(Generic[Store]):
         """
         chosen = chosen_record(config.pipeline, table, place, topic_id)
         with self.opened(config) as records:
-            found, store = records.rows(chosen, limit=1), records.place
-            check_one_topic(records.groups(chosen), place)
+            found, store = records.rows(chosen, limit=2), records.place
+        check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
         if not found:
             raise not_kept(self.word, chosen, command=f"tidesink {self.command} list", store=store)
         return found[0]
 
 
-def check_one_topic(groups: Sequence[RecordGroup], place: str) -> None:
-    """Refuse a place that is one of several topics, or of one that was made again: it names no one record.
+def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
+    """Refuse a place of several topics, by name and id, one made again among them: it names no one record.
 
     Raises: ConfigError.
     """
-    topics = sorted({(group.topic, group.topic_id or "") for group in groups})
-    if len(topics) > 1:
-        shown = ", ".join(f"{topic} ({topic_id or 'id not kept'})" for topic, topic_id in topics)
+    found = sorted({(topic, topic_id or "") for topic, topic_id in topics})
+    if len(found) > 1:
+        shown = ", ".join(f"{topic} ({topic_id or 'id not kept'})" for topic, topic_id in found)
         raise ConfigError(
             f"records of several topics are at {place}: {shown}. Say which one, as TOPIC[PARTITION]@OFFSET, "
             "and of a topic that was made again under its name with --topic-id"
@@ -218,8 +218,3 @@ def _text(data: bytes) -> str | None:
     except UnicodeDecodeError:
         return None
     return text if text and text.isprintable() else None
-
-
-def counted(groups: Sequence[RecordGroup]) -> int:
-    """How many records groups hold."""
-    return sum(group.count for group in groups)

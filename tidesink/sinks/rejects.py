@@ -166,6 +166,11 @@ class Records(NamedTuple):
     ddl_events: RecordStore
 
 
+def counted(groups: Sequence[RecordGroup]) -> int:
+    """How many records groups hold."""
+    return sum(group.count for group in groups)
+
+
 def in_order(groups: Sequence[RecordGroup]) -> tuple[RecordGroup, ...]:
     """Groups by table, topic, its id, partition and sort."""
 

@@ -21,15 +21,14 @@ from tidesink.sinks.lane import Lane
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.progress import TopicProgress
 from tidesink.sinks.ranges import OffsetRange, check_continuity, topic_gone, topic_progress
-from tidesink.sinks.rejects import Chosen, DeadLetters
-from tidesink.sinks.replay_batch import ReplayBatch
+from tidesink.sinks.rejects import Chosen, DeadLetters, counted
+from tidesink.sinks.replay_batch import ReplayBatch, Replayed
 from tidesink.sinks.replay_spark import (
     Bounds,
     LetterCounts,
     LetterReader,
     letter_counts,
     ready_letters,
-    with_topic_id,
 )
 from tidesink.sinks.stopping import StopFlag, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
@@ -156,8 +155,8 @@ class ReplayLane(Lane):
         self._hold = retry.call(lambda: self._open(found))
         progress = topic_progress(self._hold.progress, self.topic)
         ours = replace(chosen, topic_id=found.topic_id)
-        count = _counted(letters, ours)
-        report = ReplayReport(self.table, former=_counted(letters, chosen) - count)
+        count = counted(letters.groups(ours))
+        report = ReplayReport(self.table, former=counted(letters.groups(chosen)) - count)
         if progress is None:
             return replace(report, waiting=count)
         check_continuity(progress, found)
@@ -192,7 +191,7 @@ class ReplayLane(Lane):
         )
         self._around.failpoints.reach("replayed")
         self._save_batch()
-        self._settle_letters(letters, with_topic_id(done.outcomes, found.topic_id))
+        self._settle_letters(letters, done)
         return replace(report, account=done.account, version=done.version)
 
     def _save_batch(self) -> None:
@@ -203,10 +202,10 @@ class ReplayLane(Lane):
         if status is not None and held is not None:
             store.save_status(replace(status, batch=held.batch))
 
-    def _settle_letters(self, letters: DeadLetters, outcomes: DataFrame) -> None:
+    def _settle_letters(self, letters: DeadLetters, done: Replayed) -> None:
         pipeline = self._around.config.pipeline
         self._around.retry(self.table).call(
-            lambda: letters.settle(outcomes, pipeline=pipeline, table=self.table)
+            lambda: letters.settle(done.outcomes, pipeline=pipeline, table=self.table)
         )
 
     def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
@@ -266,10 +265,6 @@ class ReplayLane(Lane):
         grown = self._around.topics.grown(found)
         added = [frozenset(found.partitions) - frozenset(ends) for ends in grown if partition in ends]
         return frozenset().union(*added)
-
-
-def _counted(letters: DeadLetters, chosen: Chosen) -> int:
-    return sum(group.count for group in letters.groups(chosen))
 
 
 def _ranges(topic: str, counts: LetterCounts, progress: TopicProgress) -> tuple[OffsetRange, ...]:

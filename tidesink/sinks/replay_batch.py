@@ -101,7 +101,8 @@ class ReplayBatch(Batch):
         account = self._account(reduction, events, result)
         account.check(table=str(self._settings.table))
         version = result.version if result else ""
-        return Replayed(account, outcomes(self._letters_frame, decoded), version)
+        found = outcomes(self._letters_frame, decoded, self._plan.found.topic_id)
+        return Replayed(account, found, version)
 
     def _write(self, reduction: Reduction) -> ApplyResult:
         """Apply the rows in a batch of its own, whose progress reads no further."""

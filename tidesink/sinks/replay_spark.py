@@ -168,14 +168,10 @@ def events_that_stay(reduced: DataFrame, letters: DataFrame) -> int:
     return own.join(places, list(_EVENT_PLACE), "left_semi").count()
 
 
-def outcomes(letters: DataFrame, decoded: DataFrame) -> DataFrame:
-    """What became of each letter: topic, partition, offset, error and reason; no error: it is dealt with."""
+def outcomes(letters: DataFrame, decoded: DataFrame, topic_id: str) -> DataFrame:
+    """What became of each letter, all of one topic, for ``DeadLetters.settle``; no error: dealt with."""
     first = F.min_by(F.struct(F.col("_error").alias("error"), F.col("_reason").alias("reason")), "_index")
     bad = decoded.where(F.col("_kind") == BAD).groupBy(*_EVENT_PLACE).agg(first.alias("fault"))
     bad = bad.select(*(F.col(f"_{name}").alias(name) for name in PLACE), "fault.error", "fault.reason")
-    return letters.select(*PLACE).join(bad, list(PLACE), "left")
-
-
-def with_topic_id(outcomes: DataFrame, topic_id: str) -> DataFrame:
-    """Outcomes with the columns of ``rejects.IDENTITY``: the letters are of one topic."""
-    return outcomes.withColumn("topic_id", F.lit(topic_id))
+    told = letters.select(*PLACE).join(bad, list(PLACE), "left")
+    return told.withColumn("topic_id", F.lit(topic_id))

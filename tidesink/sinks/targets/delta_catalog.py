@@ -31,10 +31,8 @@ def register(session: SparkSession, path: str, template: str, table: TableId) ->
     """
     levels = table_names(template, table)
     try:
-        there, ours = (
-            _registered(session, levels, path),
-            _location(session, f"delta.{quote_identifier(path)}"),
-        )
+        there = _registered(session, levels, path)
+        ours = _location(session, f"delta.{quote_identifier(path)}")
     except SPARK_ERRORS as exc:
         raise reading_error(exc, table=str(table)) from exc
     if there != ours:

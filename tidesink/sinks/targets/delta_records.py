@@ -56,9 +56,10 @@ class DeltaRecords:
         table = str(progress.table)
 
         def merge() -> int:
-            if not self._log.exists:
+            if self._log.exists:
+                self._complete()
+            else:
                 self._create()
-            self._complete()
             with self.view_of(records) as view:
                 self.sql(_insert_statement(self.location, view, self.table, progress))
                 return int(self.sql(_kept_statement(self.location, view, progress))[0][0])

@@ -39,7 +39,7 @@ from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
 from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
 from tidesink.sinks.targets.delta_shards import DeltaShard
-from tidesink.sinks.targets.foreseen import Foresight
+from tidesink.sinks.targets.foreseen import SparkForesight
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.lake_path import long_names_refused, table_path, try_path
 from tidesink.sinks.targets.shape_checks import check_shape
@@ -64,7 +64,7 @@ CAPABILITIES: Final = Capabilities(
     drops=True,
     renames=True,
 )
-FORESIGHT: Final = Foresight(delta_schema.check)
+FORESIGHT: Final = SparkForesight(delta_schema.check)
 _VIEW: Final = "_tidesink_batch"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -48,22 +49,34 @@ class Foreseen(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-class Foresight:
-    """What a kind of target says of its tables; this one has Spark's types, and refuses by ``check``."""
+class Foresight(ABC):
+    """What a kind of target says of its tables."""
 
-    def __init__(self, check: Callable[[TableShape], None]) -> None:
-        self._check = check
-
-    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+    @abstractmethod
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:
         """A column's type in the target's own words; ``settings`` are the target's."""
-        return column.spark
 
-    def foresee(self, config: Config, shape: TableShape) -> Foreseen:  # noqa: ARG002
+    @abstractmethod
+    def foresee(self, config: Config, shape: TableShape) -> Foreseen:
         """What may become of a table, beside what the capabilities say.
 
         Raises:
             SchemaRefusedError: there can be no such table, whatever is there already.
             ConfigError: the pipeline cannot have it there.
         """
+
+
+class SparkForesight(Foresight):
+    """Of tables with Spark's types; ``check`` refuses a shape of which there can be none."""
+
+    def __init__(self, check: Callable[[TableShape], None]) -> None:
+        self._check = check
+
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+        """As Spark has it."""
+        return column.spark
+
+    def foresee(self, config: Config, shape: TableShape) -> Foreseen:  # noqa: ARG002
+        """Nothing more than the capabilities say; raises as ``Foresight`` says."""
         self._check(shape)
         return Foreseen()

@@ -21,7 +21,7 @@ from tidesink.sinks.shape import ShapeColumn, Shard, TableShape
 from tidesink.sinks.targets import spark_tables
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.delta_merge import rows_of
-from tidesink.sinks.targets.foreseen import Foresight
+from tidesink.sinks.targets.foreseen import SparkForesight
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.shape_checks import Reserved, check_shape
@@ -70,7 +70,7 @@ _DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
-class IcebergForesight(Foresight):
+class IcebergForesight(SparkForesight):
     """Of Iceberg tables."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002

@@ -38,7 +38,7 @@ from tidesink.sinks.targets.base import (
     RowSequence,
     check_order,
 )
-from tidesink.sinks.targets.foreseen import Foresight
+from tidesink.sinks.targets.foreseen import SparkForesight
 from tidesink.sinks.targets.memory_columns import MemoryColumns
 from tidesink.sinks.targets.memory_history import merged_versions
 from tidesink.sinks.targets.shape_checks import check_key
@@ -63,7 +63,7 @@ CAPABILITIES: Final = Capabilities(
     drops=True,
     renames=True,
 )
-FORESIGHT: Final = Foresight(check_key)
+FORESIGHT: Final = SparkForesight(check_key)
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
 

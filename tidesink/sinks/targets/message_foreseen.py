@@ -10,7 +10,6 @@ from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.foreseen import Foreseen, Foresight, Limit
 from tidesink.sinks.targets.kafka_encoding import prepare, written_type
 from tidesink.sinks.targets.message_batches import check_shape
-from tidesink.sinks.targets.shape_checks import check_key
 from tidesink.typemap.json_value import json_type
 from tidesink.typemap.render import type_words
 
@@ -39,9 +38,6 @@ _LEFT_OUT: Final = (
 class HttpForesight(Foresight):
     """Of rows sent as JSON."""
 
-    def __init__(self) -> None:
-        super().__init__(check_key)
-
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
         """What its values are in JSON."""
         return json_type(column.type)
@@ -54,9 +50,6 @@ class HttpForesight(Foresight):
 
 class KafkaForesight(Foresight):
     """Of rows written by one of our codecs."""
-
-    def __init__(self) -> None:
-        super().__init__(check_key)
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
         """The type of TiDB's that it is written as, whatever the protocol makes of that."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.foreseen import Foreseen, Foresight
-from tidesink.sinks.targets.shape_checks import check_shape
 from tidesink.sinks.targets.sql_columns import wanted_type
 from tidesink.sinks.targets.sql_limits import check_sql_shape, room_limits
 from tidesink.sinks.targets.sql_place import place_in
@@ -25,7 +24,6 @@ class SqlForesight(Foresight):
     """Of the tables of a database."""
 
     def __init__(self, dialect: Dialect) -> None:
-        super().__init__(check_shape)
         self._dialect = dialect
 
     def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:  # noqa: ARG002
