@@ -137,6 +137,7 @@ def _sent_again(workload: Path, servers: Servers, topic: str) -> int:
     return len(records)
 
 
+@soaked
 def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:

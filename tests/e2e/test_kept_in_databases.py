@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from base64 import b64decode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.contracts.sql_beds import mysql_server, postgres_database, reader
-from tests.e2e.killing import failpoints_hit, finish, start_worker
+from tests.e2e.forked_worker import die_at
+from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import Server, connected, target_of
 from tests.e2e.test_kept_records import ALTER, BAD, answered, asked
@@ -69,8 +69,7 @@ def test_what_is_kept_stands_beside_the_rows(
     writer.send(b"a key", BAD)  # 2: bad for ever
     writer.upsert({"id": 2, "name": "lost", "day": "0000-00-00"}, commit_ts=9 << 18)  # 3: until it is NULL
     log = tmp_path / "worker.log"
-    ending = finish(start_worker(config, log, "rejected"), log)
-    assert ending.code == -signal.SIGKILL, ending.output
+    die_at("rejected", spark, config, log)
     kept = [("FramingError", 1, 2), ("ValueOutOfRangeError", 1, 3)]
     assert (failpoints_hit(config), letters_of(config), names_of(server)) == (["rejected:1"], kept, {})
     # Kept before the kill, and once.

@@ -32,7 +32,7 @@ from tests.e2e.killing import (
 from tests.e2e.passed_on import sent_again
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.e2e.writing import shop_config
-from tests.soak import SOAK
+from tests.soak import SOAK, soaked
 from tidesink.sinks.failpoints import FAILPOINTS
 from tidesink.sinks.targets import TARGETS
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
-# Ten more on each target leave the JVM alone: tests/e2e/test_bank.py.
+# Ten on each target that leave the JVM alone come with every change: tests/e2e/test_bank.py.
 RANDOM_KILLS = 3
 # The first three kills come after a commit and leave a batch applied each; all the others meet the fourth.
 STEPS = FAILPOINTS[FAILPOINTS.index("committed") :] + FAILPOINTS[: FAILPOINTS.index("committed")]
@@ -160,11 +160,14 @@ def _random_kills(folder: Path, workload: Path, servers: Servers, kills: int) ->
     assert killed > kills // 2
 
 
+@soaked
 def test_kills_at_random_times(tmp_path: Path, workload: Path, servers: Servers) -> None:
     _random_kills(tmp_path, workload, servers, RANDOM_KILLS)
 
 
-def test_sigterm_ends_a_worker_cleanly(tmp_path: Path, workload: Path, servers: Servers) -> None:
+def test_sigterm_ends_a_worker_cleanly(
+    spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
+) -> None:
     config = _prepared(workload, tmp_path, servers, 4)
     log = tmp_path / "worker.log"
     worker = start_worker(config, log)
@@ -179,7 +182,7 @@ def test_sigterm_ends_a_worker_cleanly(tmp_path: Path, workload: Path, servers: 
             time.sleep(0.1)
     finally:
         kill_group(worker)
-    _drain(config, log)
+    drain(spark, config, log)
     _expect(workload, tmp_path)
 
 
