@@ -19,6 +19,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.e2e.left_objects import let_go_since, objects_held
 from tidesink.config import load_config
 from tidesink.sinks.worker import run
 
@@ -32,8 +33,8 @@ class ForkedWorker:
     """``tidesink run --until drained`` beside the test; its output goes to ``log``."""
 
     def __init__(self, spark: SparkSession, config: Path, log: Path, failpoint: str | None = None) -> None:
-        assert spark.sparkContext is not None  # its JVM is what the fork shares
         self.code: int | None = None
+        self._spark, self._held_before = spark, objects_held(spark)  # its JVM is what the fork shares
         with warnings.catch_warnings():
             # Python 3.12 warns of forks beside threads; what the child uses of Spark, it connects to anew.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -50,7 +51,9 @@ class ForkedWorker:
         """Whether it has not ended."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.code = os.waitstatus_to_exitcode(status) if pid else None
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+                let_go_since(self._spark, self._held_before)
         return self.code is None
 
     def kill(self) -> bool:

@@ -33,6 +33,8 @@ CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
 RANDOM_KILLS = 10
 # Transactions before each kill: some batches of each table.
 WORK = 5
+# Each kill leaves persisted frames in the JVM that the workers share: after so many they are let go of.
+KILLS_A_REST = 25
 # Records of a batch: small while workers are killed, then all that is left.
 SMALL, LARGE = 8, 5_000
 _LONGEST_SECONDS = 4.0
@@ -74,6 +76,12 @@ class Run:
         else:
             assert worker.code == 0, self._log.read_text(encoding="utf-8")
         self._after()
+
+    def rest(self) -> None:
+        """A worker that nobody kills, and then the frames of the dead go: nothing fills one any more."""
+        assert self._worker(None).wait() == 0, self._log.read_text(encoding="utf-8")
+        self._spark.sparkContext.cancelAllJobs()
+        self._spark.catalog.clearCache()
 
     def finish(self) -> None:
         """Nobody is killed any more: all is applied, and right."""
@@ -129,6 +137,8 @@ def test_chaos_over_the_bank(bank_run: Run) -> None:
     # The others are kills of the JVM as well: tests/e2e/test_kill.py.
     kills = CHAOS * 9 // 10 // len(PROTOCOLS)
     while bank_run.kills < kills:
+        if bank_run.kills % KILLS_A_REST == 0:
+            bank_run.rest()
         if bank_run.rng.random() < 0.5:
             bank_run.kill_at(f"{bank_run.rng.choice(FAILPOINTS)}:{bank_run.rng.randrange(1, 6)}")
         else:
