@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 python="$1/bin/python"
 shift
 # By their time on two cores, about half of all.
-beside=(tests/contracts tests/spark tests/properties tests/e2e/test_bank.py tests/e2e/test_iceberg.py)
+beside=(tests/contracts tests/spark tests/properties)
 log="$(mktemp)"
 "$python" -m pytest "${beside[@]}" "$@" >"$log" 2>&1 &
 other=$!
