@@ -78,8 +78,9 @@ class Run:
         self._after()
 
     def rest(self) -> None:
-        """A worker that nobody kills, and then the frames of the dead go: nothing fills one any more."""
-        assert self._worker(None).wait() == 0, self._log.read_text(encoding="utf-8")
+        """All is applied, and right; then the frames of the dead go, since nothing fills one any more."""
+        self.finish()
+        self._configure(batch=SMALL)
         self._spark.sparkContext.cancelAllJobs()
         self._spark.catalog.clearCache()
         # A worker that is to die in its fifth batch must find so many again.

@@ -168,7 +168,7 @@ def test_kills_at_random_times(tmp_path: Path, workload: Path, servers: Servers)
 def test_sigterm_ends_a_worker_cleanly(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:
-    config = _prepared(workload, tmp_path, servers, 1)
+    config = _prepared(workload, tmp_path, servers, 4)
     log = tmp_path / "worker.log"
     worker = start_worker(config, log)
     try:

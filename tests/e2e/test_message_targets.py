@@ -19,7 +19,7 @@ from tests.e2e.passed_on import reduced, rows_of_objects, wrong_rows
 from tests.e2e.replay import Servers, captured, final_state, replay, replay_config
 from tests.http_receiver import Receiver, Request, http_receiver
 from tests.kafka_topics import topic_messages
-from tests.soak import SOAK, soaked
+from tests.soak import SOAK
 from tidesink.change import TableId
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.opening import open_codec
@@ -91,8 +91,6 @@ def wrong_in_kafka(workload: Path, servers: Servers, protocol: str, tables: set[
 
 
 ALL = {"account", "movement", "pair", "wide"}
-# Records of a batch: the changes of the larger tables come in several.
-SIZE = 1_500
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ def test_one_codec_into_another(
     # What TiCDC's Debezium has no other place for: numbers from 2^63 on.
     more = {f"avro-{what}-handling-mode": "string" for what in ("decimal", "bigint-unsigned")}
     target = kafka_target(servers, protocol, **(more if protocol == "debezium-avro" else {}))
-    report = run(load_config(config_for(tmp_path, configuration, servers, target, SIZE)), until="drained")
+    report = run(load_config(config_for(tmp_path, configuration, servers, target, 900)), until="drained")
     assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
     assert wrong_in_kafka(workload, servers, protocol, ALL) == []
 
@@ -121,7 +119,7 @@ def test_a_changefeed_into_an_endpoint(
     replay(workload, "canal_ext", servers=servers)
     with http_receiver() as receiver:
         target = {"type": "http", "url": f"{receiver.url}/{{schema}}/{{table}}", "batch-rows": 100}
-        config = config_for(tmp_path, "canal_ext", servers, target, SIZE)
+        config = config_for(tmp_path, "canal_ext", servers, target, 900)
         report = run(load_config(config), until="drained")
     assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
     assert wrong_at(receiver, workload, ALL) == []
@@ -148,7 +146,6 @@ def test_a_topic_that_the_pipeline_reads_is_no_target(
     assert "give target.topic a prefix" in (report.tables[0].error or "")
 
 
-@soaked
 def test_an_endpoint_after_a_kill_between_two_requests_of_a_batch(
     tmp_path: Path, workload: Path, servers: Servers
 ) -> None:
