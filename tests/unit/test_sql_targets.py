@@ -177,6 +177,12 @@ def test_a_bigint_unsigned_that_may_become_negative_gets_another_type() -> None:
     assert dict(plan.widened) == {"big": "decimal(20,0)"}
 
 
+def test_a_decimal_whose_digits_nothing_tells_is_not_rounded_to_those_of_a_column() -> None:
+    amount = Column("amount", ColumnType("decimal"))
+    plan = plan_columns({"id": "bigint", "amount": "numeric(50,2)"}, shape(ID, amount), "postgres")
+    assert dict(plan.widened) == {"amount": "numeric"}
+
+
 def test_a_mysql_key_without_a_length_is_refused_with_the_way_out() -> None:
     key = Column("code", ColumnType("varchar"), nullable=False, handle=True, primary_key=True)
     with pytest.raises(SchemaRefusedError, match=r"column=code.*needs a length.*make the table.*_0900_bin"):

@@ -11,10 +11,12 @@ from tidesink.errors import ConfigError
 from tidesink.sinks.targets.mysql_errors import LoadRefusedError
 from tidesink.sinks.targets.sql_endpoint import CONNECT_SECONDS, LOCK_SECONDS, Endpoint
 
-# A value that does not fit is an error and never changed; instants are written in UTC.
+# A value that does not fit is an error and never changed, nor is a 0 the next number of an AUTO_INCREMENT;
+# what LOAD DATA changed is told, whatever the server tells others; instants are written in UTC.
 _SESSION: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
-    "NO_ENGINE_SUBSTITUTION'",
+    "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'",
+    "SET SESSION sql_notes = 1, max_error_count = 64",
     "SET SESSION time_zone = '+00:00'",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     f"SET SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, lock_wait_timeout = {LOCK_SECONDS}",

@@ -13,7 +13,7 @@ from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
 from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
 from tidesink.sinks.targets.mysql_errors import code_of, error_of
-from tidesink.sinks.targets.mysql_keys import check_keys, only_unique
+from tidesink.sinks.targets.mysql_keys import check_kept, check_keys, default_of_key, only_unique
 from tidesink.sinks.targets.mysql_ledger import LEDGER_COLUMNS, SHARDS_COLUMNS, prepare_ledger
 from tidesink.sinks.targets.mysql_merge import merged
 from tidesink.sinks.targets.mysql_order import merged_in_order
@@ -139,6 +139,10 @@ class MysqlDialect:
         """See ``mysql_keys``."""
         self._look(cursor)
         check_keys(cursor, place, keys, self._collation)
+
+    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
+        """See ``mysql_keys``."""
+        check_kept(cursor, place, columns)
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """The table, its primary key and what its columns are at the source."""
@@ -294,7 +298,7 @@ class MysqlDialect:
         words = f"{quote_mysql(name)} {found}"
         if key and found.startswith("varchar"):
             words += f" CHARACTER SET utf8mb4 COLLATE {self._collation}"
-        return words + (" NOT NULL" if key else " NULL")
+        return words + (f" NOT NULL{default_of_key(found)}" if key else " NULL")
 
     def _columns(self, cursor: Any, location: str) -> list[tuple[str, str]]:
         try:

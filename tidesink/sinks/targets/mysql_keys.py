@@ -1,7 +1,7 @@
-"""Whether a MySQL table tells its keys apart as their bytes do, and has them in a unique index.
+"""Whether a MySQL table tells its keys apart as their bytes do, has them in a unique index, and keeps values.
 
 A table made by another hand may compare ``a`` with ``A`` or ``a `` as equal: one row would then overwrite
-the other without a word.
+the other without a word. Another may put the time into a column by itself.
 """
 
 from __future__ import annotations
@@ -57,10 +57,49 @@ def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
     unique: dict[str, set[str]] = {}
     for row in cursor.fetchall():
         if not row[1]:  # Non_unique
-            unique.setdefault(row[2], set()).add(quote_mysql(row[4]).lower() if row[4] else "")
+            unique.setdefault(row[2], set()).add(_indexed(row[4], row[7]))
     if set(keys) not in unique.values():
         raise SchemaRefusedError(
-            f"{place.shown} has no unique index on the key's columns: make its primary key",
+            f"{place.shown} has no unique index on the key's columns, each as a whole: make its primary key",
             table=str(place.source),
         )
     return all(found == set(keys) for found in unique.values())
+
+
+def _indexed(column: str | None, length: int | None) -> str:
+    """A part of an index, quoted and in lower case; that of an expression, or of a prefix, is no column's."""
+    return quote_mysql(column).lower() if column and length is None else ""
+
+
+def check_kept(cursor: Any, place: Place, columns: Collection[str]) -> None:
+    """Look at the columns (quoted, in lower case) that get the source's values.
+
+    A TIMESTAMP may be given the time by the server: at each change of its row, and, where
+    ``explicit_defaults_for_timestamp`` is off, in place of NULL.
+
+    Raises:
+        SchemaRefusedError: one would not keep what is written.
+    """
+    cursor.execute("SELECT @@explicit_defaults_for_timestamp")
+    explicit = bool(cursor.fetchone()[0])
+    cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
+    for name, found, _, null, key, _, extra, *_ in cursor.fetchall():
+        fills = not explicit and found.startswith("timestamp") and null != "YES" and key != "PRI"
+        if quote_mysql(name).lower() in columns and (fills or "on update" in extra.lower()):
+            right = f"{found} NULL" if key != "PRI" else f"{found} NOT NULL{default_of_key(found)}"
+            raise SchemaRefusedError(
+                f"the server puts the time into the column {name} of {place.shown} by itself, in place of "
+                "the source's value, when a row is changed or has none. Change it, and start again: "
+                f"ALTER TABLE {place.location} MODIFY {quote_mysql(name)} {right}",
+                table=str(place.source),
+                column=name,
+            )
+
+
+def default_of_key(found: str) -> str:
+    """What a key's column says besides, so that a server does not change a TIMESTAMP with its row.
+
+    Where ``explicit_defaults_for_timestamp`` is off, as it was in MariaDB before 10.10, it does so to the
+    first one that takes no NULL and has no default.
+    """
+    return " DEFAULT '1970-01-01 00:00:01'" if found.startswith("timestamp") else ""

@@ -3,6 +3,7 @@
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -10,9 +11,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from tidesink.config.schema_changes import ChangeKind
-from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
+from tidesink.errors import ConfigError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of
+from tidesink.sinks.targets.postgres_keys import check_keys
 from tidesink.sinks.targets.postgres_merge import merged
 from tidesink.sinks.targets.postgres_order import merged_in_order
 from tidesink.sinks.targets.postgres_view import view_in_the_way, view_text
@@ -49,6 +51,7 @@ _SHARDS: Final = _LEDGER.replace(
     "table_name text PRIMARY KEY",
     "table_name text NOT NULL, shard text NOT NULL, known_columns text, PRIMARY KEY (table_name, shard)",
 )
+_LENGTH: Final = re.compile(r"character varying\(([0-9]+)\)")
 # IF NOT EXISTS fails in Postgres where two make the same thing at the same moment.
 _ONE_MAKER: Final = f"SELECT pg_advisory_xact_lock({int.from_bytes(b'tidesink', 'big')})"
 
@@ -224,23 +227,11 @@ class PostgresDialect:
         return None if found is None else str(found)
 
     def check_keys(self, cursor: Any, place: Place, keys: Collection[str]) -> None:
-        """A collation that is not deterministic takes different texts for one."""
-        # Through jsonb: Postgres 11 has no such column, and no such collations.
-        cursor.execute(
-            "SELECT a.attname, o.collname FROM pg_attribute a JOIN pg_collation o ON o.oid = a.attcollation "
-            "WHERE a.attrelid = to_regclass(%s) AND to_jsonb(o) ->> 'collisdeterministic' = 'false'",
-            (place.location,),
-        )
-        for name, compared in cursor.fetchall():
-            if quote_postgres(name).lower() in keys:
-                raise SchemaRefusedError(
-                    f"the key column {name} of {place.shown} has the collation {compared}, which is not "
-                    "deterministic: different keys would be one row there, and overwrite each other. Change "
-                    f"it, and start again: ALTER TABLE {place.location} "
-                    f'ALTER {quote_postgres(name)} TYPE text COLLATE "C"',
-                    table=str(place.source),
-                    column=name,
-                )
+        """See ``postgres_keys``."""
+        check_keys(cursor, place, keys)
+
+    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
+        """Nothing: no column takes another value than it is given."""
 
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """The table, its primary key and what its columns are at the source."""
@@ -294,7 +285,7 @@ class PostgresDialect:
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
         """Without a log and without vacuum: it lives for one batch."""
-        spelt = ", ".join(f"{name} {found}" for name, found in columns.items())
+        spelt = ", ".join(f"{name} {_held(name, found)}" for name, found in columns.items())
         cursor.execute(f"CREATE UNLOGGED TABLE {stage} ({spelt}) WITH (autovacuum_enabled = off)")
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
@@ -355,3 +346,9 @@ class PostgresDialect:
             where = f"{mark} IS DISTINCT FROM true AND {only}"
             cursor.execute(f"UPDATE {location} SET {mark} = true WHERE {where}")
         return int(cursor.rowcount)
+
+
+def _held(name: str, found: str) -> str:
+    """The type of a staging table's column: a ``varchar`` would drop spaces that are too many."""
+    length = _LENGTH.fullmatch(found)
+    return f"text CHECK (char_length({name}) <= {length[1]})" if length else found

@@ -37,6 +37,12 @@ _STATES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
         "so, at the target",
     ),
     (
+        "23514",
+        TargetError,
+        "a text is longer than its column at the target, or a row breaks a CHECK of the table, and nothing "
+        "was written: make the column wider, or drop the CHECK",
+    ),
+    (
         "23",
         TargetError,
         "a row breaks a constraint of the table, and nothing was written: drop it at the target",

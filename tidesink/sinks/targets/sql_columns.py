@@ -104,6 +104,8 @@ def _wider(found: str, wanted: str, column: ShapeColumn, database: Database) -> 
     if found == "bigint unsigned" and column.spark == "decimal(20,0)":
         return wanted
     now, then = _DIGITS.fullmatch(found), _DIGITS.fullmatch(wanted)
+    if now and wanted == DECIMAL_WORD["postgres"]:
+        return wanted  # of any number of digits: fewer after the point would be rounded off
     if now and then:
         return _wider_digits(tuple(map(int, now.groups())), tuple(map(int, then.groups())), database)  # type: ignore[arg-type]
     held, asked = _LENGTH.fullmatch(found), _LENGTH.fullmatch(wanted)

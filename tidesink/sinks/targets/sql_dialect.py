@@ -179,6 +179,12 @@ class Dialect(Protocol):
         Raises: SchemaRefusedError.
         """
 
+    def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
+        """Refuse a table that puts values of its own into columns (quoted, in lower case) of the source's.
+
+        Raises: SchemaRefusedError.
+        """
+
     def create(self, cursor: Any, place: Place, columns: Sequence[tuple[str, str, bool, str]]) -> None:
         """Make a table: name, type, whether of the key, and comment of each column."""
 

@@ -78,6 +78,7 @@ class SqlTable(ChangedColumns):
         self._ordered: TableShape | None = None
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
+        self._columns = frozenset(self._dialect.quote(column.name).lower() for column in shape.columns)
 
     def claim(self) -> Claim:
         """Take the next epoch by a commit; older holders are refused from here on."""
@@ -88,6 +89,7 @@ class SqlTable(ChangedColumns):
             self._check_rows(entry, cursor)
             entry = self._ledger.identified(cursor, entry)
             self._dialect.check_keys(cursor, self.place, self._keys)
+            self._dialect.check_kept(cursor, self.place, self._columns)
             # With the ledger's row locked: nobody else changes the columns now.
             self._change(cursor, self._dialect.left_undone(cursor, self.place))
             self._ledger.write(cursor, entry)

@@ -1,0 +1,119 @@
+"""Tables of another hand, and servers set up in their own way, that would change a value or lose a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+
+from tests.contracts.sql_beds import execute, target_of
+from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
+from tests.contracts.test_targets_sql_keys import CODE, MAKE_LOOSE
+from tidesink.change import Column, ColumnType
+from tidesink.errors import SchemaRefusedError, TargetError
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+
+AT = Column("at", ColumnType("timestamp"))
+THEN = datetime(2020, 1, 1, tzinfo=timezone.utc)
+
+
+def make(bed: Bed, columns: str) -> None:
+    schema = "DATABASE shop" if bed.name == "mysql" else "SCHEMA shop"
+    execute(bed, f"CREATE {schema}", f"CREATE TABLE {{}} ({columns})")
+
+
+def test_a_zero_is_not_the_next_number_of_a_column_that_counts(mysql_sql: Bed) -> None:
+    one = shape(ID, NAME)
+    make(mysql_sql, "id bigint AUTO_INCREMENT PRIMARY KEY, name longtext")
+    table = mysql_sql.target.open_table(one, pipeline="shop")
+    table.claim()
+    for number, name in enumerate(("a", "b"), 1):
+        table.apply(mysql_sql.batch(one, [{"id": 0, "name": name}]), progress(1, number))
+    assert mysql_sql.rows() == [{"id": 0, "name": "b"}]
+
+
+def test_an_index_of_the_keys_beginnings_is_not_one_of_the_key(mysql_sql: Bed) -> None:
+    one = shape(CODE, NAME)
+    make(mysql_sql, "code varchar(9) COLLATE utf8mb4_nopad_bin NOT NULL, name longtext, UNIQUE (code(2))")
+    table = mysql_sql.target.open_table(one, pipeline="shop")
+    table.claim()
+    rows = [{"code": code, "name": code} for code in ("aaX", "aaY")]
+    with pytest.raises(SchemaRefusedError, match="each as a whole"):
+        table.apply(mysql_sql.batch(one, rows), progress(1, 1))
+    assert mysql_sql.read(TABLE) == []
+
+
+@pytest.fixture
+def filling(mysql_sql: Bed) -> Iterator[Bed]:
+    """A server that puts the time into a TIMESTAMP by itself, as MariaDB before 10.10 does."""
+    execute(mysql_sql, "SET GLOBAL explicit_defaults_for_timestamp = OFF")
+    target_of(mysql_sql).connections.close()
+    yield mysql_sql
+    execute(mysql_sql, "SET GLOBAL explicit_defaults_for_timestamp = ON")
+
+
+def test_a_server_does_not_put_the_time_into_a_key(filling: Bed) -> None:
+    one = shape(replace(AT, nullable=False, handle=True, primary_key=True), NAME)
+    table = filling.target.open_table(one, pipeline="shop")
+    table.claim()
+    for number, name in enumerate(("a", "b"), 1):
+        table.apply(filling.batch(one, [{"at": THEN, "name": name}]), progress(1, number))
+    assert filling.read(TABLE) == [{"at": THEN.replace(tzinfo=None), "name": "b"}]
+
+
+@pytest.mark.parametrize("words", ["NULL ON UPDATE CURRENT_TIMESTAMP(6)", "NOT NULL"])
+def test_a_column_that_the_server_puts_the_time_into_is_refused(filling: Bed, words: str) -> None:
+    one = shape(ID, AT)
+    make(filling, f"id bigint PRIMARY KEY, at timestamp(6) {words}")
+    with pytest.raises(SchemaRefusedError, match=r"column=at.*by itself") as told:
+        filling.target.open_table(one, pipeline="shop", delete_mode="soft").claim()
+    execute(filling, told.value.message.partition("start again: ")[2])
+    table = filling.target.open_table(one, pipeline="shop", delete_mode="soft")
+    epoch = table.claim().epoch
+    rows = [{"id": 1, "at": THEN}, {"id": 2, "at": None}]
+    table.apply(filling.batch(one, rows), progress(epoch, 1))
+    table.apply(filling.batch(one, deletes=[{"id": 1}], delete_mode="soft"), progress(epoch, 2))
+    assert [row["at"] for row in filling.rows()] == [THEN.replace(tzinfo=None), None]
+
+
+@pytest.fixture
+def silent(mysql_sql: Bed) -> Iterator[Bed]:
+    """A server that tells nobody what it changed."""
+    execute(mysql_sql, "SET GLOBAL max_error_count = 0, GLOBAL sql_notes = 0")
+    target_of(mysql_sql).connections.close()
+    yield mysql_sql
+    execute(mysql_sql, "SET GLOBAL max_error_count = 64, GLOBAL sql_notes = 1")
+
+
+@pytest.mark.parametrize("name", ["abcd", "abc "])
+def test_a_text_is_not_cut_where_the_server_is_silent(silent: Bed, name: str) -> None:
+    refuses_a_long_text(silent, name)
+
+
+def test_spaces_that_are_too_many_are_not_cut(postgres_sql: Bed) -> None:
+    refuses_a_long_text(postgres_sql, "abc ")
+
+
+def refuses_a_long_text(bed: Bed, name: str) -> None:
+    """A table of another hand's has less room than the source."""
+    one = shape(ID, NAME)
+    make(bed, "id bigint PRIMARY KEY, name varchar(3)")
+    table = bed.target.open_table(one, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(one, [{"id": 1, "name": "ab "}]), progress(1, 1))
+    with pytest.raises(TargetError, match="nothing was written"):
+        table.apply(bed.batch(one, [{"id": 1, "name": name}]), progress(1, 2))
+    assert bed.rows() == [{"id": 1, "name": "ab "}]
+
+
+def test_an_index_that_compares_loosely_is_refused(postgres_sql: Bed) -> None:
+    one = shape(CODE, NAME)
+    make(postgres_sql, "code text NOT NULL PRIMARY KEY, name text")
+    execute(postgres_sql, MAKE_LOOSE, "CREATE UNIQUE INDEX ON {} (code COLLATE loose)")
+    with pytest.raises(SchemaRefusedError, match=r"column=code.*overwrite.*DROP INDEX") as told:
+        postgres_sql.target.open_table(one, pipeline="shop").claim()
+    execute(postgres_sql, told.value.message.partition("start again: ")[2])
+    postgres_sql.target.open_table(one, pipeline="shop").claim()
