@@ -3,13 +3,15 @@
 Arrays, maps, structs, geometries, decimals that bring their scale with them or have more digits than
 Spark's, and columns that a definition gives a type of its own. A table without such a column has none of
 this in its plan. The value goes over as JSON, as Kafka Connect's JsonConverter would have written it, and
-comes back as bytes: one that says what it is, then the value's text, or its bytes.
+comes back as bytes: one that says what it is, then the value's text, or its bytes; of a value that was
+refused, the error's name and its message.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -20,6 +22,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tidesink.change import Column as SourceColumn
 from tidesink.change import Value
+from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_types import Reading, lit_binary, try_cast
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, reader_of
@@ -39,14 +42,44 @@ _MEMBER: Final = "v"
 Read = Callable[[str], bytes]
 
 
-def python_read(wire: Column, read: Read, *, is_json: bool = False) -> Column:
+@dataclass(frozen=True)
+class ColumnReader:
+    """What the reader of one column is made of.
+
+    This goes to the executors, which open it: the functions that read values hold what cannot be sent.
+    """
+
+    schema: ConnectSchema
+    source: SourceColumn
+    shape: TableShape
+    modes: DebeziumModes
+
+    def open(self) -> Read:
+        """The reader, from the JSON of a value to what comes back."""
+        value = reader_of(self.schema, column=self.source, modes=self.modes)
+        stored = stored_answer(self.source, self.shape)
+        semantic = semantic_type(self.schema.name, self.schema.type)
+        coordinates = _coordinates if semantic is not None and semantic.form == "geometry" else None
+
+        def read(text: str) -> bytes:
+            try:
+                raw = json.loads(text, parse_float=Decimal)[_MEMBER]
+                found = value(raw if coordinates is None else coordinates(raw))
+                return KEEP if found is UNAVAILABLE else stored(found)
+            except DecodeError as error:
+                return REFUSED + f"{type(error).__name__}:{error.message}".encode("utf-8", "replace")
+
+        return read
+
+
+def python_read(wire: Column, reader: ColumnReader, *, is_json: bool = False) -> Column:
     """The answers of a reader for a column's values, null where the wire has null.
 
     ``is_json``: the values are JSON texts already.
     """
 
     def answers(batch: Any) -> Any:
-        return batch.map(read, na_action="ignore").astype(object)
+        return batch.map(reader.open(), na_action="ignore").astype(object)
 
     import pandas as pd
 
@@ -57,25 +90,6 @@ def python_read(wire: Column, read: Read, *, is_json: bool = False) -> Column:
         text = F.concat(F.lit(f'{{"{_MEMBER}":'), wire, F.lit("}"))
     column: Column = pandas_udf(answers, "binary")(F.when(wire.isNotNull(), text))  # type: ignore[call-overload]
     return column
-
-
-def reader(schema: ConnectSchema, source: SourceColumn, shape: TableShape, modes: DebeziumModes) -> Read:
-    """The reader of one column, from the JSON of its value to what comes back."""
-    value = reader_of(schema, column=source, modes=modes)
-    stored = stored_answer(source, shape)
-
-    semantic = semantic_type(schema.name, schema.type)
-    coordinates = _coordinates if semantic is not None and semantic.form == "geometry" else None
-
-    def read(text: str) -> bytes:
-        try:
-            raw = json.loads(text, parse_float=Decimal)[_MEMBER]
-            found = value(raw if coordinates is None else coordinates(raw))
-            return KEEP if found is UNAVAILABLE else stored(found)
-        except DecodeError as error:
-            return REFUSED + type(error).__name__.encode()
-
-    return read
 
 
 def stored_answer(source: SourceColumn, shape: TableShape) -> Callable[[Value], bytes]:
@@ -120,3 +134,15 @@ def answer_reading(answer: Column, source: SourceColumn, target: ShapeColumn, sh
 def is_answer(answer: Column, kind: bytes) -> Column:
     """Whether an answer is of this kind; false where there is none."""
     return F.coalesce(F.substring(answer, 1, 1) == lit_binary(kind), F.lit(False))
+
+
+def refusal(answer: Column, column: str, otherwise: Column) -> Column:
+    """The fault of a value that the reader refused, in the reader's own words; else another fault."""
+    told = F.decode(F.substring(answer, 2, 2**31 - 2), "UTF-8")
+    words = F.substring(told, F.instr(told, ":") + 1, F.lit(2**31 - 1))
+    refused = F.struct(
+        F.lit(BAD).alias("kind"),
+        F.substring_index(told, ":", 1).alias("error"),
+        F.concat(F.lit(f"column {column!r}: "), words).alias("reason"),
+    )
+    return F.when(is_answer(answer, REFUSED), refused).otherwise(otherwise)

@@ -18,7 +18,14 @@ from tidesink.codecs.columns_avro_schema import MARK, MARK_SIZE
 from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike
 from tidesink.codecs.columns_debezium_position import POSITION_MEMBERS, position_of
-from tidesink.codecs.columns_debezium_python import KEEP, Read, answer_reading, is_answer, python_read, reader
+from tidesink.codecs.columns_debezium_python import (
+    KEEP,
+    ColumnReader,
+    answer_reading,
+    is_answer,
+    python_read,
+    refusal,
+)
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.columns_debezium_values import native_reading, prepared_text
 from tidesink.codecs.columns_faults import STRINGS, fault, null
@@ -207,6 +214,14 @@ class RecordColumns:
         found = {field.target.name: self.kept(field) for field in self.fields}
         return {name: kept for name, kept in found.items() if kept is not None}
 
+    def fault(self, field: FieldOf) -> Column:
+        """What to say of a value that could not be read."""
+        assert field.wire is not None  # noqa: S101 - a column its writer lacks cannot fail
+        found = _value_fault(field)
+        if self._native(field, self.row.getField(field.wire.wire)) is not None:
+            return found
+        return refusal(F.col(self._prepared(field)), field.target.name, found)
+
     def missing(self, field: FieldOf, image: str) -> Column:
         """Whether the wire has a value and the image has none."""
         assert field.wire is not None  # noqa: S101 - a column its writer lacks cannot fail
@@ -237,9 +252,9 @@ class RecordColumns:
     def _python(self, field: FieldOf, wire: Column) -> Column:
         return python_read(wire, self._reader(field))
 
-    def _reader(self, field: FieldOf) -> Read:
+    def _reader(self, field: FieldOf) -> ColumnReader:
         assert field.wire is not None and field.source is not None  # noqa: S101, PT018
-        return reader(field.wire.field.schema, field.source, self.shape, self.modes)
+        return ColumnReader(field.wire.field.schema, field.source, self.shape, self.modes)
 
     def _prepared(self, field: FieldOf) -> str:
         assert field.wire is not None  # noqa: S101
@@ -312,7 +327,7 @@ class Images:
 
     def faults(self, image: str) -> list[tuple[Column, Column]]:
         """For each column that can fail: when it did, and what to say."""
-        return [(_lost(record, field, image), _value_fault(field)) for record, field in self._failable()]
+        return [(_lost(record, field, image), record.fault(field)) for record, field in self._failable()]
 
     def zero_dates(self, image: str) -> Column:
         """The names of columns whose date no calendar has was made null; null where there are none."""
