@@ -27,11 +27,23 @@ LAYOUT: dict[str, Any] = {
     "except_column_list": ["secret"],
     "rename": {"id": "number", "name": "Full name"},
     "filter": "n > 2 AND secret <> 'no'",
-    "metadata": {"op": "_op", "commit_ts": "_at", "topic": "_topic", "offset": "_offset", "batch": "_batch"},
+    "metadata": {
+        "op": "_op",
+        "commit_ts": "_at",
+        "database": "_database",
+        "table": "_table",
+        "topic": "_topic",
+        "partition": "_partition",
+        "offset": "_offset",
+        "batch": "_batch",
+    },
     "ignore_null_updates": True,
     "deletes": "soft",
 }
 SHOWN = ("Full name", "n", "_op", "_at", "_offset", "_batch", "_tidesink_deleted")
+# What is the same of every row, a deleted one too.
+ALIKE = ("_database", "_table", "_partition", "_topic")
+PARTITION = 1
 
 
 class _Changes:
@@ -40,7 +52,10 @@ class _Changes:
     def __init__(self, servers: Servers) -> None:
         more = [Column("n", ColumnType("int", sql="int")), Column("secret", ColumnType("varchar", length=9))]
         options = CodecOptions(enable_tidb_extension=True)
-        self._writer = TableWriter(servers, schema_of("laid", *more), protocol="canal-json", options=options)
+        schema, partitions = schema_of("laid", *more), PARTITION + 1
+        self._writer = TableWriter(
+            servers, schema, protocol="canal-json", partitions=partitions, options=options
+        )
         self.topic = self._writer.topic
         self._ts = 100
 
@@ -50,7 +65,7 @@ class _Changes:
         before: Row | None = dict(zip(names, old, strict=True)) if old else None
         self._ts += 1
         record = self._writer.encoded(op, row, before=before, commit_ts=self._ts)
-        self._writer.send(record.key, record.value)
+        self._writer.send(record.key, record.value, partition=PARTITION)
 
 
 @pytest.mark.parametrize("kind", ["delta", pytest.param("postgres", marks=SOAK)])
@@ -78,7 +93,8 @@ def test_all_of_it_at_once(
         else:
             rows = place.rows("laid")
         assert "secret" not in rows[0]
-        assert {row["_topic"] for row in rows} == {changes.topic}
+        alike = {tuple(row[name] for name in ALIKE) for row in rows}
+        assert alike == {("shop", "laid", PARTITION, changes.topic)}
         return {row["number"]: tuple(row[name] for name in SHOWN) for row in rows}
 
     changes.send(Op.INSERT, 1, "one", 5, "s")

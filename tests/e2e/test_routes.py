@@ -42,7 +42,8 @@ def write(servers: Servers) -> Rows:
             row: dict[str, Any] = {"id": number % ROWS, "name": f"{name} {number}"}
             row |= {column.name: f"of {number}" for column in more}
             writer.upsert(row)
-            expected[shard, number % ROWS] = {"note": None, **row, "shard": shard}
+            names = {"_tidesink_database": "shop", "_tidesink_table": name}  # the source's
+            expected[shard, number % ROWS] = {"note": None, **row, **names, "shard": shard}
         for number in range(int(name[-1]), ROWS, 4):
             writer.delete(expected[shard, number])
             del expected[shard, number]
@@ -77,7 +78,12 @@ def test_shards_end_as_one_table(
 ) -> None:
     target, read = place
     expected = write(servers)
-    more = {"routes": [ROUTE], "batch": {"max-records": 40, "max-tables": 3}, "target": target}
+    more = {
+        "routes": [ROUTE],
+        "defaults": {"metadata": ["database", "table"]},
+        "batch": {"max-records": 40, "max-tables": 3},
+        "target": target,
+    }
     config, log = shop_config(tmp_path, servers, more), tmp_path / "worker.log"
     for step in ("committing", "committed"):
         die_at(step, spark, config, log)
