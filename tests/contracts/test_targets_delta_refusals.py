@@ -13,7 +13,7 @@ import pytest
 from tests.contracts.interrupted import CutOff
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tidesink.change import Column, ColumnType, TableId, TableSchema
-from tidesink.errors import SchemaRefusedError, StaleProgressError, TidesinkError
+from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.delta_ledger import APPLICATION
@@ -158,3 +158,19 @@ def test_a_commit_that_does_not_say_its_key_is_taken(delta: Bed) -> None:
     )
     by_name = shape_of(TableSchema(TABLE, (ID, NAME, AMOUNT)), keys=("name",))
     assert opened(delta, by_name).claim().progress == progress(2, 1)
+
+
+def test_a_text_that_delta_would_change_in_a_table_of_another_hand_is_refused(delta: Bed) -> None:
+    assert delta.spark is not None
+    assert isinstance(delta.target, DeltaTarget)
+    columns = "id BIGINT, name STRING, amount INT, code CHAR(5)"
+    place = f"delta.`{delta.target.path_of(TABLE)}`"
+    delta.spark.sql(f"CREATE TABLE {place} ({columns}) USING delta PARTITIONED BY (name)")
+    table = opened(delta)
+    with pytest.raises(SchemaRefusedError, match=r"column=code.*char\(5\)"):
+        table.gap(shape(ID, NAME, Column("code", ColumnType("varchar", length=5))))
+    epoch = table.claim().epoch
+    table.apply(delta.batch(SHAPE, [row(1)]), progress(epoch, 1))
+    with pytest.raises(TargetError, match=r"column=name.*empty text"):
+        table.apply(delta.batch(SHAPE, [row(2, ""), row(3)]), progress(epoch, 2))
+    assert delta.rows() == [{**row(1), "code": None}]

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tidesink.errors import ConfigError
 from tidesink.sinks.class_archive import archive_options
-from tidesink.sinks.session import FIXED, local_cores, session_settings
+from tidesink.sinks.session import FIXED, LOSES, local_cores, session_settings
 
 
 def test_what_values_depend_on_stays() -> None:
@@ -22,6 +22,13 @@ def test_a_conf_that_changes_values_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
         session_settings(master="local[2]", conf={name: "other"})
     assert FIXED[name] in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), LOSES.items())
+def test_a_conf_that_cuts_values_short_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        session_settings(master="local[2]", conf={name: value.lower()})
+    session_settings(master="local[2]", conf={name: "TIMESTAMP_MICROS"})
 
 
 def test_the_users_conf_wins_elsewhere_and_adds_to_javas_options() -> None:

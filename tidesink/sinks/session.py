@@ -43,7 +43,12 @@ FIXED: Final[Mapping[str, str]] = {
     "spark.sql.caseSensitive": "false",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # Texts in statements, by which rows are found, are spelt by codes.
+    "spark.sql.parser.escapedStringLiterals": "false",
 }
+
+# Values of a user's conf under which others are written than those of the source.
+LOSES: Final[Mapping[str, str]] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
 
 _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
@@ -193,6 +198,9 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
             raise ConfigError(
                 f"spark.conf: {name} must stay {value}, since values depend on it; remove it", key=name
             )
+    for name, value in LOSES.items():
+        if conf.get(name, "").upper() == value:
+            raise ConfigError(f"spark.conf: {name} {value} cuts values short: remove it", key=name)
     settings = {**_DEFAULTS, "spark.driver.memory": driver_memory}
     settings["spark.sql.shuffle.partitions"] = str(2 * local_cores(master))
     settings.update(conf)

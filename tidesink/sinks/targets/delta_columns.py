@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tidesink.sinks.evolve import Evolution, gap_of
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import delta_schema
-from tidesink.sinks.targets.base import SchemaGap
+from tidesink.sinks.targets.base import ReducedBatch, SchemaGap, check_order
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.identifier import quote_identifier
 
@@ -37,6 +38,16 @@ class DeltaColumns(ABC):
     @abstractmethod
     def _plan(self, shape: TableShape) -> Evolution:
         """What the columns lack for a shape."""
+
+    def _check_batch(self, batch: ReducedBatch) -> None:
+        """Refuse a batch in another order than the table's, or with a value that it would change."""
+        check_order(batch, self._present, table=batch.shape.source)
+        delta_schema.check_partitions(self._partitioned_by, batch)
+
+    @cached_property
+    def _partitioned_by(self) -> frozenset[str]:
+        """In lower case; a table is partitioned by others only when it is made anew."""
+        return frozenset(name.lower() for name in self._log.partition_columns())
 
     def gap(self, shape: TableShape) -> SchemaGap:
         """What the columns lack, as they were when they were last looked at."""

@@ -76,6 +76,11 @@ class DeltaLog:
         """The latest version's schema as Spark's JSON."""
         return str(self._ask(lambda snapshot: snapshot.metadata().schema().json()))
 
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns that the latest version is partitioned by."""
+        found = self._ask(lambda snapshot: snapshot.metadata().partitionColumns())
+        return tuple(str(found.apply(at)) for at in range(int(found.size())))
+
     def commit(self, version: int) -> Commit | None:
         """What a version says of itself; None where its file was cleaned away."""
         line = self._first_line(version)

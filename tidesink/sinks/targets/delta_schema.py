@@ -10,14 +10,15 @@ holder's epoch, so that a worker which lost the table cannot fill over newer row
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
+from tidesink.errors import TargetError
 from tidesink.sinks.evolve import Evolution, default_texts
 from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import spark_tables
-from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELETE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
 from tidesink.sinks.targets.identifier import quote_identifier, quote_text
@@ -26,7 +27,10 @@ from tidesink.sinks.targets.spark_tables import SEQUENCE_COMMENT, column_words, 
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructField
 
+# Where Spark keeps the CHAR or VARCHAR that a column was made with.
+_CHARACTERS: Final = "__CHAR_VARCHAR_TYPE_STRING"
 BACKFILL_APPLICATION: Final = "tidesink.backfill"
 BACKFILL_PROPERTY: Final = "tidesink.backfill"
 
@@ -61,7 +65,35 @@ def present_columns(log: DeltaLog) -> dict[str, str]:
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(log.schema()))
-    return {field.name: field.dataType.simpleString() for field in schema.fields}
+    return {field.name: _ddl(field) for field in schema.fields}
+
+
+def _ddl(field: StructField) -> str:
+    """The type of a column; a ``char(n)``, to Delta a string, puts spaces at the end of texts."""
+    said = str((field.metadata or {}).get(_CHARACTERS, ""))
+    return said if said.startswith("char") else field.dataType.simpleString()
+
+
+def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
+    """Refuse an empty text in a column that the table is partitioned by: Delta gives it back as NULL.
+
+    ``parts`` are the names of those columns in lower case.
+
+    Raises: TargetError.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+    for column in batch.shape.columns:
+        if column.name.lower() in parts and column.spark in ("string", "binary") and batch.frame is not None:
+            value = F.col("key" if column.key else "after").getField(column.name)
+            if not batch.frame.where(F.length(value) == 0).isEmpty():
+                raise TargetError(
+                    f"a row has an empty text in {column.name}, which the table is partitioned by, where "
+                    "Delta keeps none: it would be NULL, and nothing was written. Partition the table by "
+                    "another column",
+                    table=str(batch.shape.source),
+                    column=column.name,
+                )
 
 
 def open_table(

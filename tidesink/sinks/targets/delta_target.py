@@ -28,7 +28,6 @@ from tidesink.sinks.targets.base import (
     DeleteMode,
     EvolveResult,
     ReducedBatch,
-    check_order,
 )
 from tidesink.sinks.targets.delta_columns import DeltaColumns
 from tidesink.sinks.targets.delta_compaction import Compaction
@@ -267,7 +266,8 @@ class DeltaTable(DeltaColumns):
             self._session.catalog.dropTempView(_VIEW)
 
     def _write(self, batch: ReducedBatch, progress: Progress) -> None:
-        check_order(batch, self._present, table=self._table)
+        with self._translating(reading_error):
+            self._check_batch(batch)
         if batch.sequenced and SEQUENCE_COLUMN not in self._present:
             with self._translating(translated):
                 self._session.sql(delta_schema.sequence_statement(self.location, self._present))
