@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -61,8 +62,29 @@ def test_codec_options_carry_ticdcs_values() -> None:
     assert options.time_zone == "Asia/Shanghai"
 
 
-def test_raw_change_events_pass_with_the_before_value() -> None:
-    right(changed(FLAT_AVRO, source__output_raw_change_event=True, source__avro_include_before_value=True))
+RAW: dict[str, Any] = {"source__output_raw_change_event": True, "source__enable_tidb_extension": True}
+IN_ORDER = {"sequence_by": "source"}
+
+
+@pytest.mark.parametrize("base", [CANAL_JSON, changed(FLAT_AVRO, source__avro_include_before_value=True)])
+@pytest.mark.parametrize(
+    ("defaults", "tables", "passes"),
+    [
+        ({}, [], False),
+        (IN_ORDER, [], True),
+        (IN_ORDER, [{"match": "shop.*", "sequence_by": "kafka"}], False),
+        ({"mode": "history"}, [], True),
+        ({"mode": "append"}, [{"name": "shop.orders", "mode": "upsert"}], False),
+    ],
+)
+def test_raw_change_events_want_the_order_of_the_source(
+    base: dict[str, Any], defaults: dict[str, Any], tables: list[Any], passes: bool
+) -> None:
+    data = changed(base, **RAW, defaults=defaults, tables=tables)
+    if passes:
+        right(data)
+    else:
+        assert "rows would be lost" in wrong(data)["source.output-raw-change-event"].reason
 
 
 def test_zero_date_null_may_be_yamls_own_null(tmp_path: Path) -> None:

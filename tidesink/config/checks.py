@@ -10,7 +10,7 @@ from tidesink.config.kafka import KafkaProperties
 from tidesink.config.kafka_checks import file_problems, kafka_problems, security_problems
 from tidesink.config.large_messages import large_message_problems
 from tidesink.config.layout import layout_problems
-from tidesink.config.merged import merged_problems
+from tidesink.config.merged import Words, merged_problems, words_of
 from tidesink.config.models import Config
 from tidesink.config.modes import mode_problems
 from tidesink.config.passed_on import message_target_problems
@@ -129,15 +129,30 @@ def registry_auth_problems(registry: RegistrySettings, place: str) -> Iterator[P
 
 def _raw_change_event(config: Config) -> Iterator[Problem]:
     source = config.source
-    if source.output_raw_change_event and source.protocol == "flat-avro":
-        if source.avro_include_before_value:
-            return
+    if not source.output_raw_change_event:
+        return
+    if source.protocol == "flat-avro" and not source.avro_include_before_value:
         yield Problem(
             "source.output-raw-change-event",
             "flat-avro then writes a changed key without the old one, so the old row would stay for ever",
             "set output-raw-change-event = false in the changefeed, or with new TiCDC "
             "avro-include-before-value: true in both",
         )
+    elif ("upsert", "kafka") in _words(config):
+        yield Problem(
+            "source.output-raw-change-event",
+            "a key that one row leaves and another takes is written and deleted by records whose order in "
+            "Kafka does not say which came last (UPDATE t SET id = id + 1), so rows would be lost",
+            "set output-raw-change-event = false in the changefeed, or sequence_by: source for all tables",
+        )
+
+
+def _words(config: Config) -> set[Words]:
+    """Modes and orders of the tables that there may be."""
+    return {
+        words_of(config, config.defaults),
+        *(words_of(config, entry) for entry in config.tables),
+    }
 
 
 def _rules(config: Config) -> Iterator[Problem]:

@@ -267,7 +267,7 @@ class SourceSettings(Model):
     (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
     """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
-    be lost."""
+    be lost, and under `sequence_by: kafka`, where rows that hand on a key in one transaction would be."""
     large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
     """TiCDC: what becomes of rows that are too large for Kafka: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
