@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
 from tests.contracts.test_targets_sql_keys import CODE, MAKE_LOOSE
-from tidesink.change import Column, ColumnType
-from tidesink.errors import SchemaRefusedError, TargetError
+from tidesink.change import Column, ColumnType, TableId
+from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError
+from tidesink.sinks.targets.mysql_dialect import MysqlDialect
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
@@ -117,3 +121,21 @@ def test_an_index_that_compares_loosely_is_refused(postgres_sql: Bed) -> None:
         postgres_sql.target.open_table(one, pipeline="shop").claim()
     execute(postgres_sql, told.value.message.partition("start again: ")[2])
     postgres_sql.target.open_table(one, pipeline="shop").claim()
+
+
+class FoldingDialect(MysqlDialect):
+    """Of a server as those on Windows are: names of tables that differ in case alone are one."""
+
+    def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def test_tables_whose_names_are_one_to_the_server_are_not_mixed(mysql_sql: Bed) -> None:
+    connections = Connections(FoldingDialect(), target_of(mysql_sql).connections.endpoint)
+    target = SqlTarget(connections)
+    one, other = (shape(ID, NAME, table=TableId("shop", name)) for name in ("Orders", "orders"))
+    assert target.open_table(one, pipeline="shop").claim().epoch == 1
+    with pytest.raises(StaleProgressError, match=r"holds the rows of shop.Orders.*more than case"):
+        target.open_table(other, pipeline="shop").claim()
+    assert target.open_table(one, pipeline="shop").claim().epoch == 2
+    connections.close()

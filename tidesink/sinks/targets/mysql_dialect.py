@@ -131,6 +131,11 @@ class MysqlDialect:
         found = cursor.fetchone()
         return found is not None and found[0] in _NO_TABLES
 
+    def folds_names(self, cursor: Any) -> bool:
+        """As ``lower_case_table_names`` says, by the server's file system or its owner's choice."""
+        cursor.execute("SELECT @@lower_case_table_names")
+        return bool(int(cursor.fetchone()[0]))
+
     def identity(self, cursor: Any, place: Place) -> str | None:  # noqa: ARG002
         """None: InnoDB's ids and the time of creation change with an ALTER that copies the table."""
         return None

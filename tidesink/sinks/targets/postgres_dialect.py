@@ -219,6 +219,10 @@ class PostgresDialect:
             raise no_table(place)
         return {name: spelt for _, name, spelt in found}
 
+    def folds_names(self, cursor: Any) -> bool:  # noqa: ARG002
+        """Not those in quotes."""
+        return False
+
     def identity(self, cursor: Any, place: Place) -> str | None:
         """Their OIDs: VACUUM FULL, CLUSTER, TRUNCATE and every ALTER leave them, DROP and CREATE do not."""
         query = "SELECT to_regclass(%s)::oid::text || ':' || to_regclass(%s)::oid::text"

@@ -167,6 +167,9 @@ class Dialect(Protocol):
         Raises: SchemaRefusedError, where a view or the like has the name.
         """
 
+    def folds_names(self, cursor: Any) -> bool:
+        """Whether names of schemas and tables that differ in case alone are one to the server."""
+
     def identity(self, cursor: Any, place: Place) -> str | None:
         """What the table and its ledger are to the server, as long as nobody makes them anew.
 

@@ -141,18 +141,28 @@ class SqlLedger:
         return self.place.shard is not None and any(self.others(cursor).values())
 
     def check_sharing(self, cursor: Any) -> None:
-        """Refuse a table that others have in another way: alone, or as shards.
+        """Refuse a table that others have in another way: alone, as shards, or under a name spelt otherwise.
 
         Raises:
             StaleProgressError: says which.
         """
         shard, source = self.place.shard, self.place.source
         if shard is None:
+            self._check_alike(cursor)
             others = self.others(cursor)
             if others:
                 raise is_shared(self.place.shown, others, table=source)
         elif replace(self, place=replace(self.place, shard=None)).is_there(cursor):
             raise not_shared(self.place.shown, shard, table=source)
+
+    def _check_alike(self, cursor: Any) -> None:
+        if not self.dialect.folds_names(cursor):
+            return
+        query = f"SELECT table_name, source_table FROM {self.location}"  # noqa: S608
+        cursor.execute(query)
+        for name, source in cursor.fetchall():
+            if name != self.place.name and name.lower() == self.place.name.lower():
+                raise _another(self.place, tuple(json.loads(source)))
 
     def is_there(self, cursor: Any) -> bool:
         """Whether the ledger has the row, whoever's it is."""
@@ -215,11 +225,16 @@ class SqlLedger:
                 table=str(self.place.source),
             )
         if source != tuple(self.place.source):
-            raise StaleProgressError(
-                f"the table {self.place.shown} holds the rows of {'.'.join(source)}, and this is "
-                f"{self.place.source}: set target.table in the config so that the two have different names",
-                table=str(self.place.source),
-            )
+            raise _another(self.place, source)
+
+
+def _another(place: Place, source: tuple[str, ...]) -> StaleProgressError:
+    return StaleProgressError(
+        f"the table {place.shown} holds the rows of {'.'.join(source)}, and this is {place.source}: set "
+        "target.table or routes in the config so that the two have different names, which differ in more "
+        "than case where the server has lower_case_table_names",
+        table=str(place.source),
+    )
 
 
 def _made_again(before: str, now: str) -> bool:

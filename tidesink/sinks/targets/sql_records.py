@@ -255,11 +255,7 @@ class SqlRecords:
 
     def _comparing(self, cursor: Any) -> Callable[[str], str]:
         """What makes equal the schema names that are one to the server."""
-        if self.dialect.database == "mysql":
-            cursor.execute("SELECT @@lower_case_table_names")
-            if int(cursor.fetchone()[0]):
-                return str.lower
-        return str
+        return str.lower if self.dialect.folds_names(cursor) else str
 
     def _schemas(self, cursor: Any) -> list[str]:
         cursor.execute(
