@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -138,33 +137,6 @@ def table_result() -> Any:
     from tidesink.sinks.targets.base import ApplyResult
 
     return ApplyResult(0, 0, 0, 0, "1")
-
-
-def test_two_workers_never_both_win(iceberg: Bed) -> None:
-    """Both claim and write as fast as they can; what the table holds is what the winners were told."""
-    opened(iceberg).close()
-    won: list[tuple[int, int]] = []
-
-    def work(number: int) -> None:
-        table = opened(iceberg)
-        for turn in range(4):
-            try:
-                claim = table.claim()
-                batch = (claim.progress.batch if claim.progress else 0) + 1
-                key = number * 100 + turn
-                table.apply(iceberg.batch(SHAPE, [row(key)]), progress(claim.epoch, batch))
-                won.append((batch, key))
-            except (StaleProgressError, TransientTargetError):
-                continue
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-    assert won
-    assert sorted(batch for batch, _ in won) == list(range(1, len(won) + 1))
-    assert [r["id"] for r in iceberg.rows()] == sorted(key for _, key in won)
 
 
 WIDER = shape(ID, NAME, AMOUNT, Column("state", ColumnType("int"), default="7"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from confluent_kafka import KafkaError
 
@@ -10,7 +12,7 @@ from tests.unit.written_rows import arrow_batch, shape_with
 from tidesink.change import Column, ColumnType
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import TargetError, TransientTargetError
-from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp, delivery_error
+from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp, delivery_error, producer_properties
 from tidesink.sinks.targets.kafka_encoding import prepare
 
 COMMIT_TS = 451_234_567_890_123_456
@@ -32,6 +34,13 @@ def test_a_message_above_the_clients_limit_says_to_raise_it_and_the_topics_with_
     ) as caught:
         list(_delivery(5000).run(iter([batch])))
     assert not isinstance(caught.value, TransientTargetError)
+
+
+@pytest.mark.parametrize("said", [{}, {"enable.idempotence": "false"}])
+def test_the_producer_is_idempotent_whatever_the_settings_say(said: dict[str, str]) -> None:
+    delivery = _delivery(5000)
+    delivery = replace(delivery, properties={**delivery.properties, **said})
+    assert producer_properties(delivery)["enable.idempotence"] is True
 
 
 def test_a_broker_that_refuses_a_message_says_that_the_topics_limit_is_the_smaller_one() -> None:
