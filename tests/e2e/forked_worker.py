@@ -56,6 +56,22 @@ class ForkedWorker:
                 let_go_since(self._spark, self._held_before)
         return self.code is None
 
+    def wait_suspended(self) -> None:
+        """Wait until it has stopped itself, at a failpoint ``name:N:stop``."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if pid:
+                assert os.WIFSTOPPED(status), f"the worker ended: {status}"
+                return
+            assert time.monotonic() < deadline, "the worker does not reach its failpoint"
+            time.sleep(0.02)
+
+    def wake(self) -> int:
+        """Let a suspended worker go on as if nothing had been; its exit code."""
+        os.kill(self.pid, signal.SIGCONT)
+        return self.wait()
+
     def kill(self) -> bool:
         """End it at once; whether it was still at work."""
         if not self.running:

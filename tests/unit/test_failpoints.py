@@ -30,9 +30,10 @@ for turn in range(5):
 def test_names_and_hits() -> None:
     assert parse_failpoint("committed") == Armed("committed", 1)
     assert parse_failpoint("read:3") == Armed("read", 3)
+    assert parse_failpoint("read:3:stop") == Armed("read", 3, signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("text", ["nowhere", "read:0", "read:x", "read:-1", ""])
+@pytest.mark.parametrize("text", ["nowhere", "read:0", "read:x", "read:-1", "", "read:1:kill", "read:stop"])
 def test_others_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is no failpoint"):
         parse_failpoint(text)

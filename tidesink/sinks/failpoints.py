@@ -1,13 +1,15 @@
-"""Named places in a batch where a test can kill the worker as a power cut would.
+"""Named places in a batch where a test can kill the worker as a power cut would, or suspend it.
 
 ``TIDESINK_FAILPOINT=name`` or ``name:N`` (the N-th time it is reached) appends one line to the file in
 ``TIDESINK_FAILPOINT_LOG`` and then sends SIGKILL to the whole process group, Python and JVM alike.
+``name:N:stop`` sends SIGSTOP: until SIGCONT the worker is one that its machine has suspended.
 Without the variable a failpoint costs one look-up. Start the worker in a session of its own.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -40,28 +42,34 @@ REPLAY_FAILPOINTS: Final = (
 )
 
 
+_ARMED: Final = re.compile(r"(?P<name>[a-z]+)(:(?P<hit>[1-9][0-9]*)(?P<stop>:stop)?)?")
+
+
 class Armed(NamedTuple):
-    """One failpoint to die at: its name and on which hit."""
+    """One failpoint to die at, or to be suspended at: its name and on which hit."""
 
     name: str
     hit: int
+    signal: signal.Signals = signal.SIGKILL
 
 
 def parse_failpoint(text: str) -> Armed:
-    """The failpoint in ``name`` or ``name:N``.
+    """The failpoint in ``name``, ``name:N`` or ``name:N:stop``.
 
     Raises:
         ConfigError: no such failpoint, or N is not a number above zero.
     """
-    name, _, count = text.partition(":")
     known = (*FAILPOINTS, *REPLAY_FAILPOINTS)
-    if name not in known or (count and not (count.isdigit() and int(count) > 0)):
-        raise ConfigError(f"{VARIABLE}={text!r} is no failpoint: use NAME or NAME:N of {', '.join(known)}")
-    return Armed(name, int(count or 1))
+    found = _ARMED.fullmatch(text)
+    if found is None or found["name"] not in known:
+        raise ConfigError(
+            f"{VARIABLE}={text!r} is no failpoint: use NAME, NAME:N or NAME:N:stop of {', '.join(known)}"
+        )
+    return Armed(found["name"], int(found["hit"] or 1), signal.SIGSTOP if found["stop"] else signal.SIGKILL)
 
 
 class Failpoints:
-    """Counts hits and dies at the armed one. Shared by the worker's threads."""
+    """Counts hits and dies, or is suspended, at the armed one. Shared by the worker's threads."""
 
     def __init__(self, armed: Armed | None, log: Path | None = None) -> None:
         self._armed = armed
@@ -81,15 +89,16 @@ class Failpoints:
 
     def reach(self, name: str) -> None:
         """Say that a step is done; does not return where this is the hit to die at."""
-        if self._armed is None or self._armed.name != name:
+        armed = self._armed
+        if armed is None or armed.name != name:
             return
         with self._lock:
             self._hits += 1
-            if self._hits == self._armed.hit:
-                self._die()
+            if self._hits == armed.hit:
+                self._end(armed)
 
-    def _die(self) -> None:
-        line = f"{self._armed and self._armed.name}:{self._hits} pid={os.getpid()}\n"
+    def _end(self, armed: Armed) -> None:
+        line = f"{armed.name}:{self._hits} pid={os.getpid()}\n"
         sys.stderr.write(f"failpoint {line}")
         sys.stderr.flush()
         if self._log is not None:
@@ -98,4 +107,4 @@ class Failpoints:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+        os.killpg(os.getpgid(0), armed.signal)

@@ -1,0 +1,72 @@
+"""Workers that are suspended in the middle of a batch and wake up when another has done all there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.changing import PARTITIONS, ChangingTable
+from tests.e2e.changing_places import PLACES, Place
+from tests.e2e.forked_worker import ForkedWorker, drain
+from tests.e2e.killing import failpoints_hit
+from tests.e2e.passed_on import sent_again
+from tests.e2e.replay import Servers
+from tests.e2e.writing import shop_config
+from tests.soak import SOAK
+from tidesink.sinks.report import UNWELL
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
+# Records of a batch, the same number of each partition.
+BATCH = 40
+# Of their second batch: before its dead letters are kept, and between what is staged and the commit.
+STEPS = ("evolved:2", "staged:1")
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=() if kind == "postgres" else SOAK) for kind in PLACES])
+def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Place:
+    """Every target whose tables outlive the worker."""
+    return PLACES[request.param](request, tmp_path, servers)
+
+
+def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
+    spark: SparkSession, tmp_path: Path, servers: Servers, place: Place
+) -> None:
+    more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
+    config = shop_config(tmp_path, servers, {**more, **place.config()})
+    table = ChangingTable(servers)
+    table.write(2 * BATCH // PARTITIONS)
+    zombies = [_suspended(spark, config, step) for step in STEPS]
+    table.add_columns()
+    table.write(BATCH // PARTITIONS)
+    drain(spark, config, tmp_path / "worker.log")
+    _check(place, table)
+    # The younger first: what the JVM came to keep since a worker began goes when that worker has ended.
+    for step, zombie in reversed(list(zip(STEPS, zombies, strict=True))):
+        code = zombie.wake()
+        told = _log(config, step).read_text(encoding="utf-8")
+        assert (code, "shop.changing FAILING StaleProgressError: " in told) == (UNWELL, True), told
+        _check(place, table)
+    assert failpoints_hit(config) == list(STEPS)
+    if place.sent is not None:
+        assert sent_again(place.sent()) == {2}
+
+
+def _suspended(spark: SparkSession, config: Path, step: str) -> ForkedWorker:
+    worker = ForkedWorker(spark, config, _log(config, step), f"{step}:stop")
+    worker.wait_suspended()
+    return worker
+
+
+def _log(config: Path, step: str) -> Path:
+    return config.with_name(f"{step}.log")
+
+
+def _check(place: Place, table: ChangingTable) -> None:
+    """Every row is right, and no dead letter is there twice."""
+    assert place.rows() == table.rows
+    assert sorted(place.letters()) == sorted(table.bad.items())
