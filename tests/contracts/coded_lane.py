@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -138,9 +138,10 @@ def open_table(
     feed: Changefeed,
     messages: Sequence[Message],
     config: Config,
+    held: Callable[[Sequence[Message]], HeldTopic] = HeldTopic,
 ) -> CodedTable:
-    """A bed's table behind the records of a changefeed."""
-    topic = HeldTopic(messages)
+    """A bed's table behind the records of a changefeed; ``held`` makes their topic."""
+    topic = held(messages)
     around = surroundings(config, spark, folder, registry=feed.registry)
     topics = Topics(config.pipeline, topic, around.store, ask=lambda _: _HeldOffsets(topic))
     return CodedTable(bed, feed.schema.table, topic, replace(around, source=topic, topics=topics))

@@ -208,7 +208,8 @@ class Batch:
         with self._step("reduced"):
             frame = self._grouped(decoded).persist()
             with _unpersisted_on_error(frame):
-                return Reduction(plan, frame, summarise(frame, self._shape()), raw.counted())
+                summary = summarise(frame, self._shape())
+                return Reduction(plan, frame, summary, raw.given(summary.messages))
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
         columns = self._decoding.columns()

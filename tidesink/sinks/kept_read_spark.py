@@ -129,7 +129,8 @@ class TableRecords:
         counts = self._kept.records(session).counts
         found = [counts[name] for name in (self._name, None) if name in counts]
         read = KafkaRead(sum(one.records for one in found), sum(one.bytes for one in found))
-        return ReadFrame(self._frame(session), lambda: read)
+        # The rows of a query's answer: a task that ran again is not in them twice.
+        return ReadFrame(self._frame(session), lambda: read, lambda: read)
 
     def _frame(self, session: SparkSession) -> DataFrame:
         frame = in_session(self._kept.records(session).frame, session)

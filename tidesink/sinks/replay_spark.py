@@ -118,12 +118,13 @@ class LetterReader:
         self, session: SparkSession, _ranges: Sequence[OffsetRange], *, apart: Apart | None = None
     ) -> ReadFrame:
         """The letters, and what follows them."""
-        found = self.letters(session, apart)
+        found, nothing = self.letters(session, apart), KafkaRead(0, 0)
         if self._following:
             kept = in_session(self._kept, session).select(*PLACE)
             raw = self._source.frame(session, self._following).join(kept, list(PLACE), "left_anti")
             found = found.unionByName(_mine(raw.select(*RECORD_COLUMNS), apart))
-        return ReadFrame(found, lambda: KafkaRead(0, 0))
+        # What a replay has read is the letters, which are counted in their store.
+        return ReadFrame(found, lambda: nothing, lambda: nothing)
 
 
 def _mine(frame: DataFrame, apart: Apart | None) -> DataFrame:

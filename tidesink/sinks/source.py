@@ -2,7 +2,7 @@
 
 Spark's own reader in batch form with explicit offsets: it spreads over executors and keeps no
 checkpoint. What it hands over is counted as it passes, before anything looks at it: that count is the
-``read`` of the accounting law.
+``read`` of the accounting law. Where tasks ran again it is too large, and counted once more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import structlog
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
     from tidesink.sinks.decoding import Apart
+
+_log = structlog.get_logger("tidesink.spark")
 
 RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
 # One task reads so many records at least: a short batch is not worth a second task on a partition.
@@ -61,10 +64,29 @@ class KafkaRead(NamedTuple):
 
 
 class ReadFrame(NamedTuple):
-    """A batch's raw frame; ``counted`` says what Kafka gave, once the frame was computed."""
+    """A batch's raw frame; ``observed`` says what Kafka gave, once the frame was computed.
+
+    ``counted`` says it too, of a read of its own.
+    """
 
     frame: DataFrame
+    observed: Callable[[], KafkaRead]
     counted: Callable[[], KafkaRead]
+
+    def given(self, arrived: int) -> KafkaRead:
+        """What Kafka gave, where so many records came out at the end of the batch's plan.
+
+        Spark adds what a task observed each time the task has run, and tasks run again where their executor
+        was lost before all had come for what they wrote. So what is observed may be too much, and is
+        counted where it does not fit; a record that was lost, or came twice, shows then as it did before.
+        """
+        observed = self.observed()
+        if observed.records == arrived:
+            return observed
+        counted = self.counted()
+        if counted != observed:
+            _log.info("records read were counted anew", observed=observed.records, counted=counted.records)
+        return counted
 
 
 class RecordReader(Protocol):
@@ -136,7 +158,11 @@ class KafkaSource:
             F.count_if(stranger).alias("strangers"),
         )
         observed = frame.observe(observation, *counts)
-        return ReadFrame(observed if apart is None else observed.where(mine), partial(_counted, observation))
+        return ReadFrame(
+            observed if apart is None else observed.where(mine),
+            partial(_observed, observation),
+            partial(_counted, frame, counts),
+        )
 
 
 def record_bytes() -> Column:
@@ -146,8 +172,15 @@ def record_bytes() -> Column:
     return F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
 
 
-def _counted(observation: Observation) -> KafkaRead:
-    found = observation.get
+def _observed(observation: Observation) -> KafkaRead:
+    return _read_of(observation.get)
+
+
+def _counted(frame: DataFrame, counts: Sequence[Column]) -> KafkaRead:
+    return _read_of(frame.agg(*counts).collect()[0].asDict())
+
+
+def _read_of(found: Mapping[str, Any]) -> KafkaRead:
     return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["strangers"] or 0))
 
 
