@@ -1,19 +1,29 @@
-"""Dead letters of each target: kept where its config says, and replayed behind what is newer there."""
+"""Dead letters of each target: kept where its config says, and replayed behind what is newer there.
+
+Targets of messages keep no rows: their reader takes of each key the newest epoch and batch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from tests.contracts.sql_beds import DATABASES
-from tests.e2e.places import Place, place_of
+from tests.e2e.passed_on import Rows, reduced, rows_of_objects
+from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.test_kept_in_databases import letters_of
+from tests.e2e.test_message_targets import kafka_target
 from tests.e2e.test_replay_letters import NEVER, Shop, counted
+from tests.http_receiver import http_receiver
+from tests.kafka_topics import topic_messages
 from tests.soak import SOAK
 from tidesink.change import TableId
+from tidesink.codecs import open_codec
+from tidesink.schema_registry import open_registry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,18 +31,58 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
 
-def _names(place: Place) -> dict[int, str]:
-    return {row["id"]: row["name"] for row in place.rows(TableId("shop", "replayed")) or ()}
+TABLE = TableId("shop", "replayed")
+
+
+class _Reader(NamedTuple):
+    """A target's section of the config, and the name of each row by its id, as its reader ends with it."""
+
+    target: dict[str, Any]
+    names: Callable[[], dict[int, str]]
+
+
+def _by_id(rows: Rows) -> dict[int, str]:
+    return {int(key): row["name"] for (key,), row in rows.items()}
+
+
+def _of_kafka(servers: Servers) -> _Reader:
+    codec = open_codec("flat-avro", registry=open_registry(servers["registry_url"]))
+    topic = f"to-{servers['prefix']}{TABLE.schema}_{TABLE.name}"
+
+    def names() -> dict[int, str]:
+        return _by_id(reduced(topic_messages(servers["brokers"], topic), codec, ("id",)))
+
+    return _Reader(kafka_target(servers, "flat-avro"), names)
+
+
+def _of_endpoint(request: pytest.FixtureRequest) -> _Reader:
+    listening = http_receiver()
+    receiver = listening.__enter__()
+    request.addfinalizer(lambda: listening.__exit__(None, None, None))
+    target = {"type": "http", "url": f"{receiver.url}/in"}
+    return _Reader(target, lambda: _by_id(rows_of_objects(receiver.objects(TABLE), ("id",))))
+
+
+def _reader(kind: str, request: pytest.FixtureRequest, folder: Path, servers: Servers) -> _Reader:
+    if kind == "kafka":
+        return _of_kafka(servers)
+    if kind == "http":
+        return _of_endpoint(request)
+    place = place_of(kind, request, folder)
+    return _Reader(place.target, lambda: {row["id"]: row["name"] for row in place.rows(TABLE) or ()})
 
 
 # test_replay_letters is about Delta.
-@pytest.mark.parametrize("kind", ["iceberg", "postgres", pytest.param("mysql", marks=SOAK)])
+@pytest.mark.parametrize(
+    "kind",
+    ["iceberg", "postgres", "kafka", *(pytest.param(kind, marks=SOAK) for kind in ("mysql", "http"))],
+)
 def test_letters_are_kept_and_a_newer_change_wins_over_a_replayed_one(
     servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    place = place_of(kind, request, tmp_path)
+    target, names = _reader(kind, request, tmp_path, servers)
     letters = {} if kind in DATABASES else {"dead-letters": {"path": "./letters"}}
-    shop = Shop(servers, tmp_path, "replayed", target=place.target, **letters)
+    shop = Shop(servers, tmp_path, "replayed", target=target, **letters)
     shop.put(1, "one")
     shop.put(1, "too late", NEVER)  # 1
     shop.put(2, "lost", NEVER)  # 2: nothing of its row comes later
@@ -40,11 +90,11 @@ def test_letters_are_kept_and_a_newer_change_wins_over_a_replayed_one(
     shop.put(3, "gone", NEVER)  # 4
     shop.writer.delete({"id": 3, "name": "gone", "day": "2026-01-01"})
     shop.drain()
-    assert (_names(place), letters_of(shop.config)) == ({1: "uno"}, [("ValueOutOfRangeError", 3, 1)])
+    assert (names(), letters_of(shop.config)) == ({1: "uno"}, [("ValueOutOfRangeError", 3, 1)])
     shop.with_zero_date("null")
     assert counted(shop.replay()) == (3, 1, 2, 0, 0, 0, 0)
-    assert (_names(place), letters_of(shop.config)) == ({1: "uno", 2: "lost"}, [])
+    assert (names(), letters_of(shop.config)) == ({1: "uno", 2: "lost"}, [])
     # The worker goes on where it stood.
     shop.put(2, "found")
     (table,) = shop.drain().tables
-    assert (table.counters["read"], _names(place)) == (1, {1: "uno", 2: "found"})
+    assert (table.counters["read"], names()) == (1, {1: "uno", 2: "found"})
