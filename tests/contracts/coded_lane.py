@@ -63,7 +63,7 @@ class _HeldOffsets(KafkaOffsets):
         return {topic: self._topic.found() for topic in topics}
 
 
-def config_of(feed: Changefeed, *, definition: str | None = None, **defaults: str) -> Config:
+def config_of(feed: Changefeed, *, definition: str | None = None, **defaults: Any) -> Config:
     """A pipeline that says of its changefeed what the changefeed's own options say."""
     told = [option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields]
     if feed.protocol.startswith("debezium"):

@@ -30,6 +30,7 @@ from tidesink.sinks.batch_progress import next_progress
 from tidesink.sinks.ddl_spark import keep_ddl
 from tidesink.sinks.decoding import Decoding, Missed
 from tidesink.sinks.filtered import Filtered, filtered_of
+from tidesink.sinks.known_columns import KnownColumns
 from tidesink.sinks.left_out_spark import leaving_out
 from tidesink.sinks.metadata_spark import on_delete, stamped
 from tidesink.sinks.modes import kept_shape, names_of, row_shape
@@ -63,7 +64,7 @@ class Hold:
     """An open table, the epoch this worker holds it in, and what is applied.
 
     ``horizon``: the commit_ts up to which the table's deletes may be forgotten. ``accepted``: changes of
-    the columns that a person accepted.
+    the columns that a person accepted. ``known``: the columns of the batches before, where they are told.
     """
 
     table: TargetTable
@@ -71,6 +72,7 @@ class Hold:
     progress: Progress
     horizon: int | None = None
     accepted: Accepted = field(default_factory=dict)
+    known: KnownColumns | None = None
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,9 @@ class Batch:
     def _judged(self, shape: TableShape) -> Judgement:
         """What becomes of the changes between the target's columns and the shape."""
         told = told_of(self._decoding, self._policies)
-        return judge(self._hold.table.gap(kept_shape(shape, self._settings)), shape, self._policies, told)
+        gap = self._hold.table.gap(kept_shape(shape, self._settings))
+        judged, known = judge(gap, shape, self._policies, told), self._hold.known
+        return judged if known is None else known.judged(judged, gap.added)
 
     def _evolved(self, judged: Judgement) -> EvolveResult:
         if judged.drops:

@@ -20,6 +20,7 @@ from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.filtered import passed
 from tidesink.sinks.goals import shown_goal
 from tidesink.sinks.kept_read_spark import TableRecords
+from tidesink.sinks.known_columns import KnownColumns
 from tidesink.sinks.listener import BatchStarted, TableChanged
 from tidesink.sinks.modes import first_shape
 from tidesink.sinks.offsets import TopicOffsets
@@ -261,7 +262,8 @@ class Lane:
             retention = self._settings.tombstone_retention if self._settings.deletes == "hard" else None
             self._tombstones = Tombstones(cast(SequencedTable, table), retention)
         horizon = self._tombstones.horizon if self._tombstones else None
-        return Hold(table, claim.epoch, replace(known, sequence_by=order), horizon=horizon)
+        columns = KnownColumns(around.store, known, self._settings.layout)
+        return Hold(table, claim.epoch, replace(known, sequence_by=order), horizon=horizon, known=columns)
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
@@ -313,6 +315,8 @@ class Lane:
         if outcome.account is not None and outcome.read is not None and self._hold is not None:
             self.batches += 1
             self._hold = replace(self._hold, progress=outcome.progress)
+            if self._hold.known is not None and self._decoding is not None:
+                self._hold.known.applied(self._decoding, outcome.progress)
             if self._tombstones is not None:
                 self._tombstones.collect_if_due(outcome.progress, self.topic)
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)

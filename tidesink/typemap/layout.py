@@ -106,7 +106,9 @@ def laid_out(
     named = tuple(replace(column, name=names.get(column.name.lower(), column.name)) for column in chosen)
     columns = (*named, *metadata_columns(layout.metadata))
     _check_apart(columns, source, own)
-    shape = replace(source, columns=columns, keys=tuple(column.name for column in columns if column.key))
+    left_out = source.by_name.keys() - {column.name.lower() for column in chosen}
+    keys = tuple(column.name for column in columns if column.key)
+    shape = replace(source, columns=columns, keys=keys, left_out=frozenset(left_out))
     return LaidOut(shape, {new.name: old.name for new, old in zip(named, chosen, strict=True)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -72,7 +72,8 @@ class TableShape:
     """The columns of one table at the target, in order, and its keys in column order.
 
     ``time_zone`` is the zone in which TIMESTAMP texts of this table are read. ``origin`` is the source table
-    where the target's has another name, ``shard`` is given where several source tables share it.
+    where the target's has another name, ``shard`` is given where several source tables share it. ``left_out``
+    are the source's columns that the config leaves out, in lower case.
     """
 
     table: TableId
@@ -82,6 +83,7 @@ class TableShape:
     time_zone: str = "UTC"
     origin: TableId | None = None
     shard: Shard | None = None
+    left_out: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def source(self) -> TableId:

@@ -1,0 +1,47 @@
+"""A column that the config leaves out for a while, through a worker's lane: what rows from then have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contracts.coded_changes import Changefeed, placed
+from tests.contracts.coded_lane import config_of, open_table
+from tests.contracts.targets_bed import Bed
+from tidesink.change import TableId, TableSchema
+from tidesink.sinks.targets.memory_target import MemoryTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+TABLE = TableId("shop", "orders")
+CREATE = "CREATE TABLE shop.orders (id BIGINT PRIMARY KEY, status VARCHAR(9) DEFAULT 'new')"
+ALTER = "ALTER TABLE shop.orders ADD COLUMN late VARCHAR(9) DEFAULT 'no'"
+
+
+def test_its_default_is_not_taken_for_the_values_that_were_left_out(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feed = Changefeed("flat-avro", TableSchema(TABLE, ()))
+    feed.define(CREATE)
+    feed.put(1, "paid")
+    feed.put(2, "void")
+    feed.add_columns(ALTER, {"late": "no"})
+    feed.put(2, "void", "yes")
+    target = MemoryTarget()
+    bed = Bed("memory", target, target.rows, lambda: target)
+    config = config_of(feed)
+    table = open_table(bed, spark, tmp_path, feed=feed, messages=placed(feed.records), config=config)
+    without = config_of(feed, except_column_list=["status"])
+    for upto, told in enumerate((without, without, config), 1):
+        with replace(table, around=replace(table.around, config=told)).lane() as lane:
+            table.take(lane, upto)
+    assert target.rows(TABLE) == [
+        {"id": 1, "status": None, "late": "no"},
+        {"id": 2, "status": "void", "late": "yes"},
+    ]
+    assert any("status is not new" in text for text in lane.report().warnings)

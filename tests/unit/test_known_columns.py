@@ -1,0 +1,74 @@
+"""Which columns bring their default to rows already there: those that are new at the source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.columns import ID
+from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.decoding import Decoding, ToldColumns
+from tidesink.sinks.known_columns import KnownColumns
+from tidesink.sinks.progress import Progress
+from tidesink.sinks.schema_policy import Judgement
+from tidesink.sinks.shape import TableShape, shape_of
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.typemap.layout import Layout, laid_out
+
+TABLE = TableId("shop", "orders")
+STATUS = Column("Status", ColumnType("varchar", length=9), default="new")
+BEFORE = Progress(TABLE, "shop", 1, 4)
+ALL = Layout()
+
+
+def shape(layout: Layout, *columns: Column) -> TableShape:
+    return laid_out(layout, shape_of(TableSchema(TABLE, (ID, *columns))), own=()).shape
+
+
+def decoding(found: TableShape, *former: Column) -> Decoding:
+    """All that is asked of one here."""
+    told = ToldColumns(TableSchema(TABLE, ()), former)
+    columns = SimpleNamespace(shape=found)
+    return cast("Decoding", SimpleNamespace(columns=lambda: columns, told=lambda: told))
+
+
+def default_after(store: SqlStateStore, layout: Layout, at: Progress = BEFORE) -> tuple[Any, int]:
+    """The default that the column comes with under a layout, and how many warnings there are."""
+    known = KnownColumns(store, at, layout)
+    found = shape(layout, STATUS)
+    name = layout.target_name("Status")
+    judged = known.judged(Judgement(found), (name,))
+    return judged.given.by_name[name.lower()].default, len(judged.warnings)
+
+
+@pytest.mark.parametrize(
+    ("layout", "later"),
+    [
+        (Layout(except_columns=("status",)), ALL),
+        (Layout(columns=("id",)), Layout(columns=("id", "status"))),
+        (ALL, Layout(rename={"status": "state"})),
+        (Layout(rename={"Status": "state"}), ALL),
+    ],
+)
+def test_a_column_that_is_chosen_later_brings_no_default(
+    tmp_path: Path, layout: Layout, later: Layout
+) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    assert default_after(store, later) == ("new", 0)
+    KnownColumns(store, BEFORE, layout).applied(decoding(shape(layout, STATUS)), BEFORE)
+    assert default_after(store, later) == (None, 1)
+    # Of other rows nothing is known: the table was loaded anew, or is one from an old backup.
+    assert default_after(store, later, replace(BEFORE, batch=3)) == ("new", 0)
+
+
+def test_a_column_that_was_dropped_is_new_when_it_comes_again(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    known = KnownColumns(store, BEFORE, ALL)
+    known.applied(decoding(shape(ALL, STATUS)), BEFORE)
+    assert default_after(store, ALL) == (None, 1)
+    known.applied(decoding(shape(ALL, STATUS), STATUS), BEFORE)
+    assert default_after(store, ALL) == ("new", 0)
