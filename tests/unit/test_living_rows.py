@@ -33,6 +33,10 @@ ICEBERG = {"type": "iceberg", "catalog": "lake", "catalog-properties": {"type": 
             'SELECT `id`, `na"me` FROM delta.`/lake/shop/or~60der` WHERE `_tidesink_deleted` IS NOT TRUE',
         ),
         (
+            {"type": "delta", "path": "/lake", "catalog-table": "shop_{schema}.{table}"},
+            'SELECT `id`, `na"me` FROM `shop_shop`.`or~60der` WHERE `_tidesink_deleted` IS NOT TRUE',
+        ),
+        (
             ICEBERG,
             'SELECT `id`, `na"me` FROM `lake`.`shop`.`or~60der` WHERE `_tidesink_deleted` IS NOT TRUE',
         ),
@@ -49,7 +53,7 @@ ICEBERG = {"type": "iceberg", "catalog": "lake", "catalog-properties": {"type": 
             'SELECT * FROM "lake"."shop_or`der_live"',
         ),
     ],
-    ids=["delta", "iceberg", "postgres", "mysql", "view"],
+    ids=["delta", "catalog", "iceberg", "postgres", "mysql", "view"],
 )
 def test_each_target_says_how_its_living_rows_are_read(target: dict[str, Any], query: str) -> None:
     base = changed(CANAL_JSON, target=target, source__enable_tidb_extension=True)

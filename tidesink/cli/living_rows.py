@@ -37,6 +37,8 @@ def living_rows(config: Config, shape: TableShape) -> str:
 
 
 def _delta(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
+    if settings.catalog_table:
+        return quote_identifier, quote_path(*table_names(settings.catalog_table, table)), ""
     path = target_module(settings).place_of(settings, table)
     return quote_identifier, f"delta.{quote_identifier(path)}", ""
 
