@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Final
+from typing import Final, TypeVar
 
 from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.codecs import open_codec
@@ -37,6 +37,7 @@ TOLD_BY_DDL: Final = ("canal-json",)
 WITHOUT_DEFAULTS: Final = ("debezium-avro",)
 
 Key = tuple[Value, ...]
+_Sent = TypeVar("_Sent")
 
 
 def name_in(protocol: str, name: str) -> str:
@@ -54,7 +55,8 @@ class Changefeed:
     """The rows of a table, and the records of all that happened to them.
 
     ``old_keys``: whether updates that change a key are sent as such, where the codec can. ``filled``: keys of
-    rows that were not written since a column was added, which gave them its default.
+    rows that were not written since a column was added, which gave them its default. ``events``: what each
+    of the records says.
     """
 
     protocol: str
@@ -65,6 +67,7 @@ class Changefeed:
     rows: dict[Key, Row] = field(default_factory=dict)
     filled: set[Key] = field(default_factory=set)
     records: list[EncodedRecord] = field(default_factory=list)
+    events: list[ChangeEvent | DdlEvent] = field(default_factory=list)
     _codec: Codec = field(init=False)
     _commits: int = 0
 
@@ -134,6 +137,7 @@ class Changefeed:
         record = self._codec.encode(event, topic=TOPIC)
         assert record is not None
         self.records.append(record)
+        self.events.append(event)
 
 
 def placed(records: Iterable[EncodedRecord], random: Random | None = None) -> list[Message]:
@@ -173,6 +177,6 @@ def wider_changes(feed: Changefeed) -> None:
     feed.put(4, 0, "again", "paid", 45, "数", None)
 
 
-def sent_again(records: Sequence[EncodedRecord], *starts: int) -> list[EncodedRecord]:
+def sent_again(records: Sequence[_Sent], *starts: int) -> list[_Sent]:
     """A stream that goes back to each start, one after the other, and sends all from there once more."""
     return [*records, *(record for start in starts for record in records[start:])]

@@ -63,7 +63,9 @@ class _HeldOffsets(KafkaOffsets):
         return {topic: self._topic.found() for topic in topics}
 
 
-def config_of(feed: Changefeed, *, definition: str | None = None, **defaults: Any) -> Config:
+def config_of(
+    feed: Changefeed, *, definition: str | None = None, keys: Sequence[str] = (), **defaults: Any
+) -> Config:
     """A pipeline that says of its changefeed what the changefeed's own options say."""
     told = [option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields]
     if feed.protocol.startswith("debezium"):
@@ -87,8 +89,9 @@ def config_of(feed: Changefeed, *, definition: str | None = None, **defaults: An
         "defaults": defaults,
         "retry": {"for": "0s"},
     }
-    if definition:
-        given["tables"] = [{"name": str(feed.schema.table), "definition": definition}]
+    said = {word: what for word, what in (("definition", definition), ("keys", list(keys))) if what}
+    if said:
+        given["tables"] = [{"name": str(feed.schema.table), **said}]
     return right(given)
 
 
@@ -110,12 +113,16 @@ class CodedTable:
 
     def take(self, lane: Lane, upto: int) -> None:
         """One batch, of the records that were sent by then."""
-        self.topic.sent = upto
         before = lane.batches
+        self.offer(lane, upto)
+        assert (lane.state, lane.batches) == ("RUNNING", before + 1), lane.report().error
+
+    def offer(self, lane: Lane, upto: int) -> None:
+        """The same, whatever becomes of it."""
+        self.topic.sent = upto
         found = self.topic.found()
         lane.look(found)
         lane.work(found)
-        assert (lane.state, lane.batches) == ("RUNNING", before + 1), lane.report().error
 
     def rows(self, shape: TableShape) -> list[dict[str, Any]]:
         """What a reader of the target sees, who knows the shape; in the order of the key."""

@@ -279,6 +279,18 @@ def test_a_change_that_loses_values_is_refused_by_name(bed: Bed) -> None:
         table.evolve(shape(ID, second, NAME))
 
 
+def test_rows_written_under_another_key_are_refused(bed: Bed) -> None:
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
+    by_name = shape(replace(ID, handle=False), replace(NAME, handle=True, nullable=False), AMOUNT)
+    with pytest.raises(SchemaRefusedError, match=r"under the key \(id\).*\(name\)") as refused:
+        bed.reopen().open_table(by_name, pipeline="shop").claim()
+    change = [refused.value.context[word] for word in ("change", "before", "after")]
+    assert change == ["key", "id", "name"]
+    assert bed.reopen().open_table(SHAPE, pipeline="shop").claim().progress == progress(2, 1)
+
+
 def test_a_table_without_a_key_is_refused(bed: Bed) -> None:
     with pytest.raises(SchemaRefusedError, match="no key"):
         bed.target.open_table(shape(NAME, AMOUNT), pipeline="shop")

@@ -17,7 +17,6 @@ from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import (
     AccountingError,
     CommitUnknownError,
-    SchemaRefusedError,
     StaleProgressError,
     TargetError,
     TransientTargetError,
@@ -196,16 +195,6 @@ def test_a_table_dropped_behind_its_progress_is_refused(sql: Bed) -> None:
         again.claim()
     with pytest.raises(StaleProgressError, match="dropped behind its progress"):
         again.committed()
-
-
-def test_rows_written_under_another_key_are_refused(sql: Bed) -> None:
-    table = sql.target.open_table(SHAPE, pipeline="shop")
-    table.claim()
-    table.apply(sql.batch(SHAPE, [row(1)]), progress(1, 1))
-    second = replace(NAME, handle=True, primary_key=True, nullable=False)
-    other = shape(replace(ID, handle=False, primary_key=False), second)
-    with pytest.raises(SchemaRefusedError, match=r"under the key \(id\)"):
-        sql.reopen().open_table(other, pipeline="shop").claim()
 
 
 def test_a_value_that_does_not_fit_is_refused_and_nothing_written(sql: Bed) -> None:

@@ -21,7 +21,7 @@ from tidesink.errors import (
 )
 from tidesink.sinks.evolve import Evolution, default_value, plan_evolution
 from tidesink.sinks.progress import Progress, check_follows
-from tidesink.sinks.shape import Shard, TableShape
+from tidesink.sinks.shape import Shard, TableShape, key_change
 from tidesink.sinks.targets.base import (
     NOT_STORED,
     SEQUENCE_COLUMN,
@@ -280,6 +280,7 @@ class MemoryTable(MemoryColumns):
                 f"the rows were written under the key ({', '.join(written)}), and the key is now "
                 f"({', '.join(self._keys)})",
                 table=str(self._table),
+                **key_change(written, self._keys),
             )
 
     def _held(self, epoch: int | None = None) -> _Ledger:
