@@ -39,7 +39,7 @@ _STATES: Final[tuple[tuple[str, type[TidesinkError], str], ...]] = (
     (
         "23514",
         TargetError,
-        "a text is longer than its column at the target, or a row breaks a CHECK of the table, and nothing "
+        "a value does not fit its column at the target, or a row breaks a CHECK of the table, and nothing "
         "was written: make the column wider, or drop the CHECK",
     ),
     (
