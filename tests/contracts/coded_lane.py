@@ -64,7 +64,12 @@ class _HeldOffsets(KafkaOffsets):
 
 
 def config_of(
-    feed: Changefeed, *, definition: str | None = None, keys: Sequence[str] = (), **defaults: Any
+    feed: Changefeed,
+    *,
+    definition: str | None = None,
+    keys: Sequence[str] = (),
+    retry_for: str = "0s",
+    **defaults: Any,
 ) -> Config:
     """A pipeline that says of its changefeed what the changefeed's own options say."""
     told = [option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields]
@@ -87,7 +92,7 @@ def config_of(
         },
         "target": {"type": "memory"},
         "defaults": defaults,
-        "retry": {"for": "0s"},
+        "retry": {"for": retry_for},
     }
     said = {word: what for word, what in (("definition", definition), ("keys", list(keys))) if what}
     if said:

@@ -85,10 +85,8 @@ def test_records_are_counted_anew_where_they_do_not_fit_what_arrived(
         config=config_of(feed),
         held=partial(ReadAgain, way),
     )
-    table.topic.sent = len(messages)
     with table.lane() as lane:
-        lane.look(table.topic.found())
-        lane.work(table.topic.found())
+        table.offer(lane, len(messages))
         report = lane.report()
     if error is not None:
         assert report.state == "FAILING"
