@@ -8,32 +8,42 @@ cost ten seconds more each.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
 import traceback
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.e2e.left_objects import let_go_since, objects_held
 from tidesink.config import load_config
+from tidesink.sinks.failpoints import GRACE_SECONDS
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PATIENCE_SECONDS = 240.0
+# How often a suspended worker is let go on for a moment.
+_TRIES = 4
 
 
 class ForkedWorker:
-    """``tidesink run --until drained`` beside the test; its output goes to ``log``."""
+    """``tidesink run --until drained`` beside the test; its output goes to ``log``.
+
+    As a context it is killed at the end, suspended or not, if it has not ended.
+    """
 
     def __init__(self, spark: SparkSession, config: Path, log: Path, failpoint: str | None = None) -> None:
         self.code: int | None = None
+        self._log = log
         self._spark, self._held_before = spark, objects_held(spark)  # its JVM is what the fork shares
         with warnings.catch_warnings():
             # Python 3.12 warns of forks beside threads; what the child uses of Spark, it connects to anew.
@@ -56,14 +66,30 @@ class ForkedWorker:
                 let_go_since(self._spark, self._held_before)
         return self.code is None
 
-    def wait_suspended(self) -> None:
-        """Wait until it has stopped itself, at a failpoint ``name:N:stop``."""
+    def wait_suspended(self, state: Path) -> None:
+        """Wait until it has stopped itself, at a failpoint ``name:N:stop``, with its state store left free.
+
+        One that is stopped while another of its threads writes its sign of life holds SQLite's lock for good.
+        """
+        self._wait_stopped()
+        for _ in range(_TRIES):
+            if not _is_locked(state):
+                return
+            os.kill(self.pid, signal.SIGCONT)
+            time.sleep(GRACE_SECONDS / (_TRIES + 1))
+            os.kill(self.pid, signal.SIGSTOP)
+            self._wait_stopped()
+        raise TimeoutError("the suspended worker holds its state store")
+
+    def _wait_stopped(self) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
-            if pid:
-                assert os.WIFSTOPPED(status), f"the worker ended: {status}"
+            if pid and os.WIFSTOPPED(status):
                 return
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+                raise AssertionError(self._log.read_text(encoding="utf-8"))
             assert time.monotonic() < deadline, "the worker does not reach its failpoint"
             time.sleep(0.02)
 
@@ -79,17 +105,38 @@ class ForkedWorker:
         os.kill(self.pid, signal.SIGKILL)
         return self.wait() == -signal.SIGKILL
 
+    def __enter__(self) -> ForkedWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def _tell_where(self) -> None:
+        """Have it write to its log where each of its threads is."""
+        os.kill(self.pid, signal.SIGUSR1)
+        time.sleep(2)
+
     def wait(self) -> int:
         """Its exit code, or the negative number of the signal that ended it."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while self.running:
             if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise TimeoutError("the worker does not end")
+                self._tell_where()
+                self.kill()
+                raise TimeoutError(f"the worker does not end: {self._log.read_text(encoding='utf-8')}")
             time.sleep(0.02)
         assert self.code is not None
         return self.code
+
+
+def _is_locked(state: Path) -> bool:
+    """Whether somebody is within a write to a SQLite database."""
+    with closing(sqlite3.connect(state, timeout=0)) as store:
+        try:
+            store.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return True
+    return False
 
 
 def die_at(step: str, spark: SparkSession, config: Path, log: Path) -> None:
@@ -109,6 +156,7 @@ def _be_worker(config: Path, log: Path, failpoint: str | None) -> None:
     os.setsid()  # a failpoint kills the process group
     output = log.open("w", encoding="utf-8")
     sys.stdout = sys.stderr = output
+    faulthandler.register(signal.SIGUSR1, file=output)
     os.environ.pop("TIDESINK_FAILPOINT", None)
     os.environ["TIDESINK_FAILPOINT_LOG"] = str(config.with_name("failpoints"))
     if failpoint is not None:

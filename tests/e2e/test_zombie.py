@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.changing import PARTITIONS, ChangingTable
+from tests.e2e.changing import PARTITIONS, TABLE, ChangingTable
 from tests.e2e.changing_places import PLACES, Place
 from tests.e2e.forked_worker import ForkedWorker, drain
 from tests.e2e.killing import failpoints_hit
@@ -16,6 +16,8 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.soak import SOAK
 from tidesink.sinks.report import UNWELL
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.state_store import TableStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,17 +42,20 @@ def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
     config = shop_config(tmp_path, servers, {**more, **place.config()})
     table = ChangingTable(servers)
     table.write(2 * BATCH // PARTITIONS)
-    zombies = [_suspended(spark, config, step) for step in STEPS]
-    table.add_columns()
-    table.write(BATCH // PARTITIONS)
-    drain(spark, config, tmp_path / "worker.log")
-    _check(place, table)
-    # The younger first: what the JVM came to keep since a worker began goes when that worker has ended.
-    for step, zombie in reversed(list(zip(STEPS, zombies, strict=True))):
-        code = zombie.wake()
-        told = _log(config, step).read_text(encoding="utf-8")
-        assert (code, "shop.changing FAILING StaleProgressError: " in told) == (UNWELL, True), told
+    with _suspended(spark, config, STEPS[0]) as older, _suspended(spark, config, STEPS[1]) as younger:
+        table.add_columns()
+        table.write(BATCH // PARTITIONS)
+        drain(spark, config, tmp_path / "worker.log")
         _check(place, table)
+        status = _status(config)
+        assert status is not None
+        assert (status.state, status.batch) == ("IDLE", 3)
+        # The younger first: what the JVM came to keep since a worker began goes when that worker has ended.
+        for step, zombie in ((STEPS[1], younger), (STEPS[0], older)):
+            code, told = zombie.wake(), _log(config, step).read_text(encoding="utf-8")
+            assert (code, "shop.changing FAILING StaleProgressError: " in told) == (UNWELL, True), told
+            _check(place, table)
+            assert _status(config) == status
     assert failpoints_hit(config) == list(STEPS)
     if place.sent is not None:
         assert sent_again(place.sent()) == {2}
@@ -58,12 +63,25 @@ def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
 
 def _suspended(spark: SparkSession, config: Path, step: str) -> ForkedWorker:
     worker = ForkedWorker(spark, config, _log(config, step), f"{step}:stop")
-    worker.wait_suspended()
+    try:
+        worker.wait_suspended(config.with_name("state.db"))
+    except BaseException:
+        worker.kill()
+        raise
     return worker
 
 
 def _log(config: Path, step: str) -> Path:
     return config.with_name(f"{step}.log")
+
+
+def _status(config: Path) -> TableStatus | None:
+    """What ``tidesink status`` shows: the word of the worker that has the table."""
+    store = SqlStateStore(str(config.with_name("state.db")))
+    try:
+        return store.status_of("shop", TABLE)
+    finally:
+        store.close()
 
 
 def _check(place: Place, table: ChangingTable) -> None:

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +21,9 @@ from tidesink.errors import ConfigError
 
 VARIABLE: Final = "TIDESINK_FAILPOINT"
 LOG_VARIABLE: Final = "TIDESINK_FAILPOINT_LOG"
+
+# How long a worker that was suspended, once it is woken up, still stands at its failpoint.
+GRACE_SECONDS: Final = 1.0
 
 # In the order of a batch; each name says what has just been done.
 FAILPOINTS: Final = (
@@ -108,3 +112,5 @@ class Failpoints:
                 file.flush()
                 os.fsync(file.fileno())
         os.killpg(os.getpgid(0), armed.signal)
+        # Suspended: whoever wants to may have the other threads go on a moment, to let go of a lock.
+        time.sleep(GRACE_SECONDS)

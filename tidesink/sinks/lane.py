@@ -346,9 +346,9 @@ class Lane:
             exc.with_context(brokers=self._around.config.source.bootstrap_servers)
         if passes:
             self.cooldown.start()
-        self._change("FAILING", told(exc))
+        self._change("FAILING", told(exc), lost=isinstance(exc, StaleProgressError))
 
-    def _change(self, state: TableState, error: str | None) -> None:
+    def _change(self, state: TableState, error: str | None, *, lost: bool = False) -> None:
         self.state, self._error = state, error
         self._pauses.state_is(state)
         if self.table.schema == UNKNOWN_SCHEMA:
@@ -364,7 +364,7 @@ class Lane:
         status = self._status()
         self._around.listeners.hear(TableChanged(status))
         try:
-            self._around.retry(self.table).call(lambda: self._around.store.save_status(status))
+            self._around.retry(self.table).call(lambda: self._tally.keep(self._around, status, lost=lost))
         except (TidesinkError, StopRequestedError) as exc:
             # What is applied is in the target; a store that stays silent is said, and the lane goes on.
             _log.warning("status not saved", table=str(self.table), error=str(exc))

@@ -10,6 +10,7 @@ from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch import BatchOutcome
 from tidesink.sinks.filtered import Filtered
 from tidesink.sinks.restored import PLACE
+from tidesink.sinks.state_store import TableStatus
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.tombstones import Tombstones
 
@@ -59,6 +60,15 @@ class Tally:
             _add(counts, outcome.zero_dates)
         doubts = (_DOUBTED,) if outcome.doubted else ()
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
+
+    def keep(self, around: Surroundings, status: TableStatus, *, lost: bool) -> None:
+        """Save a status; not over a later batch's where the table was ``lost``: it is another worker's now.
+
+        Its counters would be gone, and ``check_not_restored`` would know of an older batch than there was.
+        """
+        found = around.store.status_of(status.pipeline, status.table) if lost else None
+        if found is None or found.batch <= status.batch:
+            around.store.save_status(status)
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
         """The detail of the deletes remembered, as of when some were last forgotten, by whichever worker."""
