@@ -21,11 +21,12 @@ TOPIC: Final = "shop_orders"
 TABLE: Final = TableId("sh`op", 'or\'ders "select" 数')
 _NAME: Final = '`sh``op`.`or\'ders "select" 数`'
 # Names that are reserved words, that need quotes, and that are no ASCII.
-CREATE: Final = f"""CREATE TABLE {_NAME} (`id` BIGINT, `key` INT, `select` VARCHAR(20), `quo'te"s ``n` INT,
-  `größe 数` VARCHAR(20) CHARACTER SET utf8mb4, PRIMARY KEY (`id`, `key`))"""
+CREATE: Final = f"""CREATE TABLE {_NAME} (`id` BIGINT, `key` INT, `select` VARCHAR(20),
+  `quo'te"s ``n` INT NOT NULL, `größe 数` VARCHAR(20) CHARACTER SET utf8mb4, PRIMARY KEY (`id`, `key`))"""
+# Columns come, and a number gets wider and may be NULL from now on.
 ALTER: Final = (
     f"ALTER TABLE {_NAME} ADD COLUMN `order` VARCHAR(9) NOT NULL DEFAULT 'it''s' AFTER `select`, "
-    "ADD COLUMN `late` INT"
+    "ADD COLUMN `late` INT, MODIFY COLUMN `quo'te\"s ``n` BIGINT"
 )
 DEFAULTS: Final[Row] = {"order": "it's", "late": None}
 
@@ -56,7 +57,7 @@ class Changefeed:
 
     ``old_keys``: whether updates that change a key are sent as such, where the codec can. ``filled``: keys of
     rows that were not written since a column was added, which gave them its default. ``events``: what each
-    of the records says.
+    of the records says. ``unchanged``: how many of them come before columns are added.
     """
 
     protocol: str
@@ -68,6 +69,7 @@ class Changefeed:
     filled: set[Key] = field(default_factory=set)
     records: list[EncodedRecord] = field(default_factory=list)
     events: list[ChangeEvent | DdlEvent] = field(default_factory=list)
+    unchanged: int = 0
     _codec: Codec = field(init=False)
     _commits: int = 0
 
@@ -109,6 +111,7 @@ class Changefeed:
 
     def add_columns(self, sql: str, defaults: Row) -> None:
         """A DDL that adds columns, with what the rows that are there have in them."""
+        self.unchanged = len(self.records)
         self.define(sql)
         self.rows = {key: {**row, **defaults} for key, row in self.rows.items()}
         self.filled = set(self.rows)
@@ -165,16 +168,16 @@ def first_changes(feed: Changefeed) -> None:
 
 
 def wider_changes(feed: Changefeed) -> None:
-    """The same once more, after columns were added."""
+    """The same once more, after columns were added, with numbers that only the wider type holds, and none."""
     feed.add_columns(ALTER, DEFAULTS)
-    feed.put(5, 0, "wide", "paid", 5, "", 50)
+    feed.put(5, 0, "wide", "paid", 2**40, "", 50)
     feed.put(3, 0, "wider", "new", 3, "größe", None)
     feed.delete(4, 0)
-    feed.put(4, 0, "risen", "it's", 44, "数", 40)
-    feed.rekey((5, 0), 2, 0, "again", "sent", 5, "", 51)
-    feed.rekey((3, 0), 3, 1, "split", "sent", 3, None, 31, split=True)
+    feed.put(4, 0, "risen", "it's", None, "数", 40)
+    feed.rekey((5, 0), 2, 0, "again", "sent", -(2**63), "", 51)
+    feed.rekey((3, 0), 3, 1, "split", "sent", None, None, 31, split=True)
     feed.delete(4, 0)
-    feed.put(4, 0, "again", "paid", 45, "数", None)
+    feed.put(4, 0, "again", "paid", 2**63 - 1, "数", None)
 
 
 def sent_again(records: Sequence[_Sent], *starts: int) -> list[_Sent]:

@@ -108,9 +108,10 @@ def test_any_stream_ends_in_the_sources_rows_wherever_it_is_cut(
     feed = orders(protocol)
     messages = placed(sent_again(feed.records, *AGAIN))
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
-    # Each pair is cut elsewhere, and again before the very last record, which another worker takes.
-    last = len(messages) - 1
-    cuts = [Random(f"{bed.name} {protocol}").randrange(1, last), last]
+    # Each pair is cut elsewhere: once before the columns change, so that the target's change too, and once
+    # behind it, from where another worker goes on.
+    random = Random(f"{bed.name} {protocol}")
+    cuts = [random.randrange(1, feed.unchanged), random.randrange(feed.unchanged, len(messages))]
     with table.lane() as lane:
         for cut in cuts:
             table.take(lane, cut)
