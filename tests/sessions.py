@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pytest
 
 from tidesink.sinks.class_archive import make_class_archive
+from tidesink.sinks.ivy import fetch
+from tidesink.sinks.jar_set import JarSet
 from tidesink.sinks.session import build_session
+from tidesink.sinks.spark_versions import Coordinate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +33,15 @@ SMALL_SPARK: Final = {**_SMALL, "spark.driver.extraJavaOptions": f"-XX:TieredSto
 _LASTING: Final = {**_SMALL, "spark.driver.extraJavaOptions": _MEMORY}
 # The one session of a run also has the jars of the targets that bring their own.
 WITH_TARGET: Final = "iceberg"
+# For a catalog of Iceberg's in a database.
+_SQLITE: Final = JarSet(
+    "sqlite-jdbc", (Coordinate("org.xerial", "sqlite-jdbc", "3.46.1.3"),), excluded=(("org.slf4j", "*"),)
+)
+
+
+def sqlite_driver() -> Path:
+    """The jar of SQLite's JDBC driver."""
+    return next(fetch(_SQLITE).glob("sqlite-jdbc-*.jar"))
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +54,12 @@ def kept_classes() -> bool:
 def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with two cores."""
     warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
-    session = build_session(
-        master="local[2]", conf={**_LASTING, **warehouse}, target=WITH_TARGET, driver_memory="3g"
-    )
+    with pytest.MonkeyPatch.context() as environment:
+        # Spark puts this last on the class path: the classes that are kept fit what is in front of it.
+        environment.setenv("SPARK_DIST_CLASSPATH", str(sqlite_driver()))
+        session = build_session(
+            master="local[2]", conf={**_LASTING, **warehouse}, target=WITH_TARGET, driver_memory="3g"
+        )
     yield session
     session.stop()
 

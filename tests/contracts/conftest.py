@@ -1,4 +1,4 @@
-"""Beds for the target contracts: one for each entry of TARGETS."""
+"""Beds for the target contracts: one for each entry of TARGETS, and Iceberg's with another catalog."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.iceberg_beds import iceberg_bed
+from tests.contracts.iceberg_beds import iceberg_bed, iceberg_jdbc_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.sql_beds import mysql_bed, postgres_bed
 from tests.contracts.targets_bed import Bed, spark_rows
@@ -45,6 +45,7 @@ BEDS = {
     "http": http_bed,
     "kafka": kafka_bed,
     "iceberg": iceberg_bed,
+    "iceberg_jdbc": iceberg_jdbc_bed,
     "postgres": postgres_bed,
     "mysql": mysql_bed,
 }
@@ -53,6 +54,7 @@ MARKS = {
     "delta": [pytest.mark.spark],
     "http": [pytest.mark.spark],
     "iceberg": [pytest.mark.spark],
+    "iceberg_jdbc": [pytest.mark.spark],
     "kafka": [pytest.mark.spark, pytest.mark.servers],
     "postgres": [pytest.mark.spark, pytest.mark.servers],
     "mysql": [pytest.mark.spark, pytest.mark.servers],

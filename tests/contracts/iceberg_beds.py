@@ -29,6 +29,16 @@ def jdbc_catalog(folder: Path) -> dict[str, str]:
     }
 
 
+def iceberg_jdbc_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
+    """Iceberg tables whose commits are a database's compare-and-set."""
+    from tidesink.sinks.targets.iceberg_session import open_session
+
+    catalog = jdbc_catalog(folder)
+    open_session(request.getfixturevalue("spark"), CATALOG, catalog)
+    # It looks for tables that are there without closing what it reads, which keeps all others from writing.
+    return iceberg_bed(request, folder, {**catalog, "jdbc.init-catalog-tables": "false"})
+
+
 def iceberg_bed(
     request: pytest.FixtureRequest, folder: Path, properties: dict[str, str] | None = None
 ) -> Bed:

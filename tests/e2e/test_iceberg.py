@@ -14,20 +14,15 @@ from tests.contracts.iceberg_beds import jdbc_catalog
 from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
+from tests.sessions import sqlite_driver
 from tests.soak import SOAK
 from tidesink.config import load_config
-from tidesink.sinks.ivy import fetch
-from tidesink.sinks.jar_set import JarSet
-from tidesink.sinks.spark_versions import Coordinate
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
-SQLITE = JarSet(
-    "sqlite-jdbc", (Coordinate("org.xerial", "sqlite-jdbc", "3.46.1.3"),), excluded=(("org.slf4j", "*"),)
-)
 TABLES = ("account", "movement", "pair", "wide")
 
 
@@ -86,9 +81,10 @@ def test_a_catalog_in_a_database_and_workers_that_are_killed(
     One table: of several clients of one SQLite file, Iceberg's keep each other from writing.
     """
     replay(workload, "avro_long", servers=servers, only={"bank_account"})
-    jar = next(fetch(SQLITE).glob("sqlite-jdbc-*.jar"))
     path = replay_config(tmp_path, "avro_long", servers=servers, max_records=450)
-    config = iceberg_config(path, jdbc_catalog(tmp_path), conf={"spark.driver.extraClassPath": str(jar)})
+    config = iceberg_config(
+        path, jdbc_catalog(tmp_path), conf={"spark.driver.extraClassPath": str(sqlite_driver())}
+    )
     for step in kills:
         finish(start_worker(config, tmp_path / "log", f"{step}:2"), tmp_path / "log")
     assert failpoints_hit(config) == [f"{step}:2" for step in kills]
