@@ -8,26 +8,24 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from tests.contracts.sql_beds import DATABASES
+from tests.e2e import lost_executors
 from tests.e2e.retried_tasks import ROWS
 from tests.e2e.sql_beside import Server, connected
-from tests.soak import SOAK
+from tests.soak import SOAK, soaked
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-# One of them is enough for every change: what they share is what is tested.
-@pytest.mark.parametrize("kind", ["postgres", pytest.param("mysql", marks=SOAK)])
-def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: pytest.FixtureRequest) -> None:
-    server: Server = kind, DATABASES[kind](request)
-    command = [sys.executable, "-m", "tests.e2e.retried_tasks", kind, json.dumps(asdict(server[1]))]
+def run_beside(program: str, *arguments: str) -> list[dict[str, Any]]:
+    """What a program, which starts a cluster of its own, prints."""
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", f"tests.e2e.{program}", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -36,7 +34,15 @@ def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: py
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    failed, doubled = (json.loads(line) for line in done.stdout.splitlines())
+    # The log's lines are among them.
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+# One of them is enough for every change: what they share is what is tested.
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("mysql", marks=SOAK)])
+def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: pytest.FixtureRequest) -> None:
+    server: Server = kind, DATABASES[kind](request)
+    failed, doubled = run_beside("retried_tasks", kind, json.dumps(asdict(server[1])))
     assert (failed["inserted"], failed["updated"]) == (ROWS, 0)
     assert (doubled["inserted"], doubled["updated"]) == (0, ROWS)
     # Rows of the attempts that did not count were there.
@@ -45,3 +51,16 @@ def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: py
     with connected(server) as connections, connections.transaction("test") as cursor:
         cursor.execute("SELECT COUNT(*), COUNT(DISTINCT id), SUM(id) FROM shop.orders")
         assert [int(found) for found in cursor.fetchone()] == [ROWS, ROWS, ROWS * (ROWS - 1) // 2]
+
+
+@soaked
+@pytest.mark.parametrize("kind", list(lost_executors.BEDS))
+def test_a_batch_whose_executors_are_lost_is_read_counted_and_written_once(kind: str, tmp_path: Path) -> None:
+    loaded, merged, end = run_beside("lost_executors", kind, str(tmp_path))
+    sent = 2 * lost_executors.ROWS + 1  # the DDL
+    assert (loaded["read"], merged["read"]) == (lost_executors.ROWS + 1, sent)
+    # Spark counted more than that, in both batches, and an executor was lost in the commit of each.
+    assert loaded["observed"] > loaded["read"]
+    assert merged["observed"] > sent - loaded["read"]
+    assert (loaded["lost"], merged["lost"]) == (1, 2)
+    assert end == {"right": True, "rows": lost_executors.ROWS * 9 // 10}

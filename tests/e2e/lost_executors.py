@@ -1,0 +1,185 @@
+"""Run as a program: a worker's lane on a cluster that loses executors, while they read and before they write.
+
+``python -m tests.e2e.lost_executors delta FOLDER`` applies two batches on a cluster of two executors, each of
+which loses one between two of its tasks, and one more when the batch is about to be committed, with what it
+kept of it. Prints of each batch what was observed, what was counted, and how the table stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, placed
+from tests.contracts.coded_lane import HeldTopic, config_of, open_table
+from tests.contracts.targets_bed import Bed, spark_rows
+from tests.sessions import SMALL_SPARK
+from tidesink.change import Message, TableId, TableSchema
+from tidesink.sinks.decoding import Apart
+from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.session import build_session
+from tidesink.sinks.source import KafkaRead, ReadFrame
+from tidesink.typemap.shape import shape_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS: Final = 200
+# An executor gets its second task when it has done its first.
+_TASKS: Final = 4
+_EXECUTOR: Final = b"CoarseGrainedExecutorBackend"
+
+
+def parent_of(pid: int) -> int:
+    """The process that started another."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def is_executor(pid: int) -> bool:
+    """Whether a process is the JVM of an executor, and lives."""
+    return _EXECUTOR in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def lose_executor(mark: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Pass rows on; the executor of the first task that follows another one is killed."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.partitionId() >= _TASKS // 2 and not mark.exists():
+        mark.touch()
+        pid = os.getppid()
+        while not is_executor(pid):
+            pid = parent_of(pid)
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(30)  # its end is ours
+    yield from batches
+
+
+class LosingTopic(HeldTopic):
+    """A topic whose readers are killed, once a batch."""
+
+    def __init__(self, folder: Path, messages: Sequence[Message]) -> None:
+        super().__init__(messages)
+        self._folder = folder
+        self._mark: Path | None = None
+        self.observed = KafkaRead(0, 0)
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The records in the ranges."""
+        raw = super().frame(session, ranges)
+        # Other reads, such as those for DDL, go unharmed.
+        return raw if self._mark is None else raw.mapInArrow(partial(lose_executor, self._mark), raw.schema)
+
+    def read(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
+    ) -> ReadFrame:
+        """The records in the ranges; what was observed is kept."""
+        self._mark = self._folder / f"lost_at_{ranges[0].start}"
+        read = super().read(session, ranges, apart=apart)
+        self._mark = None
+        return read._replace(observed=partial(self._observed, read))
+
+    def _observed(self, read: ReadFrame) -> KafkaRead:
+        self.observed = read.observed()
+        return self.observed
+
+
+class LosesBeforeTheCommit(Failpoints):
+    """Kills an executor when a batch is about to be committed."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.lost = 0
+
+    def reach(self, name: str) -> None:
+        """Say that a step is done."""
+        if name == "committing":
+            os.kill(next(_executors()), signal.SIGKILL)
+            self.lost += 1
+
+
+def _executors() -> Iterator[int]:
+    """The executors that live among what this process has started."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                pid = int(entry.name)
+                if is_executor(pid) and _descends(pid):
+                    yield pid
+
+
+def _descends(pid: int) -> bool:
+    while pid > 1:
+        pid = parent_of(pid)
+        if pid == os.getpid():
+            return True
+    return False
+
+
+def delta_bed(spark: SparkSession, folder: Path) -> Bed:
+    """Delta tables by path."""
+    from tidesink.sinks.targets.delta_target import DeltaTarget
+
+    target = DeltaTarget(spark, str(folder))
+
+    def read(table: TableId) -> list[dict[str, Any]]:
+        return spark_rows(spark.read.format("delta").load(target.path_of(table)))
+
+    return Bed("delta", target, read, lambda: target, spark)
+
+
+BEDS: Final = {"delta": delta_bed}
+
+
+def changes() -> Changefeed:
+    """As many inserts as fill a batch, and then as many updates and deletes."""
+    feed = Changefeed("canal-json", TableSchema(TABLE, ()))
+    feed.define(CREATE)
+    for number in range(ROWS):
+        feed.put(number, 0, "first", number, None)
+    for number in range(ROWS):
+        feed.delete(number, 0) if number % 10 == 0 else feed.put(number, 0, "second", number, "größe")
+    return feed
+
+
+def main(kind: str, folder: Path) -> None:
+    """Apply two batches."""
+    paths = {f"spark.executorEnv.{name}": os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    conf = {**SMALL_SPARK, **paths, "spark.default.parallelism": str(_TASKS)}
+    spark = build_session(master="local-cluster[2,1,1024]", conf=conf, target=kind)
+    feed, lost = changes(), LosesBeforeTheCommit()
+    bed = BEDS[kind](spark, folder / "lake")
+    table = open_table(
+        bed,
+        spark,
+        folder,
+        feed=feed,
+        messages=placed(feed.records),
+        config=config_of(feed),
+        held=partial(LosingTopic, folder),
+    )
+    table = replace(table, around=replace(table.around, failpoints=lost))
+    assert isinstance(table.topic, LosingTopic)
+    with table.lane() as lane:
+        for upto in (ROWS + 1, len(feed.records)):
+            table.take(lane, upto)
+            told = {**lane.report().counters, "observed": table.topic.observed.records, "lost": lost.lost}
+            sys.stdout.write(json.dumps(told) + "\n")
+    right = table.rows(shape_of(feed.schema)) == [row for _, row in sorted(feed.rows.items())]
+    sys.stdout.write(json.dumps({"right": right, "rows": len(feed.rows)}) + "\n")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
