@@ -245,26 +245,30 @@ def test_a_shape_with_fewer_columns_leaves_the_rest(bed: Bed) -> None:
     assert bed.rows() == [row(1, "b", 1 if bed.keeps_rows else None), row(2, "c", None)]
 
 
-def test_numbers_get_wider(bed: Bed) -> None:
-    price = Column("price", ColumnType("decimal", precision=5, scale=2))
-    narrow = shape(ID, AMOUNT, price)
+def test_numbers_get_wider_and_columns_nullable(bed: Bed) -> None:
+    price = Column("price", ColumnType("decimal", precision=5, scale=2), nullable=False)
+    narrow = shape(ID, replace(NAME, nullable=False), AMOUNT, price)
     table = bed.target.open_table(narrow, pipeline="shop")
     epoch = table.claim().epoch
-    table.apply(bed.batch(narrow, [{"id": 1, "amount": 7, "price": Decimal("1.25")}]), progress(epoch, 1))
+    first = [{**row(1, amount=7), "price": Decimal("1.25")}, {**row(3), "price": Decimal("3.25")}]
+    table.apply(bed.batch(narrow, first), progress(epoch, 1))
     finer = bed.target.capabilities.rescales
     wide = shape(
         ID,
+        NAME,
         Column("amount", ColumnType("bigint")),
         Column("price", ColumnType("decimal", precision=12, scale=4 if finer else 2)),
     )
     assert set(table.evolve(wide).widened) == {"amount", "price"}
-    big = {"id": 2, "amount": 2**40, "price": Decimal("12345678.1234" if finer else "1234567890.12")}
-    table.apply(bed.batch(wide, [big]), progress(epoch, 2))
-    assert bed.rows() == [{"id": 1, "amount": 7, "price": Decimal("1.25")}, big]
+    big = {**row(2, None, 2**40), "price": Decimal("12345678.1234" if finer else "1234567890.12")}
+    none = {**row(3, None), "price": None}
+    table.apply(bed.batch(wide, [big, none]), progress(epoch, 2))
+    assert bed.rows() == [first[0], big, none]
     # A writer which still has the narrow types is taken as it is.
     assert not table.evolve(narrow).changed
-    table.apply(bed.batch(narrow, [{"id": 1, "amount": 8, "price": Decimal("2.50")}]), progress(epoch, 3))
-    assert bed.rows()[0] == {"id": 1, "amount": 8, "price": Decimal("2.50")}
+    again = {**row(1, amount=8), "price": Decimal("2.50")}
+    table.apply(bed.batch(narrow, [again]), progress(epoch, 3))
+    assert bed.rows() == [again, big, none]
 
 
 def test_a_change_that_loses_values_is_refused_by_name(bed: Bed) -> None:
