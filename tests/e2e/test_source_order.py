@@ -56,9 +56,11 @@ def _config(
         source["enable-tidb-extension"] = True
     if protocol.endswith("avro"):
         source["schema-registry"] = servers["registry_url"]
-    settings = {"source": source, "defaults": {"sequence_by": "source", **(defaults or {})}}
+    settings: dict[str, Any] = {"source": source, "defaults": {"sequence_by": "source", **(defaults or {})}}
     if target:
         settings["target"] = target
+        if target["type"] == "iceberg":  # which keeps no letters itself
+            settings["dead-letters"] = {"path": "./letters"}
     return shop_config(folder, servers, settings)
 
 
@@ -159,7 +161,9 @@ def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
     assert lake_rows(tmp_path, "aged").keys() == {2}
 
 
-@pytest.mark.parametrize("kind", ["delta", "postgres", pytest.param("mysql", marks=SOAK)])
+@pytest.mark.parametrize(
+    "kind", ["delta", "postgres", *(pytest.param(kind, marks=SOAK) for kind in ("iceberg", "mysql"))]
+)
 def test_a_change_older_than_the_deletes_remembered_is_a_dead_letter_and_stays_one(
     servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
