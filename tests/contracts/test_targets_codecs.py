@@ -216,6 +216,31 @@ def test_every_type_arrives_with_its_limits_and_null(
             assert (got, type(got)) == (value, type(value)), name
 
 
+WIDE: Final = 1000
+
+
+# What a target makes of such a table: tests/contracts/test_targets.py.
+@pytest.mark.parametrize(("bed", "protocol"), [("memory", "flat-avro")], indirect=["bed"])
+def test_a_thousand_columns_and_a_value_of_2_mib(
+    bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    columns = [f"c{at} {'INT' if at % 2 else 'VARCHAR(20)'}" for at in range(WIDE - 2)]
+    feed = Changefeed(protocol, TableSchema(EVERY_TYPE, ()))
+    feed.define(f"CREATE TABLE {EVERY_TYPE} (id BIGINT PRIMARY KEY, {', '.join(columns)}, big LONGTEXT)")
+    values = [at if at % 2 else f"of {at}" for at in range(WIDE - 2)]
+    big = "ä\n" + "x" * 2**21
+    feed.put(1, *values, None)
+    feed.put(2, *[None] * len(values), big)
+    feed.put(1, *values[2:], *values[:2], None)  # every value stands elsewhere
+    feed.put(3, *values, big[::-1])
+    messages = placed(feed.records)
+    table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
+    with table.lane() as lane:
+        table.take(lane, len(messages) - 2)
+        table.take(lane, len(messages))
+    assert table.rows(shape_of(arriving(feed.schema, protocol))) == at_source(feed)
+
+
 @pytest.mark.parametrize("bed", CANAL_JSON_PAIRS, indirect=True)
 def test_copies_of_rows_without_a_key_are_counted(bed: Bed, spark: SparkSession, tmp_path: Path) -> None:
     """canal-json alone can say which of equal rows an event is of."""
