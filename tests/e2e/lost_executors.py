@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, placed
 from tests.contracts.coded_lane import HeldTopic, config_of, open_table
+from tests.contracts.iceberg_beds import CATALOG, hadoop_catalog
 from tests.contracts.targets_bed import Bed, spark_rows
 from tests.sessions import SMALL_SPARK
 from tidesink.change import Message, TableId, TableSchema
@@ -139,7 +140,22 @@ def delta_bed(spark: SparkSession, folder: Path) -> Bed:
     return Bed("delta", target, read, lambda: target, spark)
 
 
-BEDS: Final = {"delta": delta_bed}
+def iceberg_bed(spark: SparkSession, folder: Path) -> Bed:
+    """Iceberg tables in a folder's catalog."""
+    from tidesink.sinks.targets.iceberg_session import open_session
+    from tidesink.sinks.targets.iceberg_target import IcebergTarget
+
+    catalog = hadoop_catalog(folder)
+    session = open_session(spark, CATALOG, catalog)
+    target = IcebergTarget(session, CATALOG, properties=catalog)
+
+    def read(table: TableId) -> list[dict[str, Any]]:
+        return spark_rows(session.table(target.location_of(table)))
+
+    return Bed("iceberg", target, read, lambda: target, session)
+
+
+BEDS: Final = {"delta": delta_bed, "iceberg": iceberg_bed}
 
 
 def changes() -> Changefeed:
