@@ -220,7 +220,11 @@ WIDE: Final = 1000
 
 
 # What a target makes of such a table: tests/contracts/test_targets.py.
-@pytest.mark.parametrize(("bed", "protocol"), [("memory", "flat-avro")], indirect=["bed"])
+@pytest.mark.parametrize(
+    ("bed", "protocol"),
+    [("memory", "flat-avro"), pytest.param("memory", "canal-json", marks=SOAK)],
+    indirect=["bed"],
+)
 def test_a_thousand_columns_and_a_value_of_2_mib(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Final
 
 from pyspark.sql import Column
@@ -15,7 +15,7 @@ from pyspark.sql.avro.functions import from_avro
 
 from tidesink.codecs.columns_avro_schema import BEFORE, MARK, MARK_SIZE, WriterColumn, WriterSchema
 from tidesink.codecs.columns_base import BAD
-from tidesink.codecs.columns_faults import STRINGS, fault, null
+from tidesink.codecs.columns_faults import fault, names_where, null
 from tidesink.codecs.columns_types import (
     Reading,
     default_value,
@@ -37,7 +37,6 @@ from tidesink.typemap.table import row_of
 # hold it: a fixed mark could be written by whoever wants trailing bytes to pass.
 _MARK: Final = secrets.token_bytes(MARK_SIZE)
 _MAGIC: Final = b"\x00"
-_BETWEEN: Final = "\x01"
 _CALENDAR: Final = frozenset({"date", "datetime", "timestamp"})
 _CHECKED_TEXT: Final = frozenset({"decimal", "unsigned64", "time"})
 
@@ -223,11 +222,7 @@ class Images:
             for record, field, reading in self._failable()
             if reading.zero is not None
         ]
-        if not zeros:
-            return null(STRINGS)
-        # Functions over arrays have no generated code, and would slow down every row's whole stage.
-        names = F.concat_ws(_BETWEEN, *(F.when(zero, F.lit(name)) for zero, name in zeros))
-        return F.when(reduce(Column.__or__, (zero for zero, _ in zeros)), F.split(names, _BETWEEN))
+        return names_where(zeros)
 
     def _failable(self) -> list[tuple[RecordColumns, FieldOf, Reading]]:
         found = [

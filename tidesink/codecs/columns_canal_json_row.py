@@ -13,12 +13,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_canal_json_types import as_members, contradictions, read_in_force
-from tidesink.codecs.columns_faults import STRINGS, fault, null
+from tidesink.codecs.columns_faults import BETWEEN, any_of, fault, names_where, null
 from tidesink.codecs.columns_types import Reading, default_value
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.typemap.shape import ShapeColumn, TableShape
-
-_BETWEEN: Final = "\x01"
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,9 @@ class RowColumns:
     def is_doubtful(self, names: Column) -> Column:
         """Whether a row names a column twice, or spells one in other capitals than the shape."""
         twice = F.size(F.array_distinct(names)) != F.size(names)
-        strange = F.concat_ws(_BETWEEN, F.array_except(names, self.known))
+        strange = F.concat_ws(BETWEEN, F.array_except(names, self.known))
         lower = F.array(*(F.lit(column.name.lower()) for column in self.shape.columns))
-        respelt = F.arrays_overlap(F.split(F.lower(strange), _BETWEEN), lower)
+        respelt = F.arrays_overlap(F.split(F.lower(strange), BETWEEN), lower)
         return F.when(names == self.usual_names, F.lit(False)).otherwise(twice | respelt)
 
     @property
@@ -161,11 +159,7 @@ class RowColumns:
             for number, column, reading in self.readings
             if reading.zero is not None
         ]
-        if not zeros:
-            return null(STRINGS)
-        # Functions over arrays have no generated code, and would slow down every row's whole stage.
-        names = F.concat_ws(_BETWEEN, *(F.when(zero, F.lit(name)) for zero, name in zeros))
-        return F.when(reduce(Column.__or__, (zero for zero, _ in zeros)), F.split(names, _BETWEEN))
+        return names_where(zeros)
 
     def _missing(self, number: int, column: ShapeColumn) -> Column:
         return self.text(number, "wire").isNotNull() & F.col("image").getField(column.name).isNull()
@@ -201,8 +195,7 @@ def _member_fault(found: list[tuple[ShapeColumn, Column]]) -> Iterator[tuple[Col
     """One fault for all of them, since there is one for nearly every column of a table."""
     if found:
         first = F.coalesce(*(F.when(there, F.lit(_TYPE_REASON.format(c.name))) for c, there in found))
-        anywhere = reduce(Column.__or__, (F.coalesce(there, F.lit(False)) for _, there in found))
-        yield anywhere, fault(BAD, SchemaMismatchError, first)
+        yield any_of(there for _, there in found), fault(BAD, SchemaMismatchError, first)
 
 
 def _value_fault(column: ShapeColumn) -> Column:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.columns_debezium_json_record import JsonRecord
 from tidesink.codecs.columns_debezium_record import Images, RecordColumns
 from tidesink.codecs.columns_debezium_schema import WireColumn, is_spark_decimal
-from tidesink.codecs.columns_faults import first_fault
+from tidesink.codecs.columns_faults import any_of, first_fault
 from tidesink.codecs.columns_types import lit_binary
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_source import POSTGRES
@@ -46,7 +46,7 @@ def logged_before(
     olds = [record.before() for record in records]
     named = frozenset(wire.field.wire for record in keys for wire in record.schema.columns)
     alone = [_is_key_alone(old, named) for old in olds] if named else []
-    whole = ~reduce(Column.__or__, alone, F.lit(False))
+    whole = ~any_of(alone)
     return {
         "before_image": F.when(whole, Images(olds).struct(shape.ddl)),
         "before_kept": Images(olds).kept(),
@@ -72,10 +72,9 @@ def _is_key_alone(old: RecordColumns, named: frozenset[str]) -> Column:
     """
     postgres = old.column.getField("source").getField("connector") == POSTGRES
     others = [wire for wire in old.schema.columns if wire.field.wire not in named]
-    blank = (_is_blank_in(old, wire) for wire in others)
-    all_blank = reduce(Column.__and__, blank, F.lit(bool(others)))
+    said = any_of(~_is_blank_in(old, wire) for wire in others) if others else F.lit(True)
     there = old.row.isNotNull() & F.col("key_bytes").isNotNull()
-    return F.coalesce(there & postgres & all_blank, F.lit(False))
+    return F.coalesce(there & postgres & ~said, F.lit(False))
 
 
 def _is_blank_in(old: RecordColumns, wire: WireColumn) -> Column:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from typing import Final
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
@@ -13,12 +11,10 @@ from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_base import BAD, POSITION
 from tidesink.codecs.columns_debezium_json_judge import ABSENT
 from tidesink.codecs.columns_debezium_python import KEEP, VALUE, ZERO, is_answer
-from tidesink.codecs.columns_faults import STRINGS, fault, null
+from tidesink.codecs.columns_faults import fault, names_where, null
 from tidesink.codecs.columns_types import default_value, try_cast
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.typemap.shape import ShapeColumn, TableShape
-
-_BETWEEN: Final = "\x01"
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,4 @@ class JudgedRows:
             (is_answer(self._answer(member, number), kind), column.name)
             for number, column in enumerate(self.shape.columns)
         ]
-        names = F.concat_ws(_BETWEEN, *(F.when(condition, F.lit(name)) for condition, name in marked))
-        there = reduce(Column.__or__, (condition for condition, _ in marked))
-        return F.when(there, F.split(names, _BETWEEN)).otherwise(null(STRINGS))
+        return names_where(marked)

@@ -28,7 +28,7 @@ from tidesink.codecs.columns_debezium_python import (
 )
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.columns_debezium_values import native_reading, prepared_text
-from tidesink.codecs.columns_faults import STRINGS, fault, null
+from tidesink.codecs.columns_faults import fault, names_where, null
 from tidesink.codecs.columns_types import Reading, default_value, lit_binary
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.codecs.debezium_values_unavailable import placeholders
@@ -40,7 +40,6 @@ from tidesink.typemap.shape import ShapeColumn, TableShape
 # hold it: a fixed mark could be written by whoever wants trailing bytes to pass.
 _MARK: Final = secrets.token_bytes(MARK_SIZE)
 _MAGIC: Final = b"\x00"
-_BETWEEN: Final = "\x01"
 # What is asked of a source block where positions are asked for.
 SOURCE_AND_POSITION: Final[tuple[str, ...]] = (*SOURCE_MEMBERS, *POSITION_MEMBERS)
 # The member of the envelope that holds each part's row.
@@ -336,11 +335,11 @@ class Images:
             zero = record.readings[field.target.name].zero
             if zero is not None:
                 zeros.append((record.missing(field, image) & zero, field.target.name))
-        return _names(zeros)
+        return names_where(zeros)
 
     def kept(self) -> Column:
         """The names of columns whose value the source did not send; null where there are none."""
-        return _names(
+        return names_where(
             [
                 (F.coalesce(record.row.isNotNull() & kept, F.lit(False)), name)
                 for record in self._records
@@ -355,14 +354,6 @@ class Images:
             for field in record.fields
             if record.readings[field.target.name].failable
         ]
-
-
-def _names(found: list[tuple[Column, str]]) -> Column:
-    if not found:
-        return null(STRINGS)
-    # Functions over arrays have no generated code, and would slow down every row's whole stage.
-    names = F.concat_ws(_BETWEEN, *(F.when(condition, F.lit(name)) for condition, name in found))
-    return F.when(reduce(Column.__or__, (condition for condition, _ in found)), F.split(names, _BETWEEN))
 
 
 def _lost(record: RecordColumns, field: FieldOf, image: str) -> Column:

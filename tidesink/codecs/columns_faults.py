@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column
@@ -15,6 +14,8 @@ from tidesink.typemap.shape import TableShape
 
 _FAULT: Final = "struct<kind: string, error: string, reason: string>"
 STRINGS: Final = "array<string>"
+# Between the names of columns, which have none of it.
+BETWEEN: Final = "\x01"
 # Debezium's and flat-avro's letters, canal-json's words. ``r``, a row as a snapshot found it, tells neither.
 WIRE_OPS: Final = {"c": "insert", "u": "update", "INSERT": "insert", "UPDATE": "update"}
 
@@ -36,9 +37,28 @@ def first_fault(faults: Iterable[tuple[Column, Column]]) -> Column:
     return fault(None) if chosen is None else chosen
 
 
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Whether one of the conditions holds; never null.
+
+    For as many as a table has columns: Spark takes a chain of a thousand ORs apart anew at each of them.
+    """
+    return F.coalesce(
+        F.lit(None).cast("boolean"), *(F.when(one, F.lit(True)) for one in conditions)
+    ).isNotNull()
+
+
+def names_where(found: Sequence[tuple[Column, str]]) -> Column:
+    """The names whose condition holds; null where none does."""
+    if not found:
+        return null(STRINGS)
+    # Functions over arrays have no generated code, and would slow down every row's whole stage.
+    names = F.concat_ws(BETWEEN, *(F.when(condition, F.lit(name)) for condition, name in found))
+    return F.when(any_of(condition for condition, _ in found), F.split(names, BETWEEN))
+
+
 def any_null(struct: str, names: Sequence[str]) -> Column:
     """True where one of a struct's fields, or the struct, is null; of no fields none is."""
-    return reduce(Column.__or__, (F.col(struct).getField(name).isNull() for name in names), F.lit(False))
+    return any_of(F.col(struct).getField(name).isNull() for name in names)
 
 
 def null(ddl: str) -> Column:
