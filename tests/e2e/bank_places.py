@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tests.e2e.bank import ACCOUNT, LASTING, SCHEMAS, Bank, Key, key_of
 from tests.e2e.places import Place, Rows
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tidesink.change import TableSchema
+from tidesink.codecs.base import CodecOptions
+from tidesink.config.models import SequenceBy
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 
-# The codec that each target is fed by here: both of TiCDC's own, each into a lake and into a database.
-PROTOCOLS: Final = {
-    "delta": "flat-avro",
-    "iceberg": "canal-json",
-    "postgres": "canal-json",
-    "mysql": "flat-avro",
+
+class Way(NamedTuple):
+    """How the bank's changes come to a target, and whose order they are applied in."""
+
+    protocol: str
+    sequence_by: SequenceBy = "kafka"
+
+    @property
+    def options(self) -> CodecOptions:
+        """The source's order needs a commit_ts in every message."""
+        return CodecOptions(enable_tidb_extension=self.sequence_by == "source")
+
+
+# Both codecs of TiCDC's own and both orders, each into a lake and into a database.
+WAYS: Final = {
+    "delta": Way("flat-avro"),
+    "iceberg": Way("canal-json", "source"),
+    "postgres": Way("canal-json", "source"),
+    "mysql": Way("flat-avro"),
 }
 
 
-def bank_config(folder: Path, servers: Servers, place: Place, protocol: str, *, batch: int) -> Path:
+def bank_config(folder: Path, servers: Servers, place: Place, way: Way, *, batch: int) -> Path:
     """Every table of the bank, all tables at once, in batches of so many records."""
-    path = shop_config(folder, servers, {"target": place.target, "batch": {"max-records": batch}})
+    more = {"target": place.target, "batch": {"max-records": batch}}
+    path = shop_config(folder, servers, {**more, "defaults": {"sequence_by": way.sequence_by}})
     settings = json.loads(path.read_text(encoding="utf-8"))
-    settings["source"]["protocol"] = protocol
-    if protocol != "flat-avro":
+    settings["source"]["protocol"] = way.protocol
+    settings["source"]["enable-tidb-extension"] = way.options.enable_tidb_extension
+    if way.protocol != "flat-avro":
         del settings["source"]["schema-registry"]
     path.write_text(json.dumps(settings), encoding="utf-8")
     return path
@@ -60,10 +78,12 @@ class Watch:
 
 
 def by_key(schema: TableSchema, rows: Rows) -> dict[Key, dict[str, Any]]:
-    """Rows by key, each once."""
-    found = {key_of(schema, row): row for row in rows}
-    assert len(found) == len(rows), f"{schema.table}: a row is there twice"
-    return found
+    """The rows that a reader is meant to see by their key, each key once in the table."""
+    names = [column.name for column in schema.columns]
+    keys = {key_of(schema, row) for row in rows}
+    assert len(keys) == len(rows), f"{schema.table}: a row is there twice"
+    living = [row for row in rows if not row.get(SOFT_DELETE_COLUMN)]
+    return {key_of(schema, row): {name: row[name] for name in names} for row in living}
 
 
 def check_end(place: Place, bank: Bank) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import math
 import os
+import random
 import signal
 import sqlite3
 import sys
@@ -18,6 +20,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,6 +140,30 @@ def _is_locked(state: Path) -> bool:
         except sqlite3.OperationalError:
             return True
     return False
+
+
+class RandomKills:
+    """Kills workers at some moment of their lives, however long those are on this machine now.
+
+    The first worker lives to its end, so that tables are there and a life's length is known.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self.kills = 0
+        self._rng = rng
+        self._lifetime = math.inf
+
+    def end(self, worker: ForkedWorker, look: Callable[[], None] = lambda: None) -> None:
+        """Look on for a while and kill it, unless it ends before."""
+        began = time.monotonic()
+        end = began + self._rng.uniform(0.05, 1.0) * self._lifetime
+        while worker.running and time.monotonic() < end:
+            look()
+            time.sleep(0.05)
+        if worker.kill():
+            self.kills += 1
+        else:
+            self._lifetime = min(self._lifetime, time.monotonic() - began)
 
 
 def die_at(step: str, spark: SparkSession, config: Path, log: Path) -> None:

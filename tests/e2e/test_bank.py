@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 import time
 from functools import partial
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.bank import Bank, Feed
-from tests.e2e.bank_places import PROTOCOLS, Watch, bank_config, check_end
-from tests.e2e.forked_worker import ForkedWorker
+from tests.e2e.bank_places import WAYS, Watch, bank_config, check_end
+from tests.e2e.forked_worker import ForkedWorker, RandomKills
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
@@ -37,7 +38,6 @@ WORK = 5
 KILLS_A_REST = 25
 # Records of a batch: small while workers are killed, then all that is left.
 SMALL, LARGE = 8, 5_000
-_LONGEST_SECONDS = 4.0
 
 
 class Run:
@@ -47,34 +47,33 @@ class Run:
         self.seed = int(os.environ.get("TIDESINK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
         sys.stderr.write(f"TIDESINK_SEED={self.seed}\n")
         self.rng = random.Random(self.seed)
-        self.kills = 0
-        self._configure = partial(bank_config, folder, servers, place, PROTOCOLS[kind])
+        self._configure = partial(bank_config, folder, servers, place, WAYS[kind])
         self.config = self._configure(batch=SMALL)
         self.watch = Watch(place)
-        self._bank, self._feed = Bank(self.seed), Feed(servers, PROTOCOLS[kind])
+        self._bank, self._feed = Bank(self.seed), Feed(servers, WAYS[kind].protocol, WAYS[kind].options)
         self._spark, self._place, self._log = spark, place, folder / "worker.log"
+        self._random, self._at_steps = RandomKills(self.rng), 0
+
+    @property
+    def kills(self) -> int:
+        """Workers that were killed."""
+        return self._at_steps + self._random.kills
 
     def kill_at(self, failpoint: str) -> None:
         """A worker that dies at a step."""
         began = time.monotonic()
         worker = self._worker(failpoint)
         code = worker.wait()
-        self.kills += 1
+        self._at_steps += 1
         sys.stderr.write(f"{failpoint}: {time.monotonic() - began:.1f} s\n")
         assert code == -9, (failpoint, code, self._log.read_text(encoding="utf-8"))
         self._after()
 
     def kill_at_random(self) -> None:
-        """A worker that dies at some moment, and readers that look on; one that ended before is no kill."""
+        """A worker that dies at some moment of its life, and readers that look on; not if it ends before."""
         worker = self._worker(None)
-        end = time.monotonic() + self.rng.uniform(0.1, _LONGEST_SECONDS)
-        while worker.running and time.monotonic() < end:
-            self.watch.look()
-            time.sleep(0.05)
-        if worker.kill():
-            self.kills += 1
-        else:
-            assert worker.code == 0, self._log.read_text(encoding="utf-8")
+        self._random.end(worker, self.watch.look)
+        assert worker.code in (0, -signal.SIGKILL), self._log.read_text(encoding="utf-8")
         self._after()
 
     def rest(self) -> None:
@@ -108,7 +107,7 @@ class Run:
             self._spark.sparkContext.cancelAllJobs()
 
 
-@pytest.fixture(params=list(PROTOCOLS))
+@pytest.fixture(params=list(WAYS))
 def bank_run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, servers: Servers) -> Run:
     """The bank over each target in turn."""
     place = place_of(request.param, request, tmp_path)
@@ -129,16 +128,20 @@ def test_a_kill_at_each_step(bank_run: Run) -> None:
 
 @pytest.mark.timeout(1200)
 def test_kills_at_random_moments(bank_run: Run) -> None:
-    for _ in range(RANDOM_KILLS):
+    for _ in range(4 * RANDOM_KILLS):
         bank_run.kill_at_random()
+        if bank_run.kills == RANDOM_KILLS:
+            break
     bank_run.finish()
+    assert bank_run.kills == RANDOM_KILLS, "the workers end before they are killed"
+    assert bank_run.watch.looks > RANDOM_KILLS, "nobody looked on"
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(CHAOS == 0, reason="long: make chaos N=500")
 def test_chaos_over_the_bank(bank_run: Run) -> None:
     # The others are kills of the JVM as well: tests/e2e/test_kill.py.
-    kills = CHAOS * 9 // 10 // len(PROTOCOLS)
+    kills = CHAOS * 9 // 10 // len(WAYS)
     while bank_run.kills < kills:
         if bank_run.kills % KILLS_A_REST == 0:
             bank_run.rest()

@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.changing import BAD_EVERY, DEFAULTS, PARTITIONS, ChangingTable
 from tests.e2e.changing_places import PLACES, Place, Rows
-from tests.e2e.forked_worker import die_at, drain
+from tests.e2e.forked_worker import ForkedWorker, RandomKills, die_at, drain
 from tests.e2e.killing import (
     Ending,
     alive_in_group,
@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
 CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
-# Ten on each target that leave the JVM alone come with every change: tests/e2e/test_bank.py.
+# Ten on each target that leave the JVM alone come with every change: tests/e2e/test_bank.py where rows stay.
 RANDOM_KILLS = 3
+KILLS_WHERE_SENT = 10
 # The first three kills come after a commit and leave a batch applied each; all the others meet the fourth.
 STEPS = FAILPOINTS[FAILPOINTS.index("committed") :] + FAILPOINTS[: FAILPOINTS.index("committed")]
 # Records of a batch, the same number of each partition.
@@ -91,6 +92,9 @@ def test_a_kill_at_every_step_of_a_batch(
         table.write(BATCH // PARTITIONS)
         die(step, config)
         _check(place, table.rows, step, batches=batches)
+    if place.sent is None:
+        # Progress is in the target: a worker without its state store goes on from there.
+        config.with_name("state.db").unlink()
     left, fourth = dict(table.rows), _fourth_batch(table)
     table.write(BATCH)
     for step in STEPS[before:]:
@@ -142,6 +146,30 @@ def _check(place: Place, rows: Rows, step: str, *, batches: int) -> None:
     assert len(place.letters()) == batches * BATCH // BAD_EVERY, step
 
 
+@pytest.mark.parametrize("kind", ["kafka", "http"])
+def test_kills_at_random_moments_where_changes_are_sent(
+    spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, servers: Servers, kind: str
+) -> None:
+    place, table, random_kills = (
+        PLACES[kind](request, tmp_path, servers),
+        ChangingTable(servers),
+        RandomKills(random.Random()),
+    )
+    more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
+    config, log = shop_config(tmp_path, servers, {**more, **place.config()}), tmp_path / "worker.log"
+    for _ in range(4 * KILLS_WHERE_SENT):
+        table.write(BATCH)
+        random_kills.end(ForkedWorker(spark, config, log))
+        if random_kills.kills == KILLS_WHERE_SENT:
+            break
+    drain(spark, config, log)
+    assert random_kills.kills == KILLS_WHERE_SENT, "the workers end before they are killed"
+    assert place.sent is not None
+    sent_again(place.sent())  # what came again was the same, under the same keys
+    assert place.rows() == table.rows
+    assert sorted(place.letters()) == sorted(table.bad.items())
+
+
 def _random_kills(folder: Path, workload: Path, servers: Servers, kills: int) -> None:
     config = _prepared(workload, folder, servers, kills)
     log = folder / "worker.log"
@@ -155,6 +183,7 @@ def _random_kills(folder: Path, workload: Path, servers: Servers, kills: int) ->
         finally:
             killed += worker.poll() is None
             kill_group(worker)
+    replay_config(folder, "avro_long", servers=servers)  # what is left is no matter of small batches
     _drain(config, log)
     _expect(workload, folder)
     assert killed > kills // 2

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.change import TableId
 from tidesink.errors import ProgressError, StaleProgressError
 
-SequenceBy = Literal["kafka", "source"]
+if TYPE_CHECKING:
+    from tidesink.config.models import SequenceBy
+
 
 FORMAT_VERSION: Final = 1
 BATCHES_PER_EPOCH: Final = 2**40

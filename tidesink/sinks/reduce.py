@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidesink.change import UNAVAILABLE, ChangeEvent, Op, Position, Row, Value
 from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
 
-SequenceBy = Literal["kafka", "source"]
+if TYPE_CHECKING:
+    from tidesink.config.models import SequenceBy
+
 Key = tuple[Value, ...]
 OrderKey = tuple[int | tuple[int, ...], ...]
 

@@ -57,12 +57,13 @@ from tidesink.codecs.columns_base import (
     UPSERT,
 )
 from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
-from tidesink.sinks.reduce import SequenceBy
 from tidesink.sinks.told_values_spark import ToldValues
 from tidesink.typemap.shape import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from tidesink.config.models import SequenceBy
 
 _SCATTERED_TRUNCATE: Final = (
     "the table was truncated, and its topic has several partitions: nothing says which rows of the others "
