@@ -166,7 +166,7 @@ def test_kills_at_random_moments_where_changes_are_sent(
     assert random_kills.kills == KILLS_WHERE_SENT, "the workers end before they are killed"
     assert place.sent is not None
     sent_again(place.sent())  # what came again was the same, under the same keys
-    assert place.rows() == table.rows
+    assert place.rows() == {key: {**place.told, **row} for key, row in table.rows.items()}
     assert sorted(place.letters()) == sorted(table.bad.items())
 
 
