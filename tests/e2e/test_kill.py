@@ -158,7 +158,7 @@ def test_kills_at_random_moments_where_changes_are_sent(
     more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
     config, log = shop_config(tmp_path, servers, {**more, **place.config()}), tmp_path / "worker.log"
     for _ in range(4 * KILLS_WHERE_SENT):
-        table.write(BATCH)
+        table.write(BATCH // PARTITIONS)
         random_kills.end(ForkedWorker(spark, config, log))
         if random_kills.kills == KILLS_WHERE_SENT:
             break
