@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidesink.change import ChangeEvent, Op, Position, Row, TableId
+from tidesink.config.models import SequenceBy
 from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
-from tidesink.sinks.reduce import Key, SequenceBy, order_key, reduce
+from tidesink.sinks.reduce import Key, order_key, reduce
 
 TABLE = TableId("shop", "t")
 State = dict[Key, Row]

@@ -15,7 +15,8 @@ from tests.multisets import OPTIONS, SCHEMA, Copies, again, change, copies, hist
 from tidesink.change import ChangeEvent
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.row_key import keyed_by_row
-from tidesink.sinks.reduce import SequenceBy, reduce
+from tidesink.config.models import SequenceBy
+from tidesink.sinks.reduce import reduce
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.memory_target import MemoryTarget
 from tidesink.typemap.ddl import TableDefinitions
