@@ -19,13 +19,13 @@ from tidesink.typemap.ddl import TableDefinitions
 PROTOCOLS: Final = tuple(DECODINGS)
 TOPIC: Final = "shop_orders"
 TABLE: Final = TableId("sh`op", 'or\'ders "select" 数')
-_NAME: Final = '`sh``op`.`or\'ders "select" 数`'
+NAME: Final = '`sh``op`.`or\'ders "select" 数`'
 # Names that are reserved words, that need quotes, and that are no ASCII.
-CREATE: Final = f"""CREATE TABLE {_NAME} (`id` BIGINT, `key` INT, `select` VARCHAR(20),
+CREATE: Final = f"""CREATE TABLE {NAME} (`id` BIGINT, `key` INT, `select` VARCHAR(20),
   `quo'te"s ``n` INT NOT NULL, `größe 数` VARCHAR(20) CHARACTER SET utf8mb4, PRIMARY KEY (`id`, `key`))"""
 # Columns come, and a number gets wider and may be NULL from now on.
 ALTER: Final = (
-    f"ALTER TABLE {_NAME} ADD COLUMN `order` VARCHAR(9) NOT NULL DEFAULT 'it''s' AFTER `select`, "
+    f"ALTER TABLE {NAME} ADD COLUMN `order` VARCHAR(9) NOT NULL DEFAULT 'it''s' AFTER `select`, "
     "ADD COLUMN `late` INT, MODIFY COLUMN `quo'te\"s ``n` BIGINT"
 )
 DEFAULTS: Final[Row] = {"order": "it's", "late": None}

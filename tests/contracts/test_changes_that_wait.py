@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.contracts.coded_changes import TABLE, Changefeed, placed
+from tests.contracts.coded_changes import NAME, TABLE, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tests.unit.config_samples import CANAL_JSON, changed
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-NAME = '`sh``op`.`or\'ders "select" 数`'
 CREATE = f"CREATE TABLE {NAME} (id BIGINT PRIMARY KEY, name VARCHAR(9) NOT NULL, size INT, note INT)"
 CHANGED = f"ALTER TABLE {NAME} MODIFY COLUMN size BIGINT, DROP COLUMN note"
 REKEYED = f"ALTER TABLE {NAME} DROP PRIMARY KEY, ADD PRIMARY KEY (name)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -50,13 +51,21 @@ def test_an_index_of_the_keys_beginnings_is_not_one_of_the_key(mysql_sql: Bed) -
     assert mysql_sql.read(TABLE) == []
 
 
+@contextmanager
+def server_set(bed: Bed, there: str, afterwards: str) -> Iterator[Bed]:
+    """A server with other settings for all who connect from now on."""
+    execute(bed, f"SET {there}")
+    target_of(bed).connections.close()
+    yield bed
+    execute(bed, f"SET {afterwards}")
+
+
 @pytest.fixture
 def filling(mysql_sql: Bed) -> Iterator[Bed]:
     """A server that puts the time into a TIMESTAMP by itself, as MariaDB before 10.10 does."""
-    execute(mysql_sql, "SET GLOBAL explicit_defaults_for_timestamp = OFF")
-    target_of(mysql_sql).connections.close()
-    yield mysql_sql
-    execute(mysql_sql, "SET GLOBAL explicit_defaults_for_timestamp = ON")
+    setting = "GLOBAL explicit_defaults_for_timestamp"
+    with server_set(mysql_sql, f"{setting} = OFF", f"{setting} = ON") as bed:
+        yield bed
 
 
 def test_a_server_does_not_put_the_time_into_a_key(filling: Bed) -> None:
@@ -86,10 +95,9 @@ def test_a_column_that_the_server_puts_the_time_into_is_refused(filling: Bed, wo
 @pytest.fixture
 def silent(mysql_sql: Bed) -> Iterator[Bed]:
     """A server that tells nobody what it changed."""
-    execute(mysql_sql, "SET GLOBAL max_error_count = 0, GLOBAL sql_notes = 0")
-    target_of(mysql_sql).connections.close()
-    yield mysql_sql
-    execute(mysql_sql, "SET GLOBAL max_error_count = 64, GLOBAL sql_notes = 1")
+    settings = "GLOBAL max_error_count = {}, GLOBAL sql_notes = {}"
+    with server_set(mysql_sql, settings.format(0, 0), settings.format(64, 1)) as bed:
+        yield bed
 
 
 @pytest.mark.parametrize("name", ["abcd", "abc "])

@@ -15,7 +15,7 @@ from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.passed_on import Sent, reduced, sent_messages, sent_slices
 from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import Server, connected, target_of
-from tests.e2e.writing import lake_rows
+from tests.e2e.writing import lake_rows, shop_config
 from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
 from tidesink.change import Row, Value
@@ -46,6 +46,12 @@ class Place(NamedTuple):
         """What the pipeline's config says of it."""
         kept = {"dead-letters": {"path": "./lake"}} if self.target["type"] in WITHOUT_LETTERS else {}
         return {"target": self.target, **kept}
+
+
+def changing_config(folder: Path, servers: Servers, place: Place, batch: int) -> Path:
+    """A pipeline that puts bad records aside, in batches of so many records."""
+    more = {"batch": {"max-records": batch}, "defaults": {"bad-record": "dead-letter"}}
+    return shop_config(folder, servers, {**more, **place.config()})
 
 
 def delta_place(_request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.changing import BAD_EVERY, DEFAULTS, PARTITIONS, ChangingTable
-from tests.e2e.changing_places import PLACES, Place, Rows
+from tests.e2e.changing_places import PLACES, Place, Rows, changing_config
 from tests.e2e.forked_worker import ForkedWorker, RandomKills, die_at, drain
 from tests.e2e.killing import (
     Ending,
@@ -31,7 +31,6 @@ from tests.e2e.killing import (
 )
 from tests.e2e.passed_on import sent_again
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
-from tests.e2e.writing import shop_config
 from tests.soak import SOAK, soaked
 from tidesink.sinks.failpoints import FAILPOINTS
 from tidesink.sinks.targets import TARGETS
@@ -85,8 +84,7 @@ def test_a_kill_at_every_step_of_a_batch(
 ) -> None:
     die = _die_with_the_jvm if jvm else partial(_die_forked, spark)
     table = ChangingTable(servers)
-    more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
-    config = shop_config(tmp_path, servers, {**more, **place.config()})
+    config = changing_config(tmp_path, servers, place, BATCH)
     before = STEPS.index(FAILPOINTS[0])
     for batches, step in enumerate(STEPS[:before], 1):
         table.write(BATCH // PARTITIONS)
@@ -155,8 +153,7 @@ def test_kills_at_random_moments_where_changes_are_sent(
         ChangingTable(servers),
         RandomKills(random.Random()),
     )
-    more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
-    config, log = shop_config(tmp_path, servers, {**more, **place.config()}), tmp_path / "worker.log"
+    config, log = changing_config(tmp_path, servers, place, BATCH), tmp_path / "worker.log"
     for _ in range(4 * KILLS_WHERE_SENT):
         table.write(BATCH // PARTITIONS)
         random_kills.end(ForkedWorker(spark, config, log))

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.changing import PARTITIONS, TABLE, ChangingTable
-from tests.e2e.changing_places import PLACES, Place
+from tests.e2e.changing_places import PLACES, Place, changing_config
 from tests.e2e.forked_worker import ForkedWorker, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
-from tests.e2e.writing import shop_config
 from tests.soak import SOAK
 from tidesink.sinks.report import UNWELL
 from tidesink.sinks.sql_state_store import SqlStateStore
@@ -37,8 +36,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> P
 def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: Place
 ) -> None:
-    more = {"batch": {"max-records": BATCH}, "defaults": {"bad-record": "dead-letter"}}
-    config = shop_config(tmp_path, servers, {**more, **place.config()})
+    config = changing_config(tmp_path, servers, place, BATCH)
     table = ChangingTable(servers)
     table.write(2 * BATCH // PARTITIONS)
     with _suspended(spark, config, STEPS[0]) as older, _suspended(spark, config, STEPS[1]) as younger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from decimal import Decimal
 
 from tests.spark.decoded import Decoded, Values
@@ -33,6 +34,17 @@ def differences(codec: Codec, message: Message, row: Decoded, plan: DecodeColumn
         f"{place(message)} {name}: {found.get(name)!r}, expected {value!r} ({row.reason})"
         for name, value in expected.items()
         if shown(found.get(name)) != shown(value)
+    ]
+
+
+def all_differences(
+    codec: Codec, messages: Iterable[Message], rows: Iterable[Decoded], plan: DecodeColumns
+) -> list[str]:
+    """The differences of every record, both in the order of their places."""
+    return [
+        line
+        for message, row in zip(messages, rows, strict=True)
+        for line in differences(codec, message, row, plan)
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tests.sessions import raw_frame
-from tests.spark.debezium_rows import differences
+from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions, wide
 from tests.spark.decoded import Decoded, collect
 from tidesink.codecs import open_codec
@@ -34,11 +34,7 @@ def _rows(spark: SparkSession, topic: Versions, plan: DebeziumAvroColumns) -> li
     """The decoded rows, once each is what the Python codec reads."""
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
     rows = collect(plan.decode(raw_frame(spark, topic.messages)), plan)
-    wrong = [
-        line
-        for message, row in zip(topic.messages, rows, strict=True)
-        for line in differences(codec, message, row, plan)
-    ]
+    wrong = all_differences(codec, topic.messages, rows, plan)
     assert not wrong, "\n".join(wrong)
     return rows
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.sessions import raw_frame
-from tests.spark.debezium_rows import differences
+from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import collect
 from tidesink.change import Message
@@ -56,11 +56,7 @@ def test_a_defined_type_is_read_from_any_wire(spark: SparkSession, wire: str) ->
     registry = MemorySchemaRegistry({**topic.key_texts, **topic.texts})
     codec = open_codec("debezium-avro", registry=registry, definitions=definitions)
     rows = collect(plan.decode(raw_frame(spark, topic.messages)), plan)
-    wrong = [
-        line
-        for message, row in zip(topic.messages, rows, strict=True)
-        for line in differences(codec, message, row, plan)
-    ]
+    wrong = all_differences(codec, topic.messages, rows, plan)
     assert not wrong, "\n".join(wrong)
     assert {row.kind for row in rows} == {"upsert", "bad"}
     first = [message for message in topic.messages if rows[message.offset].reason and message.offset < 7]

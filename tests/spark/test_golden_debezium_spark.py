@@ -15,7 +15,7 @@ from tests.golden.debezium_captures import Capture
 from tests.golden.each_capture import each_capture
 from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
-from tests.spark.debezium_rows import differences, place
+from tests.spark.debezium_rows import all_differences, place
 from tests.spark.decoded import collect
 from tidesink.change import ChangeEvent, Message, TableId
 from tidesink.codecs import open_codec
@@ -141,11 +141,7 @@ def test_every_record_is_what_the_python_codec_reads(capture: Capture, spark: Sp
         plan, codec = plan_of(capture, table, messages, spark, positions=True), codec_of(capture)
         decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
         placed += sum(row.raw[POSITION] is not None for row in decoded)
-        wrong = [
-            line
-            for message, row in zip(sorted(messages, key=place), decoded, strict=True)
-            for line in differences(codec, message, row, plan)
-        ]
+        wrong = all_differences(codec, sorted(messages, key=place), decoded, plan)
         assert not wrong, "\n".join([f"{table} {plan.shape.ddl}", *wrong[:30]])
         rows += sum(row.kind in ("upsert", "delete") for row in decoded)
     assert rows > 10
@@ -185,8 +181,7 @@ def _ticdc_differences(folder: VectorFolder, records: list[Record], spark: Spark
     decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
     return [
         f"{records[0].name}: {line}"
-        for message, row in zip(sorted(messages, key=place), decoded, strict=True)
-        for line in differences(codec, message, row, plan)
+        for line in all_differences(codec, sorted(messages, key=place), decoded, plan)
     ]
 
 
@@ -218,8 +213,7 @@ def _ticdc_json_differences(records: list[Record], spark: SparkSession) -> list[
     decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
     return [
         f"{records[0].name}: {line}"
-        for message, row in zip(sorted(messages, key=place), decoded, strict=True)
-        for line in differences(codec, message, row, plan)
+        for line in all_differences(codec, sorted(messages, key=place), decoded, plan)
     ]
 
 

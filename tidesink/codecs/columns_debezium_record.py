@@ -131,11 +131,19 @@ class RecordColumns:
                 continue
             wire, schema = self.row.getField(field.wire.wire), field.wire.field.schema
             text = prepared_text(wire, schema)
-            if self._native(field, wire) is None:
+            if field.target.name in self._by_python:
                 found.append(self._python(field, wire).alias(self._prepared(field)))
             elif text is not None:
                 found.append(text.alias(self._prepared(field)))
         return found
+
+    @cached_property
+    def _by_python(self) -> frozenset[str]:
+        """The columns that Spark has no expression for; each look makes one, so it is done once."""
+        there = [(field, field.wire.wire) for field in self.fields if field.wire is not None]
+        return frozenset(
+            field.target.name for field, name in there if self._native(field, self.row.getField(name)) is None
+        )
 
     def reading(self, field: FieldOf) -> Reading:
         """The reading of one column of the row."""
@@ -167,7 +175,7 @@ class RecordColumns:
         if field.wire is None:
             return None
         wire, schema = self.row.getField(field.wire.wire), field.wire.field.schema
-        if self._native(field, wire) is None:
+        if field.target.name in self._by_python:
             return is_answer(F.col(self._prepared(field)), KEEP)
         semantic = semantic_type(schema.name, schema.type)
         if schema.type == "string":
@@ -215,9 +223,8 @@ class RecordColumns:
 
     def fault(self, field: FieldOf) -> Column:
         """What to say of a value that could not be read."""
-        assert field.wire is not None  # noqa: S101 - a column its writer lacks cannot fail
         found = _value_fault(field)
-        if self._native(field, self.row.getField(field.wire.wire)) is not None:
+        if field.target.name not in self._by_python:
             return found
         return refusal(F.col(self._prepared(field)), field.target.name, found)
 

@@ -72,7 +72,7 @@ def _indexed(column: str | None, length: int | None) -> str:
 
 
 def check_kept(cursor: Any, place: Place, columns: Collection[str]) -> None:
-    """Look at the columns (quoted, in lower case) that get the source's values.
+    """Look at the columns (in lower case) that get the source's values.
 
     A TIMESTAMP may be given the time by the server: at each change of its row, and, where
     ``explicit_defaults_for_timestamp`` is off, in place of NULL.
@@ -85,7 +85,7 @@ def check_kept(cursor: Any, place: Place, columns: Collection[str]) -> None:
     cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
     for name, found, _, null, key, _, extra, *_ in cursor.fetchall():
         fills = not explicit and found.startswith("timestamp") and null != "YES" and key != "PRI"
-        if quote_mysql(name).lower() in columns and (fills or "on update" in extra.lower()):
+        if name.lower() in columns and (fills or "on update" in extra.lower()):
             right = f"{found} NULL" if key != "PRI" else f"{found} NOT NULL{default_of_key(found)}"
             raise SchemaRefusedError(
                 f"the server puts the time into the column {name} of {place.shown} by itself, in place of "

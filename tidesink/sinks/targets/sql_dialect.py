@@ -183,7 +183,7 @@ class Dialect(Protocol):
         """
 
     def check_kept(self, cursor: Any, place: Place, columns: Collection[str]) -> None:
-        """Refuse a table that puts values of its own into columns (quoted, in lower case) of the source's.
+        """Refuse a table that puts values of its own into columns (in lower case) of the source's.
 
         Raises: SchemaRefusedError.
         """

@@ -78,7 +78,8 @@ class SqlTable(ChangedColumns):
         self._ordered: TableShape | None = None
         self._present = self._open(shape, soft=delete_mode == "soft")
         self._keys = frozenset(self._dialect.quote(key).lower() for key in shape.keys)
-        self._columns = frozenset(self._dialect.quote(column.name).lower() for column in shape.columns)
+        # Not quoted: one that the database takes in no table is no matter until it is added.
+        self._columns = frozenset(column.name.lower() for column in shape.columns)
 
     def claim(self) -> Claim:
         """Take the next epoch by a commit; older holders are refused from here on."""
