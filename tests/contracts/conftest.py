@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.contracts.delta_beds import delta_bed
 from tests.contracts.iceberg_beds import iceberg_bed, iceberg_jdbc_bed
 from tests.contracts.message_beds import http_bed, kafka_bed
 from tests.contracts.sql_beds import mysql_bed, postgres_bed
-from tests.contracts.targets_bed import Bed, spark_rows
-from tidesink.change import TableId
+from tests.contracts.targets_bed import Bed
 from tidesink.sinks.targets import TARGETS
 
 
@@ -21,22 +20,6 @@ def memory_bed(_request: pytest.FixtureRequest, _folder: Path) -> Bed:
 
     target = MemoryTarget()
     return Bed("memory", target, target.rows, lambda: target)
-
-
-def delta_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
-    """Delta tables in a folder of the test's own, read back by path."""
-    from tidesink.sinks.targets.delta_session import open_session
-    from tidesink.sinks.targets.delta_target import DeltaTarget
-
-    # What others do to a table (RESTORE, OPTIMIZE, ALTER) computes snapshots as well: 50 partitions of an
-    # untuned session make most of a test's time.
-    spark = open_session(request.getfixturevalue("spark"))
-    target = DeltaTarget(spark, str(folder))
-
-    def read(table: TableId) -> list[dict[str, Any]]:
-        return spark_rows(spark.read.format("delta").load(target.path_of(table)))
-
-    return Bed("delta", target, read, lambda: DeltaTarget(spark, str(folder)), spark)
 
 
 BEDS = {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.contracts.targets_bed import Bed, spark_rows
 from tidesink.change import TableId
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CATALOG = "lake"
 
@@ -43,11 +46,15 @@ def iceberg_bed(
     request: pytest.FixtureRequest, folder: Path, properties: dict[str, str] | None = None
 ) -> Bed:
     """Iceberg tables, read back by name in a session of the test's own."""
+    return iceberg_bed_in(request.getfixturevalue("spark"), properties or hadoop_catalog(folder))
+
+
+def iceberg_bed_in(session: SparkSession, catalog: dict[str, str]) -> Bed:
+    """The same by a session at hand."""
     from tidesink.sinks.targets.iceberg_session import open_session
     from tidesink.sinks.targets.iceberg_target import IcebergTarget
 
-    catalog = properties or hadoop_catalog(folder)
-    spark = open_session(request.getfixturevalue("spark"), CATALOG, catalog)
+    spark = open_session(session, CATALOG, catalog)
     target = IcebergTarget(spark, CATALOG, properties=catalog)
 
     def read(table: TableId) -> list[dict[str, Any]]:

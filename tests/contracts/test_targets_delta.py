@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.conftest import delta_bed
+from tests.contracts.delta_beds import delta_bed
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker, HeldMerge
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape, sql
 from tidesink.change import Column, ColumnType

@@ -9,20 +9,18 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.contracts.sql_beds import DATABASES, reader
-from tests.e2e.changing import DEFAULTS, LETTER, NAME, TABLE, Letter, as_letter, dead_letters
-from tests.e2e.iceberg_beside import newest_metadata
+from tests.contracts.sql_beds import DATABASES
+from tests.e2e.changing import DEFAULTS, LETTER, TABLE, Letter, as_letter, dead_letters
 from tests.e2e.passed_on import Sent, reduced, sent_messages, sent_slices
+from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
-from tests.e2e.sql_beside import Server, connected, target_of
-from tests.e2e.writing import lake_rows, shop_config
+from tests.e2e.writing import shop_config
 from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
-from tidesink.change import Row, Value
+from tidesink.change import Row, TableId, Value
 from tidesink.codecs.opening import open_codec
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.rejects import DEAD_LETTERS_NAME
-from tidesink.sinks.targets.sql_target import SqlTarget
 
 Rows = dict[int, Row]
 # Targets that keep no dead letters themselves.
@@ -54,49 +52,20 @@ def changing_config(folder: Path, servers: Servers, place: Place, batch: int) ->
     return shop_config(folder, servers, {**more, **place.config()})
 
 
-def delta_place(_request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
-    """Delta in a folder."""
-    target = {"type": "delta", "path": "./lake"}
-    return Place(target, lambda: lake_rows(folder, NAME), lambda: dead_letters(folder))
+def _kept(kind: str) -> Callable[[pytest.FixtureRequest, Path, Servers], Place]:
+    """Of a target that holds rows. Their dead letters are in the database, or in a folder."""
 
+    def place(request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
+        kept = place_of(kind, request, folder)
 
-def iceberg_place(request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
-    """Iceberg in a catalog that is a folder."""
-    spark = request.getfixturevalue("spark")
-    warehouse = {"type": "hadoop", "warehouse": "./warehouse"}
+        def letters() -> list[Letter]:
+            rows = kept.rows(TableId(TABLE.schema, DEAD_LETTERS_NAME)) or ()
+            return [as_letter(*(row[name] for name in LETTER)) for row in rows]
 
-    def rows() -> Rows:
-        metadata = newest_metadata(folder / "warehouse" / TABLE.schema / TABLE.name)
-        return by_id([row.asDict() for row in spark.read.format("iceberg").load(metadata).collect()])
+        beside = letters if kind in DATABASES else lambda: dead_letters(folder)
+        return Place(kept.target, lambda: by_id(kept.rows(TABLE) or []), beside)
 
-    target = {"type": "iceberg", "catalog": "lake", "catalog-properties": warehouse}
-    return Place(target, rows, lambda: dead_letters(folder))
-
-
-def postgres_place(request: pytest.FixtureRequest, _folder: Path, _servers: Servers) -> Place:
-    """A database of the test's own."""
-    return _database(("postgres", DATABASES["postgres"](request)))
-
-
-def mysql_place(request: pytest.FixtureRequest, _folder: Path, _servers: Servers) -> Place:
-    """The tests' MariaDB."""
-    return _database(("mysql", DATABASES["mysql"](request)))
-
-
-def _database(server: Server) -> Place:
-    def rows() -> Rows:
-        with connected(server) as connections:
-            return by_id(reader(SqlTarget(connections))(TABLE))
-
-    return Place(target_of(server), rows, lambda: _letters_in(server))
-
-
-def _letters_in(server: Server) -> list[Letter]:
-    with connected(server) as connections, connections.transaction("test", writes=False) as cursor:
-        quote = connections.dialect.quote
-        place = f"{quote(TABLE.schema)}.{quote(DEAD_LETTERS_NAME)}"
-        cursor.execute(f"SELECT {', '.join(map(quote, LETTER))} FROM {place}")  # noqa: S608
-        return [as_letter(*row) for row in cursor.fetchall()]
+    return place
 
 
 def kafka_place(_request: pytest.FixtureRequest, folder: Path, servers: Servers) -> Place:
@@ -146,10 +115,7 @@ def by_id(rows: list[dict[str, Any]]) -> Rows:
 
 
 PLACES: Final[dict[str, Callable[[pytest.FixtureRequest, Path, Servers], Place]]] = {
-    "delta": delta_place,
-    "iceberg": iceberg_place,
-    "postgres": postgres_place,
-    "mysql": mysql_place,
+    **{kind: _kept(kind) for kind in KINDS},
     "kafka": kafka_place,
     "http": http_place,
 }

@@ -12,19 +12,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, placed
 from tests.contracts.coded_lane import HeldTopic, config_of, open_table
-from tests.contracts.iceberg_beds import CATALOG, hadoop_catalog
-from tests.contracts.targets_bed import Bed, spark_rows
+from tests.contracts.delta_beds import delta_bed_in
+from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
+from tests.contracts.targets_bed import Bed
 from tests.sessions import SMALL_SPARK
-from tidesink.change import Message, TableId, TableSchema
+from tidesink.change import Message, TableSchema
 from tidesink.sinks.decoding import Apart
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.ranges import OffsetRange
@@ -128,34 +129,10 @@ def _descends(pid: int) -> bool:
     return False
 
 
-def delta_bed(spark: SparkSession, folder: Path) -> Bed:
-    """Delta tables by path."""
-    from tidesink.sinks.targets.delta_target import DeltaTarget
-
-    target = DeltaTarget(spark, str(folder))
-
-    def read(table: TableId) -> list[dict[str, Any]]:
-        return spark_rows(spark.read.format("delta").load(target.path_of(table)))
-
-    return Bed("delta", target, read, lambda: target, spark)
-
-
-def iceberg_bed(spark: SparkSession, folder: Path) -> Bed:
-    """Iceberg tables in a folder's catalog."""
-    from tidesink.sinks.targets.iceberg_session import open_session
-    from tidesink.sinks.targets.iceberg_target import IcebergTarget
-
-    catalog = hadoop_catalog(folder)
-    session = open_session(spark, CATALOG, catalog)
-    target = IcebergTarget(session, CATALOG, properties=catalog)
-
-    def read(table: TableId) -> list[dict[str, Any]]:
-        return spark_rows(session.table(target.location_of(table)))
-
-    return Bed("iceberg", target, read, lambda: target, session)
-
-
-BEDS: Final = {"delta": delta_bed, "iceberg": iceberg_bed}
+BEDS: Final[dict[str, Callable[[SparkSession, Path], Bed]]] = {
+    "delta": delta_bed_in,
+    "iceberg": lambda spark, folder: iceberg_bed_in(spark, hadoop_catalog(folder)),
+}
 
 
 def changes() -> Changefeed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -16,6 +16,8 @@ from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.targets.sql_target import SqlTarget
 
 Rows = list[dict[str, Any]]
+# Targets that hold rows and outlive their worker.
+KINDS: Final = ("delta", "iceberg", *DATABASES)
 
 
 class Place(NamedTuple):
@@ -23,6 +25,11 @@ class Place(NamedTuple):
 
     target: dict[str, Any]
     rows: Callable[[TableId], Rows | None]
+
+    def living(self, table: TableId) -> dict[int, str]:
+        """Of a table in the source's order the name of each row that a reader is meant to see, by its id."""
+        rows = self.rows(table) or ()
+        return {row["id"]: row["name"] for row in rows if not row["_tidesink_deleted"]}
 
 
 def place_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.ordered_places import PLACES, Place
+from tests.e2e.places import KINDS, Place, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.test_kept_in_databases import letters_of
 from tests.e2e.test_kept_records import answered, asked
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.soak import SOAK, each
-from tidesink.change import Op
+from tidesink.change import Op, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.sinks.report import RunReport
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 
 _SECOND = 1000 << 18
+_SCATTERED, _AGED, _MOVED = (TableId("shop", name) for name in ("scattered", "aged", "moved"))
 _COUNTED = ("read", "applied", "superseded")
 
 
-@pytest.fixture(params=each(PLACES, soaked="mysql"))
+@pytest.fixture(params=each(KINDS, soaked="mysql"))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Each target that keeps positions, in turn."""
-    return PLACES[request.param](request, tmp_path)
+    return place_of(request.param, request, tmp_path)
 
 
 def _drained(config: Path) -> RunReport:
@@ -81,23 +82,23 @@ def test_the_newest_change_stays_whenever_and_wherever_it_comes(
     writer = TableWriter(
         servers, schema_of("scattered"), protocol="canal-json", partitions=3, options=options
     )
-    config = _config(servers, tmp_path, protocol="canal-json", topic=writer.topic, target=place.settings)
+    config = _config(servers, tmp_path, protocol="canal-json", topic=writer.topic, target=place.target)
     _sent(writer, Op.INSERT, 1, "newer", ts=20, partition=0)
     _sent(writer, Op.INSERT, 1, "older", ts=10, partition=1)
     _sent(writer, Op.DELETE, 2, "gone", ts=30, partition=2)
     _sent(writer, Op.INSERT, 3, "three", ts=5, partition=2)
     first = _drained(config)
-    assert place.living("scattered") == {1: "newer", 3: "three"}
+    assert place.living(_SCATTERED) == {1: "newer", 3: "three"}
     _sent(writer, Op.INSERT, 2, "risen", ts=25, partition=0)
     _sent(writer, Op.INSERT, 1, "oldest", ts=5, partition=2)
     _sent(writer, Op.DELETE, 3, "three", ts=40, partition=0)
     second = _drained(config)
-    assert place.living("scattered") == {1: "newer"}
+    assert place.living(_SCATTERED) == {1: "newer"}
     counted = [[report.tables[0].counters[name] for name in _COUNTED] for report in (first, second)]
     assert counted == [[4, 3, 1], [3, 1, 2]]
     _sent(writer, Op.INSERT, 2, "again", ts=50, partition=1)
     _drained(config)
-    assert place.living("scattered") == {1: "newer", 2: "again"}
+    assert place.living(_SCATTERED) == {1: "newer", 2: "again"}
 
 
 @pytest.mark.parametrize("protocol", [pytest.param("debezium-json", marks=SOAK), "debezium-avro"])
@@ -167,7 +168,7 @@ def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
 def test_a_change_older_than_the_deletes_remembered_is_a_dead_letter_and_stays_one(
     servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
-    place = PLACES[kind](request, tmp_path)
+    place = place_of(kind, request, tmp_path)
     options = CodecOptions(enable_tidb_extension=True)
     writer = TableWriter(servers, schema_of("aged"), protocol="canal-json", options=options)
     defaults = {"tombstone-retention": "10s", "bad-record": "dead-letter"}
@@ -177,7 +178,7 @@ def test_a_change_older_than_the_deletes_remembered_is_a_dead_letter_and_stays_o
         protocol="canal-json",
         topic=writer.topic,
         defaults=defaults,
-        target=place.settings,
+        target=place.target,
     )
     _sent(writer, Op.DELETE, 1, "gone", ts=100 * _SECOND, partition=0)
     _sent(writer, Op.INSERT, 2, "two", ts=200 * _SECOND, partition=0)
@@ -188,13 +189,16 @@ def test_a_change_older_than_the_deletes_remembered_is_a_dead_letter_and_stays_o
     _sent(writer, Op.INSERT, 2, "zwei", ts=201 * _SECOND, partition=0)
     (table,) = _drained(config).tables
     assert [table.counters[word] for word in (*_COUNTED, "dead_lettered")] == [2, 1, 0, 1]
-    assert place.living("aged") == {2: "zwei"}
+    assert place.living(_AGED) == {2: "zwei"}
     # What is remembered is known to a worker that had nothing to forget, too.
     assert (_remembered(config), letters_of(config)) == (forgotten, [("HorizonError", 1, 2)])
     assert "older than the horizon" in answered(config, "dlq", "show", "shop.aged", "0@2")["reason"]
     # A replay does not know more than the worker did.
     assert "1" in asked(config, "dlq", "replay", "shop.aged", code=3)
-    assert (place.living("aged"), letters_of(config)) == ({2: "zwei"}, [("HorizonError", 1, 2)])
+    assert (place.living(_AGED), letters_of(config)) == (
+        {2: "zwei"},
+        [("HorizonError", 1, 2)],
+    )
 
 
 def _remembered(config: Path) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def test_a_table_goes_over_to_the_sources_order_with_the_rows_it_has(
 ) -> None:
     options = CodecOptions(enable_tidb_extension=True)
     writer = TableWriter(servers, schema_of("moved"), protocol="canal-json", options=options)
-    config = _config(servers, tmp_path, protocol="canal-json", topic=writer.topic, target=place.settings)
+    config = _config(servers, tmp_path, protocol="canal-json", topic=writer.topic, target=place.target)
     config.write_text(config.read_text().replace('"sequence_by": "source"', '"sequence_by": "kafka"'))
     for number in (1, 2, 3):
         _sent(writer, Op.INSERT, number, "before", ts=10, partition=0)
@@ -218,4 +222,4 @@ def test_a_table_goes_over_to_the_sources_order_with_the_rows_it_has(
     _sent(writer, Op.INSERT, 2, "after", ts=20, partition=0)
     _sent(writer, Op.DELETE, 3, "before", ts=20, partition=0)
     assert _drained(config).exit_code == 0
-    assert place.living("moved") == {1: "before", 2: "after"}
+    assert place.living(_MOVED) == {1: "before", 2: "after"}
