@@ -37,7 +37,7 @@ class _Told:
     def columns(self) -> Any:
         return _Plan()
 
-    def read_as(self, renamed: Mapping[str, str]) -> None:
+    def read_as(self, renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
         self.read = dict(renamed)
 
 

@@ -125,8 +125,11 @@ class Decoding(Protocol):
     def told(self) -> ToldColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
 
-    def read_as(self, renamed: Mapping[str, str]) -> None:
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """Read rows that have a column's old name as if they had its new one.
+
+        ``held``: Spark's types of the target's columns by their names, folded. What the source had of them
+        and has no more is in the plan's shape, and so NULL in rows without it, whoever read those of before.
 
         Raises: as ``prepare``.
         """

@@ -51,9 +51,9 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         return self._decoding.told()
 
-    def read_as(self, renamed: Mapping[str, str]) -> None:
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """As the decoding inside."""
-        self._decoding.read_as(renamed)
+        self._decoding.read_as(renamed, held)
 
     def apart(self) -> Apart | None:
         """As the decoding inside."""

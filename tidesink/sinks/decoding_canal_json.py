@@ -30,7 +30,7 @@ from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import reads_alike
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, is_row_keyed
-from tidesink.typemap.shape import shape_of, wider_ddl, with_defaults, with_former, without
+from tidesink.typemap.shape import shape_of, wider_ddl, with_defaults, with_former, with_gone, without
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,11 +145,14 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         former_columns = tuple(former.values())
         return ToldColumns(known.current, former_columns, renamed, known.readded, known.partings, known.names)
 
-    def read_as(self, renamed: Mapping[str, str]) -> None:
-        """Plan anew where other columns are read by their old names than before."""
-        if renamed != self._renamed:
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
+        """Plan anew where other columns are read by their old names than before, or are held besides."""
+        there = {*map(str.casefold, self._known_columns()), *map(str.casefold, renamed)}
+        lacking = {name: found for name, found in held.items() if name not in there}
+        kept = tuple(column for column in self._former() if _stays(column, lacking))
+        if renamed != self._renamed or kept:
             self._renamed = dict(renamed)
-            self._make()
+            self._make(kept)
 
     def apart(self) -> Apart:
         """What the messages' own names say; made anew when another table is met.
@@ -226,7 +229,7 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         columns: dict[str, Column] = {c.name.casefold(): c for c in defined.columns} if defined else {}
         # What rows from before a DROP or RENAME have: the DDL told of it too.
-        former = () if self._declared is not None else self._ddl.former(self._table)
+        former = self._former()
         told = TableSchema(self._table, (*columns.values(), *former))
         definitions = TableDefinitions([told] if told.columns else [])
         shapes = RowShapes(definitions, None)
@@ -243,7 +246,12 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         )
         return TableSchema(self._table, tuple(columns.values())) if columns else None
 
-    def _make(self) -> None:
+    def _former(self) -> tuple[Column, ...]:
+        """What the DDL told that the table had and has no more."""
+        return () if self._declared is not None else self._ddl.former(self._table)
+
+    def _make(self, kept: Sequence[Column] = ()) -> None:
+        """Plan; ``kept``: columns that the source has no more, to be in the shape."""
         schema, settings = self._schema(), self._settings
         if schema is None:
             raise ConfigError(
@@ -258,7 +266,7 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         self._planned = schema
         plan = canal_json_columns(
             schema,
-            base=self._base(schema),
+            base=self._base(schema, kept),
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
@@ -276,14 +284,14 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
         return self._options.sends_row_keys and not keyed
 
-    def _base(self, schema: TableSchema) -> TableShape | None:
+    def _base(self, schema: TableSchema, kept: Sequence[Column]) -> TableShape | None:
         """The shape so far; a column met in rows before its DDL had no default yet."""
         if self._plan is None:
             return None
-        known = without(self._plan.shape, self._renamed)
+        known = with_gone(without(self._plan.shape, self._renamed), kept)
         shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
         # One DDL read ahead may change a column's type and the next drop it: rows lie between the two.
-        former = () if self._declared is not None else self._ddl.former(self._table)
+        former = self._former()
         names = {column.name.casefold() for column in schema.columns}
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
 
@@ -305,6 +313,14 @@ def _reads_on(column: Column, was: Column | None) -> bool:
     if was is None or was.earlier or column.earlier or not reads_alike(column.type, was.type):
         return False
     return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
+
+
+def _stays(column: Column, held: Mapping[str, str]) -> bool:
+    """Whether the target has a column of before, with a type that fits; a key's is not what it was."""
+    found = held.get(column.name.casefold())
+    if found is None or column.handle or column.virtual:
+        return False
+    return wider_ddl(found, spark_type(column.type).ddl) is not None
 
 
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:

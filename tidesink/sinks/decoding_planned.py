@@ -66,7 +66,7 @@ class LoneDecoding(PlannedDecoding[Plan], ABC):
         """Nothing: no DDL is read."""
         return None
 
-    def read_as(self, _renamed: Mapping[str, str]) -> None:
+    def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
         """Never asked: no DDL tells of a rename."""
 
     def apart(self) -> Apart | None:

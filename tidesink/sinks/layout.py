@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
@@ -35,6 +35,19 @@ _ONTO: Final = (
 )
 
 _log = structlog.get_logger("tidesink.worker")
+
+
+class _Holders(NamedTuple):
+    """The layout, and the source's columns that the target holds by it."""
+
+    layout: Layout
+    current: tuple[TableColumn, ...]
+
+    def own(self, name: str) -> bool:
+        """Whether the target's column of that name, if any, is this one of the source's."""
+        target = self.layout.target_name(name).lower()
+        others = (c.name for c in self.current if self.layout.target_name(c.name).lower() == target)
+        return next(others, name).lower() == name.lower()
 
 
 class LaidOutDecoding(DecodingAround):
@@ -74,10 +87,21 @@ class LaidOutDecoding(DecodingAround):
         super().catch_up(ranges, found)
         self._lays_out_anew()
 
-    def read_as(self, renamed: Mapping[str, str]) -> None:
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """As the decoding inside; what is left out then goes by the DDL that was read."""
-        super().read_as(renamed)
+        super().read_as(renamed, dict(self._at_source(held)))
         self._lays_out_anew()
+
+    def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Of the target's columns those that the source has no more, by their names there, folded."""
+        told = self._decoding.told()
+        if told is None:
+            return
+        holders = self._holders(told)
+        for name in (*(column.name for column in told.former), *told.renamed):
+            found = held.get(holders.layout.target_name(name).casefold())
+            if found is not None and holders.own(name):
+                yield name.casefold(), found
 
     def learn(self, missed: Missed) -> bool:
         """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
@@ -118,15 +142,9 @@ class LaidOutDecoding(DecodingAround):
         told = self._decoding.told()
         if told is None:
             return None
-        layout = self._followed(told, self._decoding.columns().shape).layout
-        current = tuple(column for column in told.current.columns if layout.chooses(column.name))
-        holders = {layout.target_name(column.name).lower(): column.name.lower() for column in current}
+        holders = self._holders(told)
+        layout, current, own = holders.layout, holders.current, holders.own
         excluded = {name.lower() for name in layout.except_columns}
-
-        def own(name: str) -> bool:
-            """Whether the target's column of that name, if any, is this one of the source's."""
-            return holders.get(layout.target_name(name).lower(), name.lower()) == name.lower()
-
         # A list of columns names a column by what it is called now: the old name need not be in it.
         renamed = {
             old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
@@ -148,6 +166,10 @@ class LaidOutDecoding(DecodingAround):
             if layout.chooses(name) and own(name)
         }
         return ToldColumns(named, tuple(self._named(former)), renamed, frozenset(readded), partings)
+
+    def _holders(self, told: ToldColumns) -> _Holders:
+        layout = self._followed(told, self._decoding.columns().shape).layout
+        return _Holders(layout, tuple(c for c in told.current.columns if layout.chooses(c.name)))
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)

@@ -46,7 +46,7 @@ def told_of(decoding: Decoding, policies: Policies) -> ToldColumns | None:
 
 
 def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> None:
-    """Rename at the target what is to be renamed, and have rows read by the names that the target has.
+    """Rename at the target what is to be renamed, and have rows read by the columns that the target has.
 
     Raises:
         ChangesWaitError: a rename waits for a person.
@@ -55,11 +55,12 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     told = told_of(decoding, policies)
     if told is None:
         return
-    if not told.renamed:
-        decoding.read_as({})
+    if not told.renamed and not told.former:
+        decoding.read_as({}, {})
         return
     shape = decoding.columns().shape
-    present = {name.lower(): name for name in table.gap(shape).columns}
+    gap = table.gap(shape)
+    present = {name.lower(): name for name in gap.columns}
     keys = frozenset(name.lower() for name in shape.keys)
     decided = {
         old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
@@ -73,7 +74,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
             new = told.renamed[old]
             table.rename_column(present[(new.was or old).lower()], new.target or new.name)
     read = {old: told.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
-    decoding.read_as(read)
+    decoding.read_as(read, {name.casefold(): found for name, found in gap.held.items()})
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:

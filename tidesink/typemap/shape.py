@@ -241,6 +241,12 @@ def without(shape: TableShape, names: Iterable[str]) -> TableShape:
     return replace(shape, columns=tuple(c for c in shape.columns if c.name.lower() not in gone))
 
 
+def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
+    """The shape with columns that the table had, none of them of its key."""
+    added = (_shape_column(column, key=False, zero_date=shape.zero_date) for column in columns)
+    return replace(shape, columns=(*shape.columns, *added))
+
+
 def with_defaults(shape: TableShape, told: TableShape) -> TableShape:
     """The shape with the defaults that ``told`` has for its columns, which knows more of their past."""
     columns = []

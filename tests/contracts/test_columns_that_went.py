@@ -1,0 +1,92 @@
+"""A column that the source dropped or renamed stays at the target: what its rows have in it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.contracts.coded_changes import Changefeed, placed
+from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.targets_bed import Bed
+from tidesink.change import TableId, TableSchema
+from tidesink.sinks.targets.memory_target import MemoryTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+TABLE = TableId("shop", "orders")
+CREATE = "CREATE TABLE shop.orders (id BIGINT PRIMARY KEY, name VARCHAR(9) NOT NULL, size SMALLINT NOT NULL)"
+WIDEN = "ALTER TABLE shop.orders MODIFY COLUMN size INT NOT NULL"
+
+
+def _feed(ddl: str, *row: Any) -> Changefeed:
+    """Two rows, one of which is updated after a DDL."""
+    feed = Changefeed("canal-json", TableSchema(TABLE, ()))
+    feed.define(CREATE)
+    feed.put(1, "one", 10)
+    feed.define(WIDEN)
+    feed.put(2, "two", 70_000)
+    feed.define(ddl)
+    now = [column.name for column in feed.schema.columns]
+    feed.rows = {key: dict(zip(now, row.values(), strict=False)) for key, row in feed.rows.items()}
+    feed.put(*row)
+    return feed
+
+
+def _at_once(table: CodedTable, records: int) -> None:
+    with table.lane() as lane:
+        table.take(lane, records)
+
+
+def _by_one_worker(table: CodedTable, records: int) -> None:
+    with table.lane() as lane:
+        table.take(lane, records - 2)
+        table.take(lane, records)
+
+
+def _by_another_worker(table: CodedTable, records: int) -> None:
+    for upto in (records - 2, records):
+        with table.lane() as lane:
+            table.take(lane, upto)
+
+
+CASES = {
+    "dropped": (
+        "ALTER TABLE shop.orders DROP COLUMN size",
+        (1, "uno"),
+        {"rename": {"name": "label"}},
+        [{"id": 1, "label": "uno", "size": None}, {"id": 2, "label": "two", "size": 70_000}],
+    ),
+    "renamed": (
+        "ALTER TABLE shop.orders RENAME COLUMN size TO amount",
+        (1, "uno", 11),
+        {"schema-changes": {"rename": "ignore"}},
+        [
+            {"id": 1, "name": "uno", "size": None, "amount": 11},
+            {"id": 2, "name": "two", "size": 70_000, "amount": None},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "read"),
+    [
+        ("dropped", _at_once),
+        *((case, read) for case in CASES for read in (_by_one_worker, _by_another_worker)),
+    ],
+)
+def test_it_is_null_in_rows_written_since_whoever_reads_them(
+    spark: SparkSession, tmp_path: Path, case: str, read: Callable[[CodedTable, int], None]
+) -> None:
+    ddl, row, layout, ends = CASES[case]
+    feed, target = _feed(ddl, *row), MemoryTarget()
+    bed = Bed("memory", target, target.rows, lambda: target)
+    messages, config = placed(feed.records), config_of(feed, **layout)
+    table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
+    read(table, len(messages))
+    assert target.rows(TABLE) == ends
