@@ -26,9 +26,7 @@ EXTENSION = """
 
 Fields that follow the columns in flat-avro's value record. They are no columns of the table.
 """
-TYPES_HEAD = (
-    "SQL type|also spelt|`tidb_type`|with|Avro|`sqlType`|Python|Spark: Delta, Iceberg|Postgres|MySQL|notes"
-)
+TYPES_HEAD = "SQL type|also spelt|`tidb_type`|with|Avro|`sqlType`|Python|Delta, Iceberg|Postgres|MySQL|notes"
 FIELDS_HEAD = "field|Avro|default|option|meaning"
 
 

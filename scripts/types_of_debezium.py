@@ -44,7 +44,7 @@ def section(table: Table) -> str:
     ]
     return (
         OTHER
-        + table("type|also spelt|Python|Spark: Delta, Iceberg|what is lost or changed", other)
+        + table("type|also spelt|Python|Delta, Iceberg|what is lost or changed", other)
         + SEMANTIC
         + table("name|Connect type|type|seen|note", [*named, *plain])
         + SOURCES
