@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -57,27 +58,31 @@ class CutOff(_Between):
 
 
 class _Forestalled(_Between):
-    """A Spark session that another one gets ahead of with ``statement``, once that is set."""
+    """A Spark session that another one gets ahead of, by what ``ahead`` does, once that is set."""
 
-    statement: str | None = None
+    ahead: Callable[[], object] | None = None
 
     def _get_ahead(self) -> None:
-        if self.statement:
-            statement, self.statement = self.statement, None
-            self._session.newSession().sql(statement)
+        if self.ahead:
+            ahead, self.ahead = self.ahead, None
+            ahead()
 
 
 class Forestalled(_Forestalled):
-    """Forestalled just before its next MERGE."""
+    """Forestalled just before its next statement that begins with ``word``."""
+
+    def __init__(self, session: Any, *, word: str = "MERGE") -> None:
+        super().__init__(session)
+        self._word = word
 
     def sql(self, text: str) -> Any:
-        if text.startswith("MERGE"):
+        if text.startswith(self._word):
             self._get_ahead()
         return self._session.sql(text)
 
 
 class ForestalledMarker(_Forestalled):
-    """Forestalled within its next commit of a marker."""
+    """Forestalled within its next commit that is no statement: a marker's, a property's."""
 
     @property
     def conf(self) -> Any:

@@ -67,3 +67,14 @@ def test_a_marker_leaves_a_checksum_from_the_one_before(spark: SparkSession, log
     assert (commit.operation, commit.metadata) == (MARKER, "words")
     assert Path(log.path, "_delta_log", f"{version:020d}.crc").exists()
     assert log.transaction_version(APPLICATION) == 1
+
+
+def test_a_property_and_a_fence_go_by_transaction_versions(log: DeltaLog) -> None:
+    log.commit_marker("other", 1, "words", fences={APPLICATION: 5})
+    assert not log.put_property(APPLICATION, 5, "theirs", "old", words="skipped")
+    assert log.put_property(APPLICATION, 6, "ours", "it's", words="why")
+    assert (log.property("theirs"), log.property("ours")) == (None, "it's")
+    assert log.transaction_version(APPLICATION) == 6
+    commit = log.commit(log.latest())
+    assert commit is not None
+    assert (commit.operation, commit.metadata) == ("SET TBLPROPERTIES", "why")

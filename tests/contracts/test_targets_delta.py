@@ -101,7 +101,7 @@ def test_a_restored_table_is_refused_until_it_is_brought_forward(delta: Bed) -> 
 def test_a_restore_between_the_last_look_and_the_commit_is_a_gap_for_good(delta: Bed, tmp_path: Path) -> None:
     session: Any = Forestalled(delta.spark)
     table = loaded(delta, DeltaTarget(session, str(tmp_path / "lake")))
-    session.statement = f"RESTORE TABLE {table.location} TO VERSION AS OF 2"
+    session.ahead = lambda: sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 2")
     with pytest.raises(StaleProgressError, match="RESTORE at version 4"):
         table.apply(delta.batch(SHAPE, [row(4)]), progress(1, 3))
     with pytest.raises(StaleProgressError, match="while version 5 was written"):
@@ -115,7 +115,7 @@ def test_a_restore_while_the_table_is_claimed_is_a_gap_for_good(delta: Bed, tmp_
     table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake")))
     session: Any = ForestalledMarker(delta.spark)
     other = DeltaTarget(session, str(tmp_path / "lake")).open_table(SHAPE, pipeline="shop")
-    session.statement = f"RESTORE TABLE {table.location} TO VERSION AS OF 2"
+    session.ahead = lambda: sql(delta, f"RESTORE TABLE {table.location} TO VERSION AS OF 2")
     for worker in (other, opened(delta)):
         with pytest.raises(StaleProgressError, match=r"RESTORE at version 4 .* while version 5 was written"):
             worker.claim()

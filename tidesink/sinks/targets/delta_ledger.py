@@ -23,8 +23,10 @@ from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
 from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
 from tidesink.sinks.shape import Shard, key_change
+from tidesink.sinks.targets import delta_tombstones
 from tidesink.sinks.targets.delta_log import MARKER, Commit, DeltaLog
 from tidesink.sinks.targets.delta_moves import moved, moved_unseen, moved_within, shortened
+from tidesink.sinks.targets.delta_schema import BACKFILL_APPLICATION
 from tidesink.sinks.targets.shards import is_shared, not_shared, taken
 
 APPLICATION: Final = "tidesink.progress"
@@ -182,9 +184,16 @@ class Ledger:
             self.history.record_progress(progress)
         known = held.known if held else None
         text = self.entry_text("claim", epoch, batch, progress=progress, known=known)
-        version = self.log.commit_marker(self.application, txn_version(epoch, batch), text, read_at=at)
+        version = self.log.commit_marker(
+            self.application, txn_version(epoch, batch), text, read_at=at, fences=self._fences(epoch)
+        )
         commit = self.log.commit(version) if version is not None else None
         return read_entry(commit) if commit else None
+
+    def _fences(self, epoch: int) -> dict[str, int]:
+        """What keeps the older holder out of all that it commits beside its batches."""
+        names = (BACKFILL_APPLICATION, delta_tombstones.APPLICATION)
+        return {application_of(name, self.shard): txn_version(epoch, 0) for name in names}
 
     def entry_text(
         self,

@@ -108,13 +108,20 @@ class DeltaLog:
         return tuple(str(names).splitlines())
 
     def commit_marker(
-        self, application: str, version: int, metadata: str, *, read_at: int | None = None
+        self,
+        application: str,
+        version: int,
+        metadata: str,
+        *,
+        read_at: int | None = None,
+        fences: Mapping[str, int] | None = None,
     ) -> int | None:
         """Commit a transaction version and words, without data; the table version it made.
 
         None, and no commit, where the table is no longer at version ``read_at``, or a transaction version
         not below this one is there. Another commit for the same application since the snapshot is a
-        conflict, which Delta raises.
+        conflict, which Delta raises. ``fences`` are transaction versions of other applications, whose
+        commits up to them Delta refuses or skips from here on.
         """
         package = self._jvm.org.apache.spark.sql.delta
         with self._active():
@@ -123,15 +130,34 @@ class DeltaLog:
                 return None
             if transaction.txnVersion(application) >= version:  # the read makes others' commits conflict
                 return None
-            now = self._jvm.scala.Some(int(time.time() * 1000))
-            action = package.actions.SetTransaction(application, version, now)
             operation = getattr(getattr(package, "DeltaOperations$EmptyCommit$"), "MODULE$")
+            actions = self._transactions({application: version, **(fences or {})})
             with user_metadata(self._session, metadata):
-                return int(transaction.commit(self._sequence(action), operation))
+                return int(transaction.commit(actions, operation))
 
-    def _sequence(self, action: Any) -> Any:
+    def put_property(self, application: str, version: int, name: str, value: str, *, words: str) -> bool:
+        """Commit a property with a transaction version, which ALTER TABLE does not take; whether it did.
+
+        Refused and skipped as ``commit_marker`` is.
+        """
+        package = self._jvm.org.apache.spark.sql.delta
+        with self._active():
+            transaction = self._delta_log().startTransaction()
+            if transaction.txnVersion(application) >= version:
+                return False
+            metadata = _with_property(transaction.metadata(), name, value)
+            transaction.updateMetadata(metadata, getattr(transaction, "updateMetadata$default$2")())
+            changed = transaction.metadata().configuration().empty().updated(name, value)
+            operation = getattr(package, "DeltaOperations$SetTableProperties")(changed)
+            with user_metadata(self._session, words):
+                transaction.commit(self._transactions({application: version}), operation)
+        return True
+
+    def _transactions(self, versions: Mapping[str, int]) -> Any:
+        package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
         actions = self._jvm.java.util.ArrayList()
-        actions.add(action)
+        for application, version in versions.items():
+            actions.add(package.actions.SetTransaction(application, version, now))
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
 
     @contextmanager
@@ -172,6 +198,14 @@ class DeltaLog:
             return str(lines.next()) if lines.hasNext() else None
         finally:
             lines.close()
+
+
+def _with_property(metadata: Any, name: str, value: str) -> Any:
+    """A table's metadata with a property; its other members are whatever this Delta has."""
+    members = range(metadata.productArity())
+    told = {metadata.productElementName(at): metadata.productElement(at) for at in members}
+    told["configuration"] = metadata.configuration().updated(name, value)
+    return metadata.copy(*told.values())
 
 
 def _file_count(snapshot: Any) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tidesink.errors import StaleProgressError
 from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, Collected
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
-from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
+from tidesink.sinks.targets.identifier import quote_identifier, quote_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,13 +32,34 @@ def horizon_of(log: DeltaLog) -> int | None:
 
 
 def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int, epoch: int) -> Collected:
-    """Raise the horizon and remove the deletes up to it; the epoch keeps a worker that lost the table out."""
+    """Raise the horizon and remove the deletes up to it.
+
+    Both commits carry a transaction version of the epoch, and so does a claim: a worker that lost the table
+    neither takes marks from under the one that holds it, which would not know, nor puts the horizon back.
+
+    Raises:
+        StaleProgressError: another worker has claimed the table since.
+    """
     now = max(horizon, horizon_of(log) or 0)
-    session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({quote_text(PROPERTY)} = {quote_text(str(now))})")
-    with transaction(session, APPLICATION, epoch * BATCHES_PER_EPOCH + log.latest()):
-        (removed,) = session.sql(
-            f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {now}"
-        ).collect()
+    words = f"deletes up to commit_ts {now} are forgotten from here on"
+    if not log.put_property(APPLICATION, _version(log, epoch), PROPERTY, str(now), words=words):
+        raise _lost(log)
+    with transaction(session, APPLICATION, _version(log, epoch)):
+        removed = session.sql(f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {now}").collect()
+    if not removed:  # of what Delta skips it counts nothing, not even 0 rows
+        raise _lost(log)
     left = f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"
     kept: Any = session.sql(left).first()
-    return Collected(now, int(removed[0]), kept["kept"], kept["oldest"])
+    return Collected(now, int(removed[0][0]), kept["kept"], kept["oldest"])
+
+
+def _version(log: DeltaLog, epoch: int) -> int:
+    """Above every one of the epoch so far: the table's version has grown with each."""
+    return epoch * BATCHES_PER_EPOCH + log.latest()
+
+
+def _lost(log: DeltaLog) -> StaleProgressError:
+    return StaleProgressError(
+        f"another worker claimed the Delta table at {log.path} while this one collected its deletes: nothing "
+        "was removed, and this worker must stop"
+    )

@@ -1,0 +1,68 @@
+"""What only Delta tables can get wrong under ``sequence_by: source``: deletes go in two commits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.interrupted import Forestalled, ForestalledMarker
+from tests.contracts.targets_bed import Bed, progress, row, shape
+from tidesink.errors import StaleProgressError, TransientTargetError
+from tidesink.sinks.targets import delta_tombstones
+from tidesink.sinks.targets.base import Collected
+from tidesink.sinks.targets.delta_log import DeltaLog
+from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
+
+pytestmark = pytest.mark.spark
+SHAPE = shape()
+
+
+def loaded(bed: Bed, folder: Path, session: Any = None) -> DeltaTable:
+    """A claimed table with one row and one delete."""
+    table = DeltaTarget(session or bed.spark, str(folder / "lake")).open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(SHAPE, [row(9)], [{"id": 1}], at=[5, 10]), progress(1, 1))
+    return table
+
+
+def other_of(bed: Bed) -> DeltaTable:
+    table = bed.reopen().open_table(SHAPE, pipeline="shop")
+    assert isinstance(table, DeltaTable)
+    return table
+
+
+def test_a_claim_in_the_middle_of_a_collection_keeps_the_horizon(delta: Bed, tmp_path: Path) -> None:
+    session: Any = ForestalledMarker(delta.spark)
+    table, other = loaded(delta, tmp_path, session), other_of(delta)
+    session.ahead = other.claim
+    with pytest.raises(TransientTargetError, match="another writer"):
+        table.collect(20)
+    assert other.horizon() is None
+    assert [one["id"] for one in delta.rows()] == [1, 9]
+
+
+def test_a_claim_just_before_the_marks_go_keeps_them(delta: Bed, tmp_path: Path) -> None:
+    """The one that claimed then may know either horizon, and has the marks of all that it takes."""
+    session: Any = Forestalled(delta.spark, word="DELETE")
+    table, other = loaded(delta, tmp_path, session), other_of(delta)
+    session.ahead = other.claim
+    with pytest.raises(StaleProgressError, match="another worker claimed"):
+        table.collect(20)
+    assert [one["id"] for one in delta.rows()] == [1, 9]
+    assert other.collect(10) == Collected(20, 1, 0, None)
+
+
+def test_a_worker_that_lost_the_table_does_not_put_the_horizon_back(delta: Bed, tmp_path: Path) -> None:
+    """Who asked whether the table is its own before it slept, and raises the horizon after."""
+    table, other = loaded(delta, tmp_path), other_of(delta)
+    other.claim()
+    assert delta.spark is not None
+    before = delta_tombstones.horizon_of(DeltaLog(delta.spark, table.path))
+    assert other.collect(30) == Collected(30, 1, 0, None)
+    with pytest.raises(StaleProgressError, match="another worker claimed"):
+        delta_tombstones.collect(
+            delta.spark.newSession(), DeltaLog(delta.spark, table.path), table.location, horizon=20, epoch=1
+        )
+    assert (before, other.horizon()) == (None, 30)
