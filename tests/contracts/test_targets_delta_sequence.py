@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.interrupted import Forestalled, ForestalledMarker
-from tests.contracts.targets_bed import Bed, progress, row, shape
+from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
 from tidesink.errors import StaleProgressError, TransientTargetError
 from tidesink.sinks.targets import delta_tombstones
 from tidesink.sinks.targets.base import Collected
@@ -66,3 +66,14 @@ def test_a_worker_that_lost_the_table_does_not_put_the_horizon_back(delta: Bed, 
             delta.spark.newSession(), DeltaLog(delta.spark, table.path), table.location, horizon=20, epoch=1
         )
     assert (before, other.horizon()) == (None, 30)
+
+
+def test_what_cannot_be_emptied_of_a_column_that_is_left_out_stays(delta: Bed, tmp_path: Path) -> None:
+    assert delta.spark is not None
+    columns = "id BIGINT NOT NULL, name STRING NOT NULL, amount INT"
+    delta.spark.sql(f"CREATE TABLE delta.`{tmp_path}/lake/shop/orders` ({columns}) USING delta")
+    table, narrow = other_of(delta), shape(ID, AMOUNT)
+    table.claim()
+    table.apply(delta.batch(SHAPE, [row(1), row(2)], at=[10, 10]), progress(1, 1))
+    table.apply(delta.batch(narrow, [], [{"id": 1}], at=[20]), progress(1, 2))
+    assert [(one["name"], one["amount"]) for one in delta.rows()] == [("a", None), ("a", 1)]

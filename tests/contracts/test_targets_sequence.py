@@ -19,6 +19,7 @@ from tidesink.sinks.targets.base import (
 )
 
 SHAPE = shape()
+CARD = Column("card", ColumnType("varchar", length=20))
 
 
 @pytest.fixture
@@ -81,6 +82,24 @@ def test_a_deleted_row_keeps_its_values_only_where_deletes_are_soft(bed: Bed, mo
     (kept,) = bed.rows()
     assert kept[SOFT_DELETE_COLUMN] is True
     assert kept.get("name") == ("secret" if soft else None)
+
+
+def test_a_deleted_row_leaves_no_values_of_columns_that_are_left_out_by_then(bed: Bed) -> None:
+    table, epoch = held(bed)
+    wide = shape(ID, NAME, AMOUNT, CARD)
+    table.evolve(wide)
+    rows = [{**row(1), "card": "4711"}, {**row(2), "card": "4712"}]
+    table.apply(bed.batch(wide, rows, at=[10, 10]), progress(epoch, 1))
+    table.apply(bed.batch(SHAPE, [row(2, "b")], [{"id": 1}], at=[20, 20]), progress(epoch, 2))
+    gone, kept = bed.rows()
+    assert {name for name, value in gone.items() if value is not None} == {
+        "id",
+        SEQUENCE_COLUMN,
+        SOFT_DELETE_COLUMN,
+    }
+    assert kept["card"] == "4712"
+    table.apply(bed.batch(SHAPE, [row(1, "again")], at=[30]), progress(epoch, 3))
+    assert bed.living() == [{**row(1, "again"), "card": None}, {**row(2, "b"), "card": "4712"}]
 
 
 def test_rows_from_before_the_order_are_older_than_every_change(bed: Bed) -> None:

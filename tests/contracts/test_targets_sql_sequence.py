@@ -43,6 +43,26 @@ def test_a_column_that_takes_no_null_has_no_room_for_a_delete(sql: Bed) -> None:
     assert sql.living() == []
 
 
+NOT_EMPTIED = {
+    "postgres": (
+        "ALTER name SET DEFAULT 'x', ALTER name SET NOT NULL",
+        "ADD twice integer GENERATED ALWAYS AS (amount * 2) STORED",
+    ),
+    "mysql": ("MODIFY name varchar(20) NOT NULL DEFAULT 'x'", "ADD twice int AS (amount * 2) STORED"),
+}
+
+
+def test_what_cannot_be_emptied_of_a_column_that_is_left_out_stays(sql: Bed) -> None:
+    table, narrow = held(sql), shape(ID)
+    table.apply(sql.batch(SHAPE, [row(1), row(2)], at=[10, 10]), progress(1, 1))
+    execute(sql, f"ALTER TABLE {{}} {', '.join(NOT_EMPTIED[sql.name])}")
+    table.apply(sql.batch(narrow, [], [{"id": 1}], at=[20]), progress(1, 2))
+    assert [(one["name"], one["amount"], one["twice"]) for one in sql.rows()] == [
+        ("a", None, None),
+        ("a", 1, 2),
+    ]
+
+
 UNIQUE = {
     "postgres": "ALTER TABLE {} ADD UNIQUE (email) DEFERRABLE",
     "mysql": "ALTER TABLE {} MODIFY email varchar(40), ADD UNIQUE (email)",

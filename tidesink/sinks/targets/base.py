@@ -12,7 +12,7 @@ The contract tests run over ``TARGETS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -156,6 +156,17 @@ class ReducedBatch:
     def empty(self) -> bool:
         """True when there is progress to commit and no row."""
         return self.upserts == 0 and self.deletes == 0 and not self.truncates
+
+    def beside(self, nullable: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+        """Columns of the target that the shape has not, and that a delete in the source's order empties too.
+
+        They were the source's, or the config's, once: what is deleted leaves no values of those either.
+        ``nullable`` looks up the target's columns that can be set to NULL; what cannot stays as it is.
+        """
+        if not (self.sequenced and self.deletes and self.delete_mode == "hard"):
+            return ()
+        kept = {*self.shape.by_name, SOFT_DELETE_COLUMN, SEQUENCE_COLUMN}
+        return tuple(name for name in nullable() if name.lower() not in kept)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import delta_schema
 from tidesink.sinks.targets.base import ReducedBatch, SchemaGap, check_order
 from tidesink.sinks.targets.delta_log import DeltaLog
+from tidesink.sinks.targets.delta_merge import append_statement, merge_statement
 from tidesink.sinks.targets.identifier import quote_identifier
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ class DeltaColumns(ABC):
         """Refuse a batch in another order than the table's, or with a value that it would change."""
         check_order(batch, self._present, table=batch.shape.source)
         delta_schema.check_partitions(self._partitioned_by, batch)
+
+    def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
+        """The statement that puts a batch into the table."""
+        if appends:
+            return append_statement(self.location, view, batch, self._present)
+        beside = batch.beside(lambda: delta_schema.nullable_columns(self._log))
+        return merge_statement(self.location, view, batch, self._present, beside=beside)
 
     @cached_property
     def _partitioned_by(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ which more it has where the batch ``keeps`` values.
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tidesink.errors import AccountingError, SchemaRefusedError
@@ -37,10 +37,15 @@ _PLACE: Final = (
 )
 
 
-def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
-    """The MERGE of a batch; ``present`` are the target's columns by name with their types."""
+def merge_statement(
+    location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, beside: Iterable[str] = ()
+) -> str:
+    """The MERGE of a batch; ``present`` are the target's columns by name with their types.
+
+    ``beside`` are columns that the batch has not, which a delete in the source's order empties as well.
+    """
     if batch.sequenced:
-        return _sequenced_merge(location, view, batch, present)
+        return _sequenced_merge(location, view, batch, present, beside)
     soft = batch.delete_mode == "soft"
     values = _values(batch, present)
     updated = _values(batch, present, stored=True)
@@ -61,13 +66,15 @@ def merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapp
     return "\n".join(clauses)
 
 
-def _sequenced_merge(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+def _sequenced_merge(
+    location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], beside: Iterable[str]
+) -> str:
     """The MERGE of a batch in the source's order: what is not newer than the stored row leaves it alone."""
     at, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
     newer = f"({stored} IS NULL OR {at} > {stored})"
     values = _values(batch, present)
     soft = batch.delete_mode == "soft"
-    gone = {**_on_delete(batch, present), **_MARKS} if soft else {**_emptied(batch), **_MARKS}
+    gone = {**_on_delete(batch, present), **_MARKS} if soft else {**_emptied(batch, beside), **_MARKS}
     return "\n".join(
         [
             f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
@@ -99,9 +106,10 @@ def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str
     }
 
 
-def _emptied(batch: ReducedBatch) -> dict[str, str]:
+def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
     """What is deleted leaves no values behind but its key."""
-    return {quote_identifier(column.name): "NULL" for column in batch.shape.columns if not column.key}
+    names = [column.name for column in batch.shape.columns if not column.key]
+    return {quote_identifier(name): "NULL" for name in (*names, *beside)}
 
 
 def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:

@@ -74,6 +74,16 @@ def _ddl(field: StructField) -> str:
     return said if said.startswith("char") else field.dataType.simpleString()
 
 
+def nullable_columns(log: DeltaLog) -> tuple[str, ...]:
+    """The latest version's columns that can be set to NULL: Delta writes a generated one by itself."""
+    fields = json.loads(log.schema())["fields"]
+    return tuple(field["name"] for field in fields if field["nullable"] and not _generated(field["metadata"]))
+
+
+def _generated(metadata: Collection[str]) -> bool:
+    return any(name.startswith(("delta.generationExpression", "delta.identity.")) for name in metadata)
+
+
 def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
     """Refuse an empty text in a column that the table is partitioned by: Delta gives it back as NULL.
 

@@ -35,7 +35,7 @@ from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error, tra
 from tidesink.sinks.targets.delta_execute import check_stale, empty_table
 from tidesink.sinks.targets.delta_ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
-from tidesink.sinks.targets.delta_merge import append_statement, merge_statement, result_of
+from tidesink.sinks.targets.delta_merge import result_of
 from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
 from tidesink.sinks.targets.delta_shards import DeltaShard
 from tidesink.sinks.targets.foreseen import SparkForesight
@@ -307,8 +307,7 @@ class DeltaTable(DeltaColumns):
             )
             return
         self._show(batch)
-        statement = append_statement if first_load or batch.mode == "append" else merge_statement
-        sql = statement(self.location, _VIEW, batch, self._present)
+        sql = self._statement(_VIEW, batch, appends=first_load or batch.mode == "append")
         with (
             partitions_for(self._session, batch.upserts + batch.deletes),
             transaction(self._session, self._ledger.application, progress.txn_version),

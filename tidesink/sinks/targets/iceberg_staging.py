@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
@@ -109,7 +109,8 @@ class Staging:
         with partitions_for(self._session, batch.upserts + batch.deletes):
             if first_load or batch.mode == "append":
                 return self._appended(batch, head, present, first_load=first_load)
-            return self._merged(batch, head, present)
+            beside = batch.beside(lambda: self._table.nullable(state))
+            return self._merged(batch, head, present, beside)
 
     def close(self) -> None:
         """Drop the batch's view."""
@@ -126,8 +127,10 @@ class Staging:
         found = 0 if first_load else None
         return snapshot, result_of(summary, batch, found=found, version=str(snapshot))
 
-    def _merged(self, batch: ReducedBatch, head: int, present: Mapping[str, str]) -> tuple[int, ApplyResult]:
-        merge = merge_statement(self.branch, _VIEW, batch, present)
+    def _merged(
+        self, batch: ReducedBatch, head: int, present: Mapping[str, str], beside: Iterable[str]
+    ) -> tuple[int, ApplyResult]:
+        merge = merge_statement(self.branch, _VIEW, batch, present, beside=beside)
         if batch.sequenced:
             snapshot, summary = self.run(merge, head)
             return snapshot, self._sequenced(summary, batch, head, present, snapshot=snapshot)

@@ -119,6 +119,11 @@ class JvmTable:
         schema = StructType.fromJson(json.loads(found.json()))
         return {field.name: field.dataType.simpleString() for field in schema.fields}
 
+    def nullable(self, state: TableState) -> tuple[str, ...]:
+        """The columns that take NULL."""
+        fields = self._iceberg.spark.SparkSchemaUtil.convert(state.metadata.schema()).fields()
+        return tuple(str(field.name()) for field in fields if field.nullable())
+
     def type_of(self, ddl: str) -> Any:
         """Java's type of a Spark DDL type."""
         found = self._iceberg.spark.SparkSchemaUtil.convert(self._types.DataType.fromDDL(ddl))

@@ -15,7 +15,7 @@ from tidesink.sinks.targets.mysql_connection import connect, load, pymysql
 from tidesink.sinks.targets.mysql_errors import code_of, error_of
 from tidesink.sinks.targets.mysql_keys import check_kept, check_keys, default_of_key, only_unique
 from tidesink.sinks.targets.mysql_ledger import LEDGER_COLUMNS, SHARDS_COLUMNS, prepare_ledger
-from tidesink.sinks.targets.mysql_merge import merged
+from tidesink.sinks.targets.mysql_merge import is_computed, merged
 from tidesink.sinks.targets.mysql_order import merged_in_order
 from tidesink.sinks.targets.sql_columns import KEY_COLLATIONS
 from tidesink.sinks.targets.sql_dialect import Counts, ForView, Merge, no_table
@@ -246,6 +246,12 @@ class MysqlDialect:
         """From SHOW COLUMNS."""
         cursor.execute(f"SHOW COLUMNS FROM {place.location}")
         return {name: found for name, found, null, *_ in cursor.fetchall() if null != "YES"}
+
+    def nullable(self, cursor: Any, place: Place) -> list[str]:
+        """From SHOW COLUMNS, too."""
+        cursor.execute(f"SHOW COLUMNS FROM {place.location}")
+        found = [(row[0], row[2], row[-1]) for row in cursor.fetchall()]
+        return [name for name, null, extra in found if null == "YES" and not is_computed(extra)]
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
         """A column is spelt as a whole."""

@@ -53,6 +53,7 @@ def _insert(merge: Merge, *, missing: bool = False) -> str:
 def _values(merge: Merge, alias: str) -> dict[str, str]:
     """What each column of a row that is there becomes; the position is the last."""
     values = {column.target: _written(merge, column, alias) for column in merge.values}
+    values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
     return {**values, str(merge.mark): "s.t_delete", str(merge.sequence): "s.t_seq"}
 
 

@@ -314,6 +314,16 @@ class PostgresDialect:
         )
         return dict(cursor.fetchall())
 
+    def nullable(self, cursor: Any, place: Place) -> list[str]:
+        """Whatever a column's own type, which may be a domain, says of NULL too."""
+        cursor.execute(
+            "SELECT attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped AND NOT attnotnull "
+            "AND NOT typnotnull AND attgenerated = ''",
+            (place.location,),
+        )
+        return [name for (name,) in cursor.fetchall()]
+
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
         """One ALTER."""
         changes = ", ".join(f"ALTER COLUMN {quote_postgres(name)} DROP NOT NULL" for name in columns)

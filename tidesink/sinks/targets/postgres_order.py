@@ -52,6 +52,7 @@ def _upsert(merge: Merge) -> str:
     names = [*(column.target for column in merge.columns), merge.mark, merge.sequence]
     values = [*(f"s.{column.staged}" for column in merge.columns), "s.t_delete = 1", "s.t_seq"]
     sets = [f"{column.target} = {_written(merge, column)}" for column in merge.values]
+    sets += [f"{name} = CASE WHEN EXCLUDED.{merge.mark} THEN NULL ELSE t.{name} END" for name in merge.beside]
     sets += [f"{name} = EXCLUDED.{name}" for name in (merge.mark, merge.sequence)]
     keys = ", ".join(column.target for column in merge.keys)
     return (

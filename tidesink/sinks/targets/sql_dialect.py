@@ -30,7 +30,8 @@ class Merge:
     ``kept`` are the columns whose values rows may leave out, with their position in the shape.
     ``sequence`` is the quoted column of the rows' positions, where the batch is in the source's order.
     ``kept`` are the columns whose values rows may leave out, with their position in the shape. ``on_delete``
-    are those that a soft delete writes besides its mark.
+    are those that a soft delete writes besides its mark. ``beside`` are columns, quoted, that the batch has
+    not, and that a delete in the source's order empties as well.
     """
 
     target: str
@@ -45,6 +46,7 @@ class Merge:
     kept: tuple[tuple[int, MergeColumn], ...] = ()
     sequence: str | None = None
     on_delete: tuple[MergeColumn, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def keys(self) -> tuple[MergeColumn, ...]:
@@ -223,6 +225,9 @@ class Dialect(Protocol):
 
     def required(self, cursor: Any, place: Place) -> dict[str, str]:
         """The table's columns that take no NULL, with their types."""
+
+    def nullable(self, cursor: Any, place: Place) -> list[str]:
+        """The table's columns that can be set to NULL: neither required nor computed."""
 
     def optional(self, place: Place, columns: Mapping[str, str]) -> str:
         """The statement, for people, that lets columns take NULL; with their types."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tidesink.errors import AccountingError, TransientTargetError
@@ -22,8 +22,9 @@ def merge_of(
     attempts: tuple[int, ...],
     mark: str | None,
     epoch: int,
+    beside: Iterable[str] = (),
 ) -> Merge:
-    """The merge of a staged batch into a table whose columns are ``present``."""
+    """The merge of a staged batch into a table whose columns are ``present``; ``beside``: see ``Merge``."""
     spelt = {name.lower(): place.quote(name) for name in present}
     columns = tuple(
         MergeColumn(spelt[column.name.lower()], f"c{at}", column.key)
@@ -43,6 +44,7 @@ def merge_of(
         kept if batch.keeps else (),
         place.quote(SEQUENCE_COLUMN) if batch.sequenced else None,
         tuple(columns[at] for at, column in enumerate(batch.shape.columns) if column.name in batch.on_delete),
+        tuple(map(place.quote, beside)),
     )
 
 

@@ -250,8 +250,10 @@ class SqlTable(ChangedColumns):
             return Counts(deleted=self._dialect.truncate(cursor, self.place.location, soft, only=only))
         if not attempts:
             return Counts()
+        beside = batch.beside(lambda: self._dialect.nullable(cursor, self.place))
+        epoch = self._epoch or 0
         merge = merge_of(
-            batch, self.place, self._present, attempts=attempts, mark=mark, epoch=self._epoch or 0
+            batch, self.place, self._present, attempts=attempts, mark=mark, epoch=epoch, beside=beside
         )
         check_staged(cursor, merge)
         if batch.mode == "history":
