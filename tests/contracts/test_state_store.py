@@ -15,7 +15,7 @@ from tidesink.change import TableId
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.sinks.progress import txn_version
 from tidesink.sinks.sql_state_store import KEPT_BATCHES, SqlStateStore
-from tidesink.sinks.state_store import StateStore, TableStatus, open_state_store
+from tidesink.sinks.state_store import StateStore, TableState, TableStatus, open_state_store
 
 
 @pytest.fixture(params=["path", "url"])
@@ -73,6 +73,53 @@ def test_status_is_replaced_and_listed_by_table(store: StateStore) -> None:
     assert found[1].updated is not None
     assert found[1].updated.tzinfo is not None
     assert found[1] == TableStatus(**{**failed.__dict__, "updated": found[1].updated})
+
+
+def _said(life: int, epoch: int, batch: int, state: TableState = "IDLE") -> TableStatus:
+    return TableStatus("shop", TABLE, state, life=life, epoch=epoch, batch=batch)
+
+
+def test_a_status_is_replaced_by_one_of_the_same_rank_or_a_greater(store: StateStore) -> None:
+    assert store.save_status(_said(0, 2, 5))
+    for less in (_said(0, 2, 4), _said(0, 1, 9), _said(0, 0, 40)):
+        assert not store.save_status(less)
+    said = store.status_of("shop", TABLE)
+    assert said is not None
+    assert (said.rank, said.state) == ((0, 2, 5), "IDLE")
+    # A later hold may know of fewer batches, and epochs may begin again.
+    for more in (_said(0, 2, 5, "FAILING"), _said(0, 3, 1), _said(1, 1, 0)):
+        assert store.save_status(more)
+        said = store.status_of("shop", TABLE)
+        assert said is not None
+        assert (said.rank, said.state) == (more.rank, more.state)
+    # It is this table's alone.
+    assert store.save_status(TableStatus("shop", TableId("shop", "other"), "IDLE"))
+    assert store.save_status(TableStatus("other", TABLE, "IDLE"))
+
+
+def test_of_many_who_say_at_once_how_a_table_stands_the_greatest_rank_stays(store: StateStore) -> None:
+    def say(epoch: int) -> None:
+        for batch in range(10):
+            store.save_status(_said(0, epoch, batch))
+
+    threads = [threading.Thread(target=say, args=(epoch,)) for epoch in (3, 1, 4, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = store.status_of("shop", TABLE)
+    assert said is not None
+    assert said.rank == (0, 4, 9)
+
+
+def test_a_status_of_an_earlier_version_has_no_epoch(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    store.save_status(_said(0, 0, 7))
+    with sa.create_engine(f"sqlite:///{tmp_path / 'state.db'}").begin() as connection:
+        without = "UPDATE table_status SET status = json_remove(status, '$.life', '$.epoch')"
+        connection.execute(sa.text(without))
+    assert store.save_status(_said(0, 1, 2))
+    store.close()
 
 
 def test_documents_are_kept_by_kind_and_name(store: StateStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(900)]
 # Records of a batch, the same number of each partition.
 BATCH = 40
-# Of their second batch: before its dead letters are kept, and between what is staged and the commit.
-STEPS = ("evolved:2", "staged:1")
+# Of the second batch: before its dead letters are kept, between what is staged and the commit, and between
+# the commit and the word on it.
+STEPS = ("evolved:2", "staged:1", "committed:1")
 
 
 @pytest.fixture(params=[pytest.param(kind, marks=() if kind == "postgres" else SOAK) for kind in PLACES])
@@ -39,7 +41,8 @@ def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
     config = changing_config(tmp_path, servers, place, BATCH)
     table = ChangingTable(servers)
     table.write(2 * BATCH // PARTITIONS)
-    with _suspended(spark, config, STEPS[0]) as older, _suspended(spark, config, STEPS[1]) as younger:
+    with ExitStack() as suspended:
+        zombies = [(step, suspended.enter_context(_suspended(spark, config, step))) for step in STEPS]
         table.add_columns()
         table.write(BATCH // PARTITIONS)
         drain(spark, config, tmp_path / "worker.log")
@@ -47,17 +50,17 @@ def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
         status = _status(config)
         assert status is not None
         assert (status.state, status.batch) == ("IDLE", 3)
-        # The younger first: what the JVM came to keep since a worker began goes when that worker has ended.
-        for step, zombie in ((STEPS[1], younger), (STEPS[0], older)):
+        # The youngest first: what the JVM came to keep since a worker began goes when that worker has ended.
+        for step, zombie in reversed(zombies):
             code, told = zombie.wake(), _log(config, step).read_text(encoding="utf-8")
             assert (code, "shop.changing FAILING StaleProgressError: " in told) == (UNWELL, True), told
             _check(place, table)
             assert _status(config) == status
     assert failpoints_hit(config) == list(STEPS)
     if place.sent is not None:
-        # Of the second batch the younger had sent all; the older, nothing.
+        # Of the second batch the oldest had sent nothing; the other two, all.
         sent = {(one.batch, one.epoch) for one in place.sent()}
-        assert sent == {(1, 1), (2, 2), (2, 3), (3, 3)}
+        assert sent == {(1, 1), (2, 2), (2, 3), (3, 4)}
 
 
 def _suspended(spark: SparkSession, config: Path, step: str) -> ForkedWorker:

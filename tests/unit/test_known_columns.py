@@ -45,6 +45,11 @@ def default_after(store: SqlStateStore, layout: Layout, at: Progress = BEFORE) -
     return judged.given.by_name[name.lower()].default, len(judged.warnings)
 
 
+def take_note(known: KnownColumns, of: Decoding) -> None:
+    known.applied(of, BEFORE)
+    known.keep()
+
+
 @pytest.mark.parametrize(
     ("layout", "later"),
     [
@@ -59,7 +64,7 @@ def test_a_column_that_is_chosen_later_brings_no_default(
 ) -> None:
     store = SqlStateStore(str(tmp_path / "state.db"))
     assert default_after(store, later) == ("new", 0)
-    KnownColumns(store, BEFORE, layout).applied(decoding(shape(layout, STATUS)), BEFORE)
+    take_note(KnownColumns(store, BEFORE, layout), decoding(shape(layout, STATUS)))
     assert default_after(store, later) == (None, 1)
     # Of other rows nothing is known: the table was loaded anew, or is one from an old backup.
     assert default_after(store, later, replace(BEFORE, batch=3)) == ("new", 0)
@@ -68,7 +73,17 @@ def test_a_column_that_is_chosen_later_brings_no_default(
 def test_a_column_that_was_dropped_is_new_when_it_comes_again(tmp_path: Path) -> None:
     store = SqlStateStore(str(tmp_path / "state.db"))
     known = KnownColumns(store, BEFORE, ALL)
-    known.applied(decoding(shape(ALL, STATUS)), BEFORE)
+    take_note(known, decoding(shape(ALL, STATUS)))
     assert default_after(store, ALL) == (None, 1)
-    known.applied(decoding(shape(ALL, STATUS), STATUS), BEFORE)
+    take_note(known, decoding(shape(ALL, STATUS), STATUS))
     assert default_after(store, ALL) == ("new", 0)
+
+
+def test_what_another_worker_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    lost, holds = KnownColumns(store, BEFORE, ALL), KnownColumns(store, BEFORE, ALL)
+    take_note(holds, decoding(shape(ALL)))
+    take_note(lost, decoding(shape(ALL, STATUS)))
+    assert default_after(store, ALL) == ("new", 0)
+    take_note(holds, decoding(shape(ALL, STATUS)))
+    assert default_after(store, ALL) == (None, 1)

@@ -19,8 +19,9 @@ def store(tmp_path: Path) -> SqlStateStore:
     return SqlStateStore(str(tmp_path / "state.db"))
 
 
-def _saw(store: SqlStateStore, batch: int, place: str = "here") -> None:
-    store.save_status(TableStatus("shop", TABLE, "IDLE", batch=batch, details={PLACE: place}))
+def _saw(store: SqlStateStore, batch: int, *, epoch: int = 1) -> None:
+    status = TableStatus("shop", TABLE, "IDLE", epoch=epoch, batch=batch, details={PLACE: "here"})
+    assert store.save_status(status)
 
 
 def _refused(store: SqlStateStore, batch: int) -> None:
@@ -45,7 +46,7 @@ def test_a_target_that_holds_less_is_refused_until_a_person_says_so(store: SqlSt
     check_not_restored(store, progress(3, 3), "here")
     # Killed before it said where it stands: it is the same going back.
     check_not_restored(store, progress(4, 3), "here")
-    _saw(store, 3)
+    _saw(store, 3, epoch=4)
     _refused(store, 2)
 
 
@@ -55,7 +56,7 @@ def test_a_word_that_was_used_is_not_there_for_the_next_time(store: SqlStateStor
     accept_restored(store, "shop", TABLE)
     check_not_restored(store, progress(3, 3), "here")
     # The worker came as far as before, and then the same backup was brought back again.
-    _saw(store, 4)
+    _saw(store, 4, epoch=3)
     _refused(store, 3)
 
 
@@ -72,16 +73,29 @@ def test_a_word_is_for_one_going_back(store: SqlStateStore) -> None:
     _refused(store, 3)
     accept_restored(store, "shop", TABLE)
     check_not_restored(store, progress(3, 3), "here")
-    _saw(store, 4)
+    _saw(store, 4, epoch=3)
     check_not_restored(store, progress(4, 4), "here")
     _refused(store, 3)
+
+
+def test_a_word_is_not_used_by_a_worker_that_lost_the_table(store: SqlStateStore) -> None:
+    _saw(store, 4, epoch=7)
+    _refused(store, 3)
+    accept_restored(store, "shop", TABLE)
+    with pytest.raises(StaleProgressError, match="another worker holds the table"):
+        check_not_restored(store, progress(5, 3), "here")
+    # The backup's epochs are earlier too: they were seen to begin again.
+    check_not_restored(store, progress(5, 3), "here", life=1)
+    status = store.status_of("shop", TABLE)
+    assert status is not None
+    assert status.rank == (1, 5, 3)
 
 
 def test_a_table_that_was_emptied_or_moved_is_none_from_a_backup(store: SqlStateStore) -> None:
     _saw(store, 4)
     check_not_restored(store, None, "here")
     check_not_restored(store, progress(1, 1), "there")
-    store.save_status(TableStatus("shop", TABLE, "IDLE", batch=9))
+    store.save_status(TableStatus("shop", TABLE, "IDLE", epoch=1, batch=9))
     check_not_restored(store, progress(1, 1), "here")
 
 

@@ -33,7 +33,9 @@ class KnownColumns:
         self._store = store
         self._name = json.dumps([progress.pipeline, *progress.table], ensure_ascii=False)
         self._source_names = {new.lower(): old.lower() for old, new in layout.rename.items()}
-        self._known = _columns_of(store.load_document(_KIND, self._name), progress)
+        self._kept = store.load_document(_KIND, self._name)
+        self._known = _columns_of(self._kept, progress)
+        self._unkept: Mapping[str, Any] | None = None
 
     def judged(self, judgement: Judgement, added: Collection[str]) -> Judgement:
         """The judgement, by which columns that are not new bring no default; ``added``: those that come."""
@@ -50,15 +52,23 @@ class KnownColumns:
         )
 
     def applied(self, decoding: Decoding, progress: Progress) -> None:
-        """Take note of a batch's columns, once it is applied."""
+        """Take note of a batch's columns, once it is applied; ``keep`` writes them down."""
         shape, told = decoding.columns().shape, decoding.told()
         # One that was dropped is new when it is added again.
         dropped = {self._source(column.name) for column in told.former} if told else set()
         now = frozenset({*map(self._source, shape.by_name), *shape.left_out} - dropped)
         if now != self._known:
-            document = {"batch": progress.batch, "columns": sorted(now)}
-            self._store.save_document(_KIND, self._name, document)
+            self._unkept = {"batch": progress.batch, "columns": sorted(now)}
             self._known = now
+
+    def keep(self) -> None:
+        """Have the state store know; what it did not take is written the next time.
+
+        What another worker wrote meanwhile stays: it holds the table.
+        """
+        if self._unkept is not None:
+            self._store.swap_document(_KIND, self._name, old=self._kept, new=self._unkept)
+            self._kept, self._unkept = self._unkept, None
 
     def _source(self, name: str) -> str:
         return self._source_names.get(name.lower(), name.lower())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
-from typing import cast
+from typing import Final
 
 import structlog
 
@@ -20,12 +20,10 @@ from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.filtered import passed
 from tidesink.sinks.goals import shown_goal
 from tidesink.sinks.kept_read_spark import TableRecords
-from tidesink.sinks.known_columns import KnownColumns
 from tidesink.sinks.listener import BatchStarted, TableChanged
 from tidesink.sinks.modes import first_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.pauses import Pauses
-from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import (
     AddedPartitions,
     OffsetRange,
@@ -36,7 +34,7 @@ from tidesink.sinks.ranges import (
     topic_progress,
 )
 from tidesink.sinks.report import TableReport
-from tidesink.sinks.restored import PLACE, check_not_restored
+from tidesink.sinks.restored import PLACE
 from tidesink.sinks.retry import Cooldown, may_pass
 from tidesink.sinks.schema_policy import pending_of
 from tidesink.sinks.source import RecordReader, fit_shuffle, open_reading_session
@@ -44,13 +42,14 @@ from tidesink.sinks.state_store import UNKNOWN_SCHEMA, TableState, TableStatus
 from tidesink.sinks.stopping import StopRequestedError
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.table_control import TableControl
+from tidesink.sinks.taken import taken
 from tidesink.sinks.tally import Tally
-from tidesink.sinks.targets.base import SequencedTable, TargetTable
 from tidesink.sinks.tombstones import Tombstones
 from tidesink.sinks.topic_growth import held_back
 from tidesink.sinks.topic_reads import Limits
 
 _log = structlog.get_logger("tidesink.worker")
+_TAKEN: Final = "another worker took this table, as its status says, and goes on with it"
 
 
 class Lane:
@@ -221,6 +220,8 @@ class Lane:
             self.rest()
             return
         self._change("RUNNING", None)
+        if self.state != "RUNNING":
+            return  # the table is another worker's
         around.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
         self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
@@ -235,35 +236,11 @@ class Lane:
             shape, pipeline=around.config.pipeline, delete_mode=self._settings.deletes
         )
         try:
-            return self._held(table)
+            hold, self._tombstones = taken(around, table, self.table, self._tally)
         except BaseException:
             table.close()
             raise
-
-    def _held(self, table: TargetTable) -> Hold:
-        """Take an open table's epoch, and know what is applied."""
-        around = self._around
-        pipeline = around.config.pipeline
-        claim = table.claim()
-        progress = table.committed()
-        if progress != claim.progress:
-            raise StaleProgressError(
-                "progress changed between the claim and the look at it: another worker holds the table",
-                table=str(self.table),
-            )
-        place = around.place_of(self.table)
-        check_not_restored(around.store, progress, place)
-        self._tally.resume(around, self.table)
-        self._tally.place = place
-        order = self._settings.sequence_by
-        fresh = Progress(self.table, pipeline, claim.epoch, 0, sequence_by=order)
-        known = progress if progress is not None else fresh
-        if order == "source" and self._settings.mode == "upsert":
-            retention = self._settings.tombstone_retention if self._settings.deletes == "hard" else None
-            self._tombstones = Tombstones(cast(SequencedTable, table), retention)
-        horizon = self._tombstones.horizon if self._tombstones else None
-        columns = KnownColumns(around.store, known, self._settings.layout)
-        return Hold(table, claim.epoch, replace(known, sequence_by=order), horizon=horizon, known=columns)
+        return hold
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
@@ -346,28 +323,34 @@ class Lane:
             exc.with_context(brokers=self._around.config.source.bootstrap_servers)
         if passes:
             self.cooldown.start()
-        self._change("FAILING", told(exc), lost=isinstance(exc, StaleProgressError))
+        self._change("FAILING", told(exc))
 
-    def _change(self, state: TableState, error: str | None, *, lost: bool = False) -> None:
+    def _change(self, state: TableState, error: str | None) -> None:
         self.state, self._error = state, error
         self._pauses.state_is(state)
         if self.table.schema == UNKNOWN_SCHEMA:
             self._around.listeners.hear(TableChanged(self._status()))
             return
-        try:
-            # Before the first save: it would put zeros over what earlier runs counted.
-            self._around.retry(self.table).call(lambda: self._tally.resume(self._around, self.table))
-        except (TidesinkError, StopRequestedError) as exc:
-            _log.warning("counters of earlier runs not read", table=str(self.table), error=str(exc))
-            self._around.listeners.hear(TableChanged(self._status()))
-            return
+        # Before the first save: it would put zeros over what earlier runs counted.
+        resumed = self._around.noted(
+            self.table,
+            lambda: self._tally.resume(self._around, self.table),
+            unless="counters of earlier runs not read",
+        )
         status = self._status()
         self._around.listeners.hear(TableChanged(status))
-        try:
-            self._around.retry(self.table).call(lambda: self._tally.keep(self._around, status, lost=lost))
-        except (TidesinkError, StopRequestedError) as exc:
-            # What is applied is in the target; a store that stays silent is said, and the lane goes on.
-            _log.warning("status not saved", table=str(self.table), error=str(exc))
+        if not resumed:
+            return
+        saved = self._around.noted(self.table, lambda: self._save(status), unless="status not saved")
+        if saved is False and self._hold is not None and state != "FAILING":
+            self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
+
+    def _save(self, status: TableStatus) -> bool:
+        """Have the state store know; False where another worker has the table by now."""
+        saved = self._around.store.save_status(status)
+        if saved and self._hold is not None and self._hold.known is not None:
+            self._hold.known.keep()
+        return saved
 
     def _status(self) -> TableStatus:
         progress = self._hold.progress if self._hold else None
@@ -381,6 +364,8 @@ class Lane:
             warnings=self._warnings(),
             batch=progress.batch if progress else self._tally.batch,
             commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
+            life=self._tally.life,
+            epoch=self._tally.epoch,
             details={
                 "topic": self.topic,
                 PLACE: self._tally.place,

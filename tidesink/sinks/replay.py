@@ -200,7 +200,8 @@ class ReplayLane(Lane):
         held = self._hold.table.committed() if self._hold else None
         status = store.status_of(self._around.config.pipeline, self.table)
         if status is not None and held is not None:
-            store.save_status(replace(status, batch=held.batch))
+            hold = self._tally.life, self._tally.epoch
+            store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
 
     def _settle_letters(self, letters: DeadLetters, done: Replayed) -> None:
         pipeline = self._around.config.pipeline

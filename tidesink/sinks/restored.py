@@ -25,13 +25,15 @@ _KIND: Final = "accepted-restore"
 _REFUSED: Final = "refused-restore"
 
 
-def check_not_restored(store: StateStore, progress: Progress | None, place: str) -> None:
+def check_not_restored(store: StateStore, progress: Progress | None, place: str, *, life: int = 0) -> None:
     """Refuse a table that holds less than was committed to it, unless a person said that it may go on.
 
     A target without progress is loaded from the start of the topic, as one that was emptied on purpose is.
+    ``life`` and the progress's epoch: of the hold that was just taken, by which an earlier batch is the later
+    word.
 
     Raises:
-        StaleProgressError: it was brought back from a backup.
+        StaleProgressError: it was brought back from a backup, or another worker took it meanwhile.
     """
     if progress is None:
         return
@@ -45,7 +47,9 @@ def check_not_restored(store: StateStore, progress: Progress | None, place: str)
         store.save_document(_REFUSED, name, progress.batch)
         raise _refusal(status.batch, progress, place)
     # The word is used up: what was seen from now on is where the target stands, and the next time is another.
-    store.save_status(replace(status, batch=progress.batch))
+    now = replace(status, life=life, epoch=progress.epoch, batch=progress.batch)
+    if not store.save_status(now):
+        raise StaleProgressError("another worker holds the table now", table=str(progress.table))
     _forget(store, name)
 
 

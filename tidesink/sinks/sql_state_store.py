@@ -89,12 +89,30 @@ class SqlStateStore:
             text = connection.execute(wanted).scalar_one_or_none()
         return None if text is None else from_json(text)
 
-    def save_status(self, status: TableStatus) -> None:
-        """Replace a table's status."""
-        key = {"pipeline": status.pipeline, "table_name": _table_key(status.table)}
+    def save_status(self, status: TableStatus) -> bool:
+        """Replace a table's status in one step unless it has a greater rank; whether it was replaced."""
+        try:
+            return self._replace_status(status)
+        except StateStoreError as exc:
+            if not isinstance(exc.__cause__, IntegrityError):
+                raise
+        return self._replace_status(status)  # somebody else's first one was there first
+
+    def _replace_status(self, status: TableStatus) -> bool:
+        mine = _status_row(status.pipeline, status.table)
         row = {"status": _status_text(status), "updated": datetime.now(timezone.utc)}
+        # A write that changes nothing: it locks the row, on SQLite too, where a SELECT takes no lock.
+        lock = sa.update(_status).where(mine).values(updated=_status.c.updated)
         with self._transaction() as connection:
-            _replace(connection, _status, key, row)
+            if connection.execute(lock).rowcount == 0:
+                key = {"pipeline": status.pipeline, "table_name": _table_key(status.table)}
+                connection.execute(sa.insert(_status).values(**key, **row))
+                return True
+            held = connection.execute(sa.select(_status).where(mine)).one()
+            if _read_status(status.pipeline, held.status, held.updated).rank > status.rank:
+                return False
+            connection.execute(sa.update(_status).where(mine).values(**row))
+            return True
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
         """The status of every table of a pipeline, by table name."""
@@ -105,9 +123,9 @@ class SqlStateStore:
 
     def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
         """The status of one table; None where none was saved."""
-        mine = sa.and_(_status.c.pipeline == pipeline, _status.c.table_name == _table_key(table))
+        wanted = sa.select(_status).where(_status_row(pipeline, table))
         with self._transaction() as connection:
-            row = connection.execute(sa.select(_status).where(mine)).one_or_none()
+            row = connection.execute(wanted).one_or_none()
         return None if row is None else _read_status(pipeline, row.status, row.updated)
 
     def save_document(self, kind: str, name: str, document: Any) -> None:
@@ -226,6 +244,10 @@ def _table_key(table: TableId) -> str:
     return json.dumps(list(table), ensure_ascii=False)
 
 
+def _status_row(pipeline: str, table: TableId) -> sa.ColumnElement[bool]:
+    return sa.and_(_status.c.pipeline == pipeline, _status.c.table_name == _table_key(table))
+
+
 def _status_text(status: TableStatus) -> str:
     return json.dumps(
         {
@@ -235,6 +257,8 @@ def _status_text(status: TableStatus) -> str:
             "counters": dict(status.counters),
             "zero_dates": dict(status.zero_dates),
             "warnings": list(status.warnings),
+            "life": status.life,
+            "epoch": status.epoch,
             "batch": status.batch,
             "commit_ts": status.commit_ts,
             "details": dict(status.details),

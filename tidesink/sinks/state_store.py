@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # the state store keeps no status of it.
 UNKNOWN_SCHEMA: Final = "?"
 TableState = Literal["RUNNING", "IDLE", "PAUSED", "FAILING"]
+Rank = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class TableStatus:
 
     ``counters``: row events by kind, summed over all batches. ``zero_dates``: per column, how many dates
     no calendar has were turned to NULL. ``error``: class name and message of the last error.
-    ``updated``: set by the store, UTC.
+    ``epoch``: of the hold on the table in which this was said; 0 before any, and in what earlier versions
+    saved. ``life``: how often the table's epochs were seen to begin again, since it was made anew or brought
+    back from a backup. ``updated``: set by the store, UTC.
     """
 
     pipeline: str
@@ -45,6 +48,13 @@ class TableStatus:
     commit_ts: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     updated: datetime | None = None
+    life: int = 0
+    epoch: int = 0
+
+    @property
+    def rank(self) -> Rank:
+        """Which of two statuses is of the later hold on the table, and in it of the later batch."""
+        return self.life, self.epoch, self.batch
 
 
 class StateStore(Protocol):
@@ -56,8 +66,11 @@ class StateStore(Protocol):
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
         """The progress of one batch by its transaction version; None where it is not known."""
 
-    def save_status(self, status: TableStatus) -> None:
-        """Replace a table's status."""
+    def save_status(self, status: TableStatus) -> bool:
+        """Replace a table's status in one step unless it has a greater rank; whether it was replaced.
+
+        A worker that lost the table to another never puts its word over the other's.
+        """
 
     def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
         """The status of every table of a pipeline, by table name."""

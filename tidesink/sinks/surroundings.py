@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
 
 from tidesink.change import TableId
 from tidesink.config import Config
@@ -15,7 +17,7 @@ from tidesink.sinks.rejects import DeadLetters, RecordStore
 from tidesink.sinks.retry import RetryPolicy, may_pass
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
-from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.stopping import StopFlag, StopRequestedError
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import Target
 from tidesink.sinks.topics import Topics
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.schema_registry import SchemaRegistry
+
+T = TypeVar("T")
+_log = structlog.get_logger("tidesink.worker")
 
 
 def no_store() -> None:
@@ -56,6 +61,17 @@ class Surroundings:
         return target_module(self.config.target).place_of(
             self.config.target, self.config.destination(table).table
         )
+
+    def noted(self, table: TableId, step: Callable[[], T], *, unless: str) -> T | None:
+        """What a step of the state store's gives, tried again; None where the store stays silent.
+
+        That is said, in the words of ``unless``, and the lane goes on: what is applied is in the target.
+        """
+        try:
+            return self.retry(table).call(step)
+        except (TidesinkError, StopRequestedError) as exc:
+            _log.warning(unless, table=str(table), error=str(exc))
+            return None
 
     def retry(
         self,

@@ -9,8 +9,9 @@ from tidesink.change import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch import BatchOutcome
 from tidesink.sinks.filtered import Filtered
+from tidesink.sinks.progress import Progress
 from tidesink.sinks.restored import PLACE
-from tidesink.sinks.state_store import TableStatus
+from tidesink.sinks.state_store import Rank, TableStatus
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.tombstones import Tombstones
 
@@ -33,42 +34,55 @@ class Tally:
         self.batch = 0
         self.commit_ts: int | None = None
         self.place = ""
+        self.life, self.epoch = 0, 0
         self._tombstones: Mapping[str, Any] = {}
-        self._resumed = False
+        self._held = self._resumed = False
+        self._known: Rank = (0, 0, -1)
 
-    def resume(self, around: Surroundings, table: TableId) -> None:
-        """Go on from what the state store holds."""
-        if self._resumed:
-            return
-        status = around.store.status_of(around.config.pipeline, table)
-        if status is not None:
-            self.total = Account.from_counters(status.counters)
-            self.filtered = Filtered.from_details(status.details)
-            self.zero_dates = dict(status.zero_dates)
-            self.batch, self.commit_ts = status.batch, status.commit_ts
-            self.place = str(status.details.get(PLACE, ""))
-            self._tombstones = status.details.get(_TOMBSTONES) or {}
-        self._resumed = True
+    def claimed(self, epoch: int, before: TableStatus | None) -> None:
+        """Count on in a hold of the table that was taken once ``before`` was read.
+
+        An epoch that is not above that status's is one of a table made anew, or of one from a backup.
+        """
+        self.life = before.life + (epoch <= before.epoch) if before is not None else 0
+        self.epoch = epoch
+        self._held, self._resumed = True, False
+
+    def resume(self, around: Surroundings, table: TableId) -> bool:
+        """Go on from what the state store holds, until the table is held: then nobody else counts."""
+        if not self._resumed:
+            status = around.store.status_of(around.config.pipeline, table)
+            if status is not None and status.rank > self._known:
+                self._adopt(status)
+            self._resumed = self._held
+        return True
+
+    def _adopt(self, status: TableStatus) -> None:
+        self.total = Account.from_counters(status.counters)
+        self.filtered = Filtered.from_details(status.details)
+        self.zero_dates = dict(status.zero_dates)
+        self.batch, self.commit_ts = status.batch, status.commit_ts
+        self.place = str(status.details.get(PLACE, ""))
+        self._tombstones = status.details.get(_TOMBSTONES) or {}
+        self._known = status.rank
+        if not self._held:
+            self.life, self.epoch = status.life, status.epoch
+
+    def stands(self, progress: Progress, place: str) -> None:
+        """Know what the target holds, and where: the table is open."""
+        self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
 
     def add(self, outcome: BatchOutcome) -> None:
         """Count one batch."""
         account = outcome.account or Account()
         self.run, self.total = self.run + account, self.total + account
         self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
+        self._known = self.life, self.epoch, self.batch
         self.filtered += outcome.filtered
         for counts in (self.run_zero_dates, self.zero_dates):
             _add(counts, outcome.zero_dates)
         doubts = (_DOUBTED,) if outcome.doubted else ()
         self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
-
-    def keep(self, around: Surroundings, status: TableStatus, *, lost: bool) -> None:
-        """Save a status; not over a later batch's where the table was ``lost``: it is another worker's now.
-
-        Its counters would be gone, and ``check_not_restored`` would know of an older batch than there was.
-        """
-        found = around.store.status_of(status.pipeline, status.table) if lost else None
-        if found is None or found.batch <= status.batch:
-            around.store.save_status(status)
 
     def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
         """The detail of the deletes remembered, as of when some were last forgotten, by whichever worker."""

@@ -1,0 +1,177 @@
+"""The word on a table in the state store: of the worker that holds it, and of every batch it applied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.contracts.coded_changes import NAME, TABLE, Changefeed, placed
+from tests.contracts.coded_lane import CodedTable, config_of, open_table
+from tests.contracts.conftest import memory_bed
+from tidesink.change import TableSchema
+from tidesink.errors import StateStoreError
+from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.lane import Lane
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.state_store import TableStatus
+from tidesink.sinks.table_control import TableControl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+ROWS: Final = 3
+# Before the rows is the DDL that makes their table.
+FIRST: Final = 2
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> CodedTable:
+    """A table in memory, behind a topic of its DDL and some rows."""
+    feed = Changefeed("canal-json", TableSchema(TABLE, ()))
+    feed.define(f"CREATE TABLE {NAME} (id BIGINT PRIMARY KEY, size INT)")
+    for number in range(ROWS):
+        feed.put(number, number)
+    bed, messages = memory_bed(request, tmp_path), placed(feed.records)
+    return open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
+
+
+def _status(table: CodedTable) -> TableStatus:
+    status = table.around.store.status_of("shop", TABLE)
+    assert status is not None
+    return status
+
+
+def _work_off(table: CodedTable, lane: Lane) -> TableStatus:
+    """Apply what is left, record by record, and rest; the status then."""
+    for upto in range(table.topic.sent + 1, FIRST + ROWS):
+        table.take(lane, upto)
+    lane.rest()
+    return _status(table)
+
+
+def _has_lost(lane: Lane) -> bool:
+    return lane.state == "FAILING" and str(lane.report().error).startswith("StaleProgressError: ")
+
+
+class _Then(Failpoints):
+    """Has something happen once, at a step of a batch."""
+
+    def __init__(self, step: str, then: Callable[[], None]) -> None:
+        super().__init__(None)
+        self._step: str | None = step
+        self._then = then
+
+    def reach(self, name: str) -> None:
+        """Do it where this is the step."""
+        if name == self._step:
+            self._step = None
+            self._then()
+
+
+def test_one_that_rested_when_another_took_its_table_says_so_in_its_own_report_alone(
+    table: CodedTable,
+) -> None:
+    with table.lane() as rested, table.lane() as holds:
+        table.take(rested, FIRST)
+        rested.rest()
+        table.take(holds, FIRST + 1)
+        holds.rest()
+        status = _status(table)
+        assert (status.batch, status.counters["read"], status.state) == (2, FIRST + 1, "IDLE")
+        table.offer(rested, FIRST + 2)
+        assert _has_lost(rested)
+        assert _status(table) == status
+
+
+def test_one_that_slept_between_its_commit_and_its_word_on_it_has_lost_the_table(table: CodedTable) -> None:
+    said = []
+    with table.lane() as holds:
+        asleep = _Then("committed", lambda: said.append(_work_off(table, holds)))
+        around = replace(table.around, failpoints=asleep)
+        with replace(table, around=around).lane() as slept:
+            table.offer(slept, FIRST)
+            assert (said[0].state, said[0].batch) == ("IDLE", ROWS)
+            assert _has_lost(slept)
+            assert slept.report().counters["read"] == FIRST  # it did apply them
+            slept.rest()
+            assert _has_lost(slept)
+        assert _status(table) == said[0]
+
+
+def test_a_table_that_is_loaded_anew_has_a_status_of_its_own(
+    table: CodedTable, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with table.lane() as former:
+        table.take(former, FIRST)
+        table.take(former, FIRST + 1)
+        anew = replace(table, bed=memory_bed(request, tmp_path))  # whose epochs begin again
+        with anew.lane() as lane:
+            anew.take(lane, FIRST)
+            status = _status(table)
+            assert (status.state, status.batch, status.epoch) == ("RUNNING", 1, 1)
+            former.rest()
+            assert _has_lost(former)
+            assert _status(table) == status
+
+
+def test_a_worker_counts_on_from_what_others_counted_since_it_began(table: CodedTable) -> None:
+    with table.lane() as waits, table.lane() as holds:
+        table.take(holds, FIRST)
+        waits.heed(TableControl(rests=True))
+        assert _status(table).state == "PAUSED"
+        table.take(holds, FIRST + 1)
+        waits.heed(TableControl())
+        table.take(waits, FIRST + 2)
+    assert _status(table).counters["read"] == FIRST + 2
+
+
+class _Silent(SqlStateStore):
+    """A state store that now and then does not answer to what is told of a batch."""
+
+    silent = False
+
+    def save_status(self, status: TableStatus) -> bool:
+        self._answer()
+        return super().save_status(status)
+
+    def save_document(self, kind: str, name: str, document: Any) -> None:
+        self._answer()
+        super().save_document(kind, name, document)
+
+    def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
+        self._answer()
+        return super().swap_document(kind, name, old=old, new=new)
+
+    def _answer(self) -> None:
+        if self.silent:
+            raise StateStoreError("locked")
+
+
+def test_a_batch_counts_though_the_state_store_was_silent_behind_its_commit(
+    table: CodedTable, tmp_path: Path
+) -> None:
+    store = _Silent(str(tmp_path / "state.db"))
+    silence = _Then("committed", lambda: setattr(store, "silent", True))
+    silenced = replace(table, around=replace(table.around, store=store, failpoints=silence))
+    with silenced.lane() as lane:
+        silenced.take(lane, FIRST)
+        assert lane.report().counters["read"] == FIRST
+        assert _known(store) is None
+        store.silent = False
+        silenced.take(lane, FIRST + 1)
+        assert _status(table).counters["read"] == FIRST + 1
+        # What the first batch could not have kept, the second did.
+        assert _known(store) == ["id", "size"]
+    store.close()
+
+
+def _known(store: SqlStateStore) -> Any:
+    """The columns of the table's last batch, as far as the state store knows them."""
+    document = store.load_document("known-columns", json.dumps(["shop", *TABLE], ensure_ascii=False))
+    return None if document is None else document["columns"]
