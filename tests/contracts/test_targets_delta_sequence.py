@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.interrupted import Forestalled, ForestalledMarker
+from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
-from tidesink.errors import StaleProgressError, TransientTargetError
+from tidesink.errors import CommitUnknownError, StaleProgressError, TransientTargetError
 from tidesink.sinks.targets import delta_tombstones
 from tidesink.sinks.targets.base import Collected
 from tidesink.sinks.targets.delta_log import DeltaLog
@@ -66,6 +66,23 @@ def test_a_worker_that_lost_the_table_does_not_put_the_horizon_back(delta: Bed, 
             delta.spark.newSession(), DeltaLog(delta.spark, table.path), table.location, horizon=20, epoch=1
         )
     assert (before, other.horizon()) == (None, 30)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_collection_that_was_cut_off_is_finished_by_the_next(
+    delta: Bed, tmp_path: Path, before: bool
+) -> None:
+    """The horizon is never below what is gone; it may be above what is there still."""
+    session: Any = CutOff(delta.spark, before=before, word="DELETE")
+    table = loaded(delta, tmp_path, session)
+    session.armed = True
+    with pytest.raises(CommitUnknownError):
+        table.collect(20)
+    assert not session.armed
+    assert table.horizon() == 20
+    assert [one["id"] for one in delta.rows()] == ([1, 9] if before else [9])
+    assert table.collect(15) == Collected(20, int(before), 0, None)
+    assert delta.living() == [row(9)]
 
 
 def test_what_cannot_be_emptied_of_a_column_that_is_left_out_stays(delta: Bed, tmp_path: Path) -> None:

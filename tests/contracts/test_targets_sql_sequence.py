@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, TABLE, Bed, frame_of, progress, row, shape
 from tidesink.change import Column, ColumnType
-from tidesink.errors import AccountingError, SchemaRefusedError
+from tidesink.errors import AccountingError, SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, Collected, ReducedRow, RowSequence, SequencedTable
 from tidesink.sinks.targets.sql_ledger import SqlLedger
 from tidesink.sinks.targets.sql_sequence import commit_ts_in, hex_above, packed_hex
@@ -143,23 +144,47 @@ def test_deletes_are_forgotten_where_the_table_spells_its_key_otherwise(sql: Bed
     assert table.collect(10) == Collected(10, 1, 0, None)
 
 
-def test_many_deletes_are_forgotten_in_pieces(sql: Bed) -> None:
-    table = held(sql)
+def in_pieces(bed: Bed, looked: Callable[[Any], None]) -> SqlTombstones:
+    """The collector of a table with one row and five deletes; each of its pieces looks at the ledger."""
     keys = [{"id": number} for number in range(1, 6)]
-    table.apply(sql.batch(SHAPE, [row(9)], keys, at=[5, 10, 10, 10, 10, 30]), progress(1, 1))
-    connections, place = target_of(sql).connections, target_of(sql).place_of(TABLE)
+    held(bed).apply(bed.batch(SHAPE, [row(9)], keys, at=[5, 10, 10, 10, 10, 30]), progress(1, 1))
+    connections, place = target_of(bed).connections, target_of(bed).place_of(TABLE)
     ledger = SqlLedger(connections.dialect, place, "shop", ("id",))
-    opened: list[int] = []
 
     def held_row(cursor: Any) -> Any:
-        opened.append(1)
-        return ledger.read(cursor, lock=True)
+        entry = ledger.read(cursor, lock=True)
+        looked(cursor)
+        return entry
 
-    tombstones = SqlTombstones(
+    return SqlTombstones(
         connections.dialect, place, ledger, lambda: connections.transaction("test"), held_row
     )
+
+
+def test_many_deletes_are_forgotten_in_pieces(sql: Bed) -> None:
+    looks: list[Any] = []
+    tombstones = in_pieces(sql, looks.append)
     assert tombstones.collect(20, ["id"], piece=2) == Collected(20, 4, 1, 30)
-    assert len(opened) == 3
+    assert len(looks) == 3
+    assert [one["id"] for one in sql.rows()] == [5, 9]
+
+
+def test_pieces_that_were_cut_off_are_finished_by_the_next_worker(sql: Bed) -> None:
+    looks: list[Any] = []
+
+    def cut_the_second(cursor: Any) -> None:
+        looks.append(cursor)
+        if len(looks) == 2:
+            cursor.connection.close()
+
+    with pytest.raises(TidesinkError):
+        in_pieces(sql, cut_the_second).collect(20, ["id"], piece=2)
+    assert len(sql.rows()) == 4, "two of six are gone"
+    again = sql.reopen().open_table(SHAPE, pipeline="shop")
+    assert isinstance(again, SequencedTable)
+    again.claim()
+    assert again.horizon() == 20
+    assert again.collect(15) == Collected(20, 2, 1, 30)
     assert [one["id"] for one in sql.rows()] == [5, 9]
 
 
