@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+from collections.abc import Iterator
 from datetime import datetime
 from decimal import Decimal
 from io import StringIO
@@ -20,12 +21,12 @@ from tidesink.errors import (
     TargetError,
     TransientTargetError,
 )
-from tidesink.sinks.targets import mysql_errors, postgres_errors, target_module
+from tidesink.sinks.targets import mysql_connection, mysql_errors, postgres_errors, target_module
 from tidesink.sinks.targets.identifier import quote_mysql, quote_postgres, text_mysql, text_postgres
 from tidesink.sinks.targets.mysql_merge import is_computed
 from tidesink.sinks.targets.sql_columns import plan_columns
 from tidesink.sinks.targets.sql_csv import CsvLines
-from tidesink.sinks.targets.sql_endpoint import endpoint_of
+from tidesink.sinks.targets.sql_endpoint import Endpoint, endpoint_of
 from tidesink.sinks.targets.sql_place import place_in
 
 POSTGRES = {
@@ -191,6 +192,21 @@ def test_a_mysql_key_without_a_length_is_refused_with_the_way_out() -> None:
     assert plan_columns({"code": "text"}, shape(key), "postgres").widened == {}
 
 
+class LinesStoppedError(Exception):
+    """Spark had no more lines."""
+
+
+def test_mysql_has_no_connection_while_spark_makes_a_tasks_lines() -> None:
+    """It would close one that is silent for so long."""
+
+    def lines() -> Iterator[memoryview]:
+        yield memoryview(b"1\n")
+        raise LinesStoppedError
+
+    with pytest.raises(LinesStoppedError):
+        mysql_connection.load(Endpoint("127.0.0.1", 1, "", "tide", ""), "LOAD …", lines())
+
+
 # A server that restarted marks the tables of its engines without a log.
 CRASHED = ("126", "127", "144", "145", "1034", "1194", "1195")
 
@@ -209,6 +225,7 @@ CRASHED = ("126", "127", "144", "145", "1034", "1194", "1195")
         (mysql_errors, "1213", TransientTargetError),
         (mysql_errors, "1205", TransientTargetError),
         (mysql_errors, "2013", TransientTargetError),
+        (mysql_errors, "4031", TransientTargetError),
         (mysql_errors, "1040", TransientTargetError),
         (mysql_errors, "1060", TransientTargetError),
         (mysql_errors, "1062", TargetError),

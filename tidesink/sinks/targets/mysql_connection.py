@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from tempfile import NamedTemporaryFile
 from typing import Any, Final
 
@@ -61,7 +62,14 @@ def connect(endpoint: Endpoint, *, loads: bool = False) -> Any:
     with connection.cursor() as cursor:
         for statement in _SESSION:
             cursor.execute(statement)
+        cursor.execute(_limit(endpoint.silence))
     return connection
+
+
+def _limit(silence: int) -> str:
+    """MariaDB's is of transactions; MySQL has that of every silence alone. Each server reads its comment."""
+    mariadb, mysql = f", idle_transaction_timeout = {silence}", f", wait_timeout = {silence}"
+    return f"SET SESSION sql_notes = 1 /*M!100300 {mariadb} */ /*!80000 {mysql} */"
 
 
 def _tls(endpoint: Endpoint) -> dict[str, Any]:
@@ -81,24 +89,28 @@ def _tls(endpoint: Endpoint) -> dict[str, Any]:
 def load(endpoint: Endpoint, statement: str, chunks: Iterator[memoryview]) -> int:
     """LOAD DATA LOCAL of CSV into a staging table; how many rows the server took.
 
-    The driver reads a file by its name: the lines stand in one of the task's own until they are loaded.
+    The driver reads a file by its name: the lines stand in one of the task's own until they are loaded. Only
+    then is there a connection, which MySQL would close while Spark takes its time for the lines.
 
     Raises:
         LoadRefusedError: the server changed a value, of which LOCAL makes a warning in any mode.
     """
-    connection = connect(endpoint, loads=True)
-    try:
-        with NamedTemporaryFile(prefix="tidesink-", suffix=".csv") as file, connection.cursor() as cursor:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            cursor.execute(statement, (file.name,))
-            rows = int(cursor.rowcount)
-            cursor.execute("SHOW WARNINGS LIMIT 1")
-            warning = cursor.fetchone()
-        if warning is not None:
-            raise LoadRefusedError(int(warning[1]))
-        connection.commit()
-    finally:
-        connection.close()
+    with NamedTemporaryFile(prefix="tidesink-", suffix=".csv") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        with closing(connect(endpoint, loads=True)) as connection:
+            rows = _loaded(connection, statement, file.name)
+            connection.commit()
+    return rows
+
+
+def _loaded(connection: Any, statement: str, name: str) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, (name,))
+        rows = int(cursor.rowcount)
+        cursor.execute("SHOW WARNINGS LIMIT 1")
+        warning = cursor.fetchone()
+    if warning is not None:
+        raise LoadRefusedError(int(warning[1]))
     return rows

@@ -16,8 +16,8 @@ from tidesink.errors import (
 from tidesink.sinks.targets.sql_limits import MYSQL_LIMITS
 
 _Meaning = tuple[type[TidesinkError], str]
-# The connection was cut or could not be made, or the server is going down.
-_CUT: Final = frozenset({"", "1053", "1152", "1158", "1159", "1160", "1161", "1927"}) | {
+# The connection was cut (4031: for its silence) or could not be made, or the server is going down.
+_CUT: Final = frozenset({"", "1053", "1152", "1158", "1159", "1160", "1161", "1927", "4031"}) | {
     str(number) for number in range(2000, 2062)
 }
 _LOCKED: Final[_Meaning] = (

@@ -25,15 +25,13 @@ from tidesink.sinks.targets.sql_place import LEDGER, SHARDS, Place
 from tidesink.sinks.targets.sql_stage import Load
 from tidesink.typemap.render_sql import Database
 
-# Sent as statements, not as options: poolers pass those on. A worker that froze in a transaction lets go
-# of the ledger's row after five minutes.
+# Sent as statements, not as options: poolers pass those on.
 _SESSION: Final = (
     "SET TIME ZONE 'UTC'",
     "SET datestyle TO 'ISO, YMD'",
     "SET standard_conforming_strings TO on",
     "SET extra_float_digits TO 1",
     f"SET lock_timeout TO '{LOCK_SECONDS}s'",
-    "SET idle_in_transaction_session_timeout TO '5min'",
 )
 # Those that take NULL may be missing in a ledger of an earlier version; they are added to it.
 _OPTIONAL: Final = MappingProxyType(
@@ -89,6 +87,7 @@ def connect(endpoint: Endpoint) -> Any:
     with connection.cursor() as cursor:
         for statement in _SESSION:
             cursor.execute(statement)
+        cursor.execute(f"SET idle_in_transaction_session_timeout TO '{endpoint.silence}s'")
     connection.commit()
     return connection
 

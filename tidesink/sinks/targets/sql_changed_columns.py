@@ -23,6 +23,7 @@ from tidesink.sinks.targets.sql_view import SqlView
 from tidesink.typemap.render_sql import spark_of
 
 if TYPE_CHECKING:
+    from tidesink.sinks.targets.sql_connections import Connections
     from tidesink.sinks.targets.sql_dialect import Dialect
     from tidesink.sinks.targets.sql_ledger import Entry
 
@@ -31,6 +32,7 @@ class ChangedColumns(ABC):
     """The part of a table that changes its columns."""
 
     place: Place
+    _connections: Connections
     _dialect: Dialect
     _present: dict[str, str]
     _created: bool
@@ -169,7 +171,7 @@ class ChangedColumns(ABC):
             for statement in statements:
                 cursor.execute(statement)
             return
-        with self._transaction() as changing:
+        with self._connections.kept_awake(cursor), self._transaction() as changing:
             for statement in statements:
                 changing.execute(statement)
 

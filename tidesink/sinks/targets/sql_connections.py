@@ -43,6 +43,23 @@ class Connections:
             raise
         self._put_back(connection)
 
+    @contextmanager
+    def kept_awake(self, cursor: Any) -> Iterator[None]:
+        """Speak in a cursor's transaction while another connection works, as long as this process does."""
+        done = threading.Event()
+
+        def speak() -> None:
+            while not done.wait(self.endpoint.silence / 4) and self.dialect.alive(cursor.connection):
+                pass
+
+        speaker = threading.Thread(target=speak, daemon=True)
+        speaker.start()
+        try:
+            yield
+        finally:
+            done.set()
+            speaker.join()
+
     def close(self) -> None:
         """Close what nobody uses."""
         with self._lock:

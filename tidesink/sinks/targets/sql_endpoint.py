@@ -12,11 +12,17 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 # How long a statement waits for another's lock before the batch is tried again.
 LOCK_SECONDS = 60
+# How long a transaction of ours may say nothing until the server ends it: a worker that froze in one lets go
+# of the ledger's row, and another takes the table. So none is open while Spark works.
+SILENT_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A database server; ``tls`` in Postgres's words: disable, prefer, require, verify-ca, verify-full."""
+    """A database server; ``tls`` in Postgres's words: disable, prefer, require, verify-ca, verify-full.
+
+    ``silence``: after how many seconds without a statement the server ends a transaction.
+    """
 
     host: str
     port: int
@@ -27,6 +33,7 @@ class Endpoint:
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    silence: int = SILENT_SECONDS
 
     @property
     def shown(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -34,6 +34,7 @@ _ROWS_A_CALL: Final = 100
 _FRAME_BYTES: Final = 10_000
 
 _Done = tuple[str, list[Any]]
+_Call = tuple[str, list[list[Any]]]
 
 
 def dialect_of(database: Database) -> Any:
@@ -56,7 +57,10 @@ def utc(moment: datetime | None) -> datetime | None:
 
 @dataclass(frozen=True)
 class _Task:
-    """One transaction over a task's rows; gives one line: rows counted, and the code of what went wrong."""
+    """Transactions over a task's rows; gives one line: rows counted, and the code of what went wrong.
+
+    None is open, and no row locked, while Spark makes the rows of the next.
+    """
 
     database: Database
     endpoint: Endpoint
@@ -86,14 +90,27 @@ class _Task:
 
     def _written(self, dialect: Any, rows: Iterator[dict[str, Any]]) -> int:
         count = 0
-        with closing(dialect.connect(self.endpoint)) as connection:
-            with connection.cursor() as cursor:
-                for text, values in _calls(map(self.statement, rows)):
-                    self._check_room(connection, cursor, values)
-                    cursor.executemany(text, values)
-                    count += self._counted(cursor, values)
-            connection.commit()
+        connection = None
+        with ExitStack() as opened:
+            for calls in self._transactions(_calls(map(self.statement, rows))):
+                if connection is None or not dialect.alive(connection):
+                    connection = opened.enter_context(closing(dialect.connect(self.endpoint)))
+                count += self._committed(connection, calls)
         return count
+
+    def _committed(self, connection: Any, calls: Sequence[_Call]) -> int:
+        count = 0
+        with connection.cursor() as cursor:
+            for text, values in calls:
+                self._check_room(connection, cursor, values)
+                cursor.executemany(text, values)
+                count += self._counted(cursor, values)
+        connection.commit()
+        return count
+
+    def _transactions(self, calls: Iterator[_Call]) -> Iterator[Sequence[_Call]]:
+        """What is committed at once: each call, where one that was done before is done again without harm."""
+        return ([call] for call in calls)
 
     def _counted(self, cursor: Any, _values: Sequence[Sequence[Any]]) -> int:
         """How many rows a call that was just made counts as."""
@@ -121,7 +138,7 @@ def _length(values: Sequence[Any]) -> int:
     return sum(len(value) for value in values if isinstance(value, bytes | str))
 
 
-def _calls(statements: Iterator[_Done]) -> Iterator[tuple[str, list[list[Any]]]]:
+def _calls(statements: Iterator[_Done]) -> Iterator[_Call]:
     """Statements that follow each other and differ in their values alone, together."""
     for text, found in groupby(statements, itemgetter(0)):
         while some := [values for _, values in islice(found, _ROWS_A_CALL)]:
@@ -191,6 +208,10 @@ class RecordSettler(_Task):
         if row["error"] is None:
             return self.delete, [key]
         return self.update, [_text(row["error"]), _text(row["reason"]), key]
+
+    def _transactions(self, calls: Iterator[_Call]) -> Iterator[Sequence[_Call]]:
+        """All at once, without the records' values: what replays is settled whole or not at all."""
+        yield list(calls)
 
 
 @dataclass(frozen=True)

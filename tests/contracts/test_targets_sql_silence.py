@@ -1,0 +1,142 @@
+"""A database lets go of a worker that says nothing in a transaction, and of no other, on real servers."""
+
+# ruff: noqa: S608  names of the test's own
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from tests.contracts.sql_beds import execute, sql_bed, target_of
+from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tidesink.change import Column, ColumnType
+from tidesink.errors import CommitUnknownError, StaleProgressError
+from tidesink.sinks.targets.base import Claim
+from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql_record_tasks import RecordWriter
+
+pytestmark = [pytest.mark.spark, pytest.mark.servers]
+SHAPE = shape()
+
+
+class Freezing(Connections):
+    """Of a worker that freezes where its next transaction would be committed, while ``frozen`` runs."""
+
+    frozen: Callable[[], object] | None = None
+
+    @contextmanager
+    def transaction(self, table: str, *, writes: bool = True) -> Iterator[Any]:
+        with super().transaction(table, writes=writes) as cursor:
+            yield cursor
+            if writes and self.frozen is not None:
+                frozen, self.frozen = self.frozen, None
+                frozen()
+
+
+def test_who_freezes_in_a_transaction_loses_the_table(sql: Bed, request: pytest.FixtureRequest) -> None:
+    """Its lock on the ledger's row goes with its transaction, and nothing of that is written."""
+    server = target_of(sql).connections
+    freezing = Freezing(server.dialect, replace(server.endpoint, silence=1))
+    bed = sql_bed(request, freezing)
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
+    other = sql.target.open_table(SHAPE, pipeline="shop")
+    claims: list[Claim] = []
+
+    def freeze() -> None:
+        freezing.frozen = lambda: claims.append(other.claim())
+
+    batch = replace(bed.batch(SHAPE, [row(1, "late"), row(2)]), on_staged=freeze)
+    with pytest.raises(CommitUnknownError):
+        table.apply(batch, progress(1, 2))
+    assert claims == [Claim(2, progress(2, 1))]
+    with pytest.raises(StaleProgressError):
+        table.apply(batch, progress(1, 2))
+    other.apply(sql.batch(SHAPE, [row(3)]), progress(2, 2))
+    assert sql.rows() == [row(1), row(3)]
+
+
+def test_a_long_change_of_columns_keeps_the_table(mysql_sql: Bed, request: pytest.FixtureRequest) -> None:
+    """It is another connection's, and the one with the ledger's row has nothing to say meanwhile."""
+    server = target_of(mysql_sql).connections
+    bed = sql_bed(request, Connections(server.dialect, replace(server.endpoint, silence=2)))
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
+    reader = server.dialect.connect(server.endpoint)
+    with reader.cursor() as cursor:
+        # An ALTER waits until whoever reads the table has done.
+        cursor.execute(f"SELECT * FROM {bed.target.place_of(TABLE).location}")
+    threading.Timer(3.5, reader.close).start()
+    wider = shape(ID, NAME, AMOUNT, Column("more", ColumnType("int"), default="7"))
+    assert table.evolve(wider).added == ("more",)
+    table.apply(bed.batch(wider, [{**row(2), "more": 8}]), progress(1, 2))
+    assert [found["more"] for found in bed.rows()] == [7, 8]
+
+
+OTHERS: Final = {
+    "postgres": "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    "mysql": "SELECT CONCAT('KILL ', id) FROM information_schema.PROCESSLIST "
+    "WHERE DB = 'shop' AND id <> CONNECTION_ID()",
+}
+
+
+def end_others(bed: Bed) -> None:
+    """End the connections to the test's database, as MySQL ends those that were silent for long."""
+    with target_of(bed).connections.transaction("test") as cursor:
+        cursor.execute(OTHERS[bed.name])
+        for (statement,) in cursor.fetchall() if bed.name == "mysql" else ():
+            cursor.execute(statement)
+
+
+def test_a_table_that_was_quiet_for_long_goes_on(sql: Bed, request: pytest.FixtureRequest) -> None:
+    server = target_of(sql).connections
+    bed = sql_bed(request, Connections(server.dialect, server.endpoint))
+    table = bed.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
+    end_others(sql)
+    table.apply(bed.batch(SHAPE, [row(2)]), progress(1, 2))
+    assert sql.rows() == [row(1), row(2)]
+
+
+def test_a_task_has_no_transaction_open_while_spark_makes_its_rows(sql: Bed) -> None:
+    """Records that are kept: another worker, which keeps the same ones, would wait for their locks."""
+    target = target_of(sql)
+    types = {"postgres": ("text", "varchar(64)"), "mysql": ("longtext", "char(64)")}[sql.name]
+    sql.target.open_table(SHAPE, pipeline="shop")
+    execute(sql, f"CREATE TABLE shop.kept (record {types[1]} PRIMARY KEY, topic {types[0]})")
+    endpoint = target.connections.endpoint
+    writer = RecordWriter(
+        target.connections.dialect.database,
+        replace(endpoint, database=endpoint.database or "shop"),
+        "INSERT INTO shop.kept (record, topic) VALUES (%s, %s)",
+        "SELECT COUNT(*) FROM shop.kept WHERE record IN",
+        {"pipeline": "p", "table": "shop.orders"},
+        ("topic",),
+    )
+    seen: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in (0, 100):
+            yield _records(first)
+            with target.connections.transaction("test") as cursor:
+                cursor.execute("SELECT COUNT(*) FROM shop.kept")
+                seen.append(int(cursor.fetchone()[0]))
+            end_others(sql)
+
+    (told,) = writer(batches())
+    assert told.to_pylist() == [{"rows": 200, "code": None}]
+    assert seen == [100, 200]
+
+
+def _records(first: int) -> pa.RecordBatch:
+    places = {"topic": "t", "topic_id": "i", "partition": 0}
+    return pa.RecordBatch.from_pylist([{**places, "offset": first + at} for at in range(100)])
