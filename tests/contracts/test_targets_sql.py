@@ -81,6 +81,19 @@ def test_postgres_says_what_a_swap_needs(sql: Bed) -> None:
     assert [r["email"] for r in sql.rows()] == ["x", "y"]
 
 
+STAGED = {"t_attempt": "bigint", "t_delete": "int", "c0": "bigint", "c1": "varchar(9)", "c2": "int"}
+
+
+def by_hand(target: SqlTarget, attempts: tuple[int, ...], *, upserts: int, deletes: int) -> Merge:
+    """A merge from a staging table with the columns ``STAGED``."""
+    place = target.place_of(TABLE)
+    columns = tuple(
+        MergeColumn(target.connections.dialect.quote(name), f"c{at}", name == "id")
+        for at, name in enumerate(("id", "name", "amount"))
+    )
+    return Merge(place.location, place.staging(1), columns, attempts, upserts, deletes, False, None, place)
+
+
 def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
     """A task that Spark ran twice, or a late one of an earlier batch, leaves rows in the staging table."""
     table = sql.target.open_table(SHAPE, pipeline="shop")
@@ -88,14 +101,9 @@ def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
     table.apply(sql.batch(SHAPE, [row(1), row(2)]), progress(1, 1))
     target = target_of(sql)
     dialect, place = target.connections.dialect, target.place_of(TABLE)
-    columns = tuple(
-        MergeColumn(dialect.quote(name), f"c{at}", name == "id")
-        for at, name in enumerate(("id", "name", "amount"))
-    )
-    merge = Merge(place.location, place.staging(1), columns, (7, 9), 2, 1, False, None, place)
+    merge = by_hand(target, (7, 9), upserts=2, deletes=1)
     with target.connections.transaction("test") as cursor:
-        types = {"t_attempt": "bigint", "t_delete": "int", "c0": "bigint", "c1": "varchar(9)", "c2": "int"}
-        dialect.create_staging(cursor, place.staging(1), types)
+        dialect.create_staging(cursor, place.staging(1), STAGED)
         rows = (
             "(7, 0, 1, 'new', 2), (8, 0, 1, 'twice', 3), (8, 0, 5, 'twice', 3), (9, 0, 3, 'new', 4), "
             "(8, 1, 1, NULL, NULL), (9, 1, 2, NULL, NULL)"
@@ -107,6 +115,31 @@ def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
     sql.reopen().open_table(SHAPE, pipeline="shop").claim()
     with target.connections.transaction("test") as cursor:
         assert dialect.staging_tables(cursor, place) == []
+
+
+def test_mysql_counts_fewer_rows_than_it_was_given(mysql_sql: Bed) -> None:
+    """They were lost between the look at what was staged and the merge."""
+    table = mysql_sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(mysql_sql.batch(SHAPE, [row(1)]), progress(1, 1))
+    target = target_of(mysql_sql)
+    dialect, place = target.connections.dialect, target.place_of(TABLE)
+    merge = by_hand(target, (7,), upserts=4, deletes=0)
+    with target.connections.transaction("test", writes=False) as cursor:
+        dialect.create_staging(cursor, place.staging(1), STAGED)
+        cursor.execute(f"INSERT INTO {place.staging(1)} VALUES (7, 0, 1, 'new', 2), (7, 0, 2, 'new', 3)")  # noqa: S608
+        with pytest.raises(AccountingError, match="counts 3 for 4 upserts, of which 1 rows were there"):
+            dialect.merge(cursor, merge)
+
+
+def test_a_table_that_keeps_its_versions_counts_more_and_is_merged(mysql_sql: Bed) -> None:
+    table = mysql_sql.target.open_table(SHAPE, pipeline="shop")
+    table.claim()
+    table.apply(mysql_sql.batch(SHAPE, [row(1), row(2)]), progress(1, 1))
+    execute(mysql_sql, "ALTER TABLE {} ADD SYSTEM VERSIONING")
+    done = table.apply(mysql_sql.batch(SHAPE, [row(1, "new"), row(2), row(3)]), progress(1, 2))
+    assert (done.inserted, done.updated) == (1, 2)
+    assert mysql_sql.rows() == [row(1, "new"), row(2), row(3)]
 
 
 class Losing(Connections):

@@ -58,6 +58,14 @@ _LIMIT: Final[_Meaning] = (
     f"{MYSQL_LIMITS.long_values} of them long texts or bytes, 65,535 bytes of a row without these, "
     f"{MYSQL_LIMITS.key_bytes:,} bytes of a key)",
 )
+# The number inside, which tells why, is in the text alone.
+_UNMADE: Final[_Meaning] = (
+    SchemaRefusedError,
+    "the server's storage engine cannot make the table: in MariaDB one of more than "
+    f"{MYSQL_LIMITS.columns:,} columns, or of a name that a foreign key of another table refers to "
+    "in vain. SHOW ENGINE INNODB STATUS and the server's log say more, where it has no room or such a file "
+    "too",
+)
 _NAME: Final[_Meaning] = (SchemaRefusedError, "MySQL takes no such name")
 _GONE: Final[_Meaning] = (
     TransientTargetError,
@@ -105,6 +113,7 @@ _NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
         _RIGHTS: (1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 3118),
         _LOCAL: (1148, 3948, 4166, 3950),
         _LIMIT: (1070, 1071, 1117, 1118, 1074),
+        _UNMADE: (1005,),
         _NAME: (1059, 1102, 1103, 1166, 1300),
         _GONE: (1146, 1051),
         _ADDED: (1060,),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from tidesink.errors import AccountingError
 from tidesink.sinks.targets.mysql_errors import code_of
 from tidesink.sinks.targets.sql_dialect import Counts, Merge
 
@@ -28,12 +29,29 @@ def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
     if only_key:
         updated = _found(cursor, merge)
         cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
-        # Its own count has 2 for a row that changed, and 1 for one that did not, as for a new one.
+        check_upserted(merge, int(cursor.rowcount), updated)
         return Counts(merge.upserts - updated, updated, deleted)
     where = merge.rows(deletes=False)
     updated = updated_rows(cursor, merge, where, lambda alias: _sets(merge, alias))
     cursor.execute(_insert(merge, missing=True))
     return Counts(int(cursor.rowcount), updated, deleted)
+
+
+def check_upserted(merge: Merge, counted: int, updated: int) -> None:
+    """Hold what INSERT … ON DUPLICATE KEY UPDATE counts to the rows it was given.
+
+    A row that did not change counts 1, as a new one does (``CLIENT.FOUND_ROWS``); one that changed 2, and 3
+    in a table of MariaDB's that keeps its versions.
+
+    Raises:
+        AccountingError: fewer than there are rows, or more than ``updated`` of them can count.
+    """
+    if merge.upserts <= counted <= merge.upserts + 2 * updated:
+        return
+    raise AccountingError(
+        f"the merge counts {counted} for {merge.upserts} upserts, of which {updated} rows were there before",
+        table=str(merge.place.source),
+    )
 
 
 def _deleted(cursor: Any, merge: Merge) -> int:
