@@ -39,6 +39,8 @@ _SPECULATION: Final = {
     "spark.speculation.minTaskRuntime": "100ms",
     "spark.task.maxFailures": "3",
 }
+# Less than the ids of a batch alone take: rows that came to the driver would end it.
+_NO_ROWS_TO_THE_DRIVER: Final = {"spark.driver.maxResultSize": "200k"}
 # Longer than Spark waits before it runs a copy of the task; the copy ends the first one.
 _SLOW_SECONDS: Final = 30
 
@@ -101,7 +103,8 @@ class Observed(Connections):
 def main(kind: str, endpoint: Endpoint) -> None:
     """Apply a batch whose tasks fail once, then one whose tasks are slow once."""
     paths = {f"spark.executorEnv.{name}": os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
-    spark = build_session(master="local-cluster[2,1,1024]", conf={**SMALL_SPARK, **_SPECULATION, **paths})
+    conf = {**SMALL_SPARK, **_SPECULATION, **_NO_ROWS_TO_THE_DRIVER, **paths}
+    spark = build_session(master="local-cluster[2,1,1024]", conf=conf)
     dialect = DIALECTS[kind]()
     connections = Observed(dialect, endpoint)
     table = SqlTarget(connections).open_table(shape(), pipeline="shop")
