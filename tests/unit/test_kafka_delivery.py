@@ -14,6 +14,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp, delivery_error, producer_properties
 from tidesink.sinks.targets.kafka_encoding import prepare
+from tidesink.sinks.targets.store_ledger import LedgerEntry
 
 COMMIT_TS = 451_234_567_890_123_456
 SHAPE = shape_with(Column("note", ColumnType("text")))
@@ -23,7 +24,8 @@ def _delivery(most: int) -> Delivery:
     """A delivery whose broker is not there."""
     options = CodecOptions(max_message_bytes=most)
     encoding = prepare(SHAPE, protocol="debezium-json", options=options, topic="t", registry=None)
-    return Delivery(encoding, {"bootstrap.servers": "127.0.0.1:9"}, 1, Stamp.of("p", progress(1, 1)), 0)
+    stamp = Stamp.of(LedgerEntry("p", ("id",)), progress(1, 1))
+    return Delivery(encoding, {"bootstrap.servers": "127.0.0.1:9"}, 1, stamp, 0)
 
 
 def test_a_message_above_the_clients_limit_says_to_raise_it_and_the_topics_with_it() -> None:

@@ -8,12 +8,14 @@ from tests.contracts.targets_bed import progress
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.kafka_delivery import Stamp
 from tidesink.sinks.targets.message_rows import MessageRow
+from tidesink.sinks.targets.store_ledger import LedgerEntry
 
+ENTRY = LedgerEntry("shop", ("id",), epoch=1, told_epoch=500, follows=300)
 ROW = MessageRow("upsert", {"id": 1}, {"id": 1}, 5, (), ("shop_orders", 0, 7))
 
 
-def _key(of: Progress, pipeline: str = "shop") -> bytes | str | None:
-    return dict(Stamp.of(pipeline, of).headers(ROW))["tidesink-idempotency-key"]
+def _key(of: Progress, entry: LedgerEntry = ENTRY) -> bytes | str | None:
+    return dict(Stamp.of(entry, of).headers(ROW))["tidesink-idempotency-key"]
 
 
 def _ending(of: Progress, *, topic_id: str = "topic-id", **partitions: int) -> Progress:
@@ -23,7 +25,7 @@ def _ending(of: Progress, *, topic_id: str = "topic-id", **partitions: int) -> P
 
 def test_a_batch_that_is_sent_again_by_another_epoch_has_the_same_key() -> None:
     first, again = progress(1, 7), progress(2, 7)
-    assert _key(first) == _key(again)
+    assert _key(first) == _key(again, replace(ENTRY, epoch=2, told_epoch=501))
     assert str(_key(first)).startswith("b'shop/shop.orders/7/")
 
 
@@ -35,13 +37,17 @@ def test_another_batch_and_one_cut_elsewhere_have_other_keys() -> None:
         _ending(known, p0=70, p1=1),
         _ending(known, topic_id="made again", p0=70),
     ]
-    assert len({_key(known), *map(_key, others), _key(known, "other")}) == 6
+    assert len({_key(known), *map(_key, others), _key(known, replace(ENTRY, pipeline="other"))}) == 6
     assert _key(_ending(known, p0=70)) == _key(known), "what it learnt on the way cuts nothing"
 
 
+def test_a_batch_whose_number_comes_again_since_the_store_was_lost_has_another_key() -> None:
+    assert _key(progress(1, 7)) != _key(progress(1, 7), replace(ENTRY, follows=500))
+
+
 def test_a_message_says_its_epoch_and_batch_and_where_its_row_came_from() -> None:
-    headers = dict(Stamp.of("shop", progress(3, 7)).headers(ROW))
-    assert (headers["tidesink-epoch"], headers["tidesink-batch"]) == (b"3", b"7")
+    headers = dict(Stamp.of(ENTRY, progress(3, 7)).headers(ROW))
+    assert (headers["tidesink-epoch"], headers["tidesink-batch"]) == (b"500", b"7")
     assert headers["tidesink-source"] == b"shop_orders/0/7"
-    placeless = dict(Stamp.of("shop", progress(3, 7)).headers(ROW._replace(place=None)))
+    placeless = dict(Stamp.of(ENTRY, progress(3, 7)).headers(ROW._replace(place=None)))
     assert "tidesink-source" not in placeless

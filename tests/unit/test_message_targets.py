@@ -24,7 +24,7 @@ from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.kafka_delivery import delivery_error
 from tidesink.sinks.targets.kafka_topics import admin_error
 from tidesink.sinks.targets.message_table import MessageTable
-from tidesink.sinks.targets.store_ledger import KIND, StoreLedger, ledger_name, sent_result
+from tidesink.sinks.targets.store_ledger import KIND, LedgerEntry, StoreLedger, ledger_name, sent_result
 from tidesink.sinks.targets.task_outcomes import Sent
 
 KAFKA: dict[str, Any] = {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json"}
@@ -48,7 +48,7 @@ def http(**more: Any) -> HttpSettings:
 
 
 class _Passing(MessageTable):
-    def _send(self, _batch: ReducedBatch, _progress: Progress) -> Sent:
+    def _send(self, _batch: ReducedBatch, _progress: Progress, _entry: LedgerEntry) -> Sent:
         return Sent(0, 0)
 
 
@@ -56,7 +56,7 @@ def test_a_column_that_was_never_sent_waits_under_add_pause(tmp_path: Path) -> N
     store = SqlStateStore(str(tmp_path / "state.db"))
     ledger = StoreLedger(store, ("here",), TABLE, pipeline="p", keys=("id",))
     before, after = (shape_of(TableSchema(TABLE, columns)) for columns in ((ID, NAME), (ID, NAME, AMOUNT)))
-    table = _Passing(before, pipeline="p", ledger=ledger)
+    table = _Passing(before, ledger=ledger)
     table.claim()
     for policy, waits in (("pause", ["amount"]), ("apply", [])):
         policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, kafka_target.CAPABILITIES)
@@ -213,8 +213,15 @@ def store(tmp_path: Path) -> SqlStateStore:
     return SqlStateStore(str(tmp_path / "state.db"))
 
 
-def ledger(store: SqlStateStore, pipeline: str = "shop") -> StoreLedger:
-    return StoreLedger(store, ("kafka", "t"), TABLE, pipeline=pipeline, keys=("id",))
+def ledger(store: SqlStateStore, pipeline: str = "shop", *, at: int = 1) -> StoreLedger:
+    return StoreLedger(store, ("kafka", "t"), TABLE, pipeline=pipeline, keys=("id",), clock=lambda: at)
+
+
+def claimed(store: SqlStateStore, *, at: int) -> tuple[StoreLedger, LedgerEntry]:
+    """A ledger that claimed at a time of the clock, and what it holds then."""
+    held = ledger(store, at=at)
+    held.claim()
+    return held, held.held()
 
 
 def test_a_ledger_that_cannot_be_read_is_no_ledger_that_is_empty(store: SqlStateStore) -> None:
@@ -229,14 +236,52 @@ def test_a_ledger_that_cannot_be_read_is_no_ledger_that_is_empty(store: SqlState
 def test_a_ledger_knows_the_result_of_its_last_batch(store: SqlStateStore) -> None:
     held = ledger(store)
     assert held.claim().epoch == 1
-    assert held.done(progress(1, 1)) is None
+    assert held.held(1).done(progress(1, 1)) is None
     held.write(progress(1, 1), sent_result(2, 1, "1/1"))
-    assert held.done(progress(1, 1)) == sent_result(2, 1, "1/1")
+    assert held.held(1).done(progress(1, 1)) == sent_result(2, 1, "1/1")
     assert ledger(store).committed() == progress(1, 1)
     with pytest.raises(StaleProgressError, match="later batch"):
-        held.done(progress(1, 0))
+        held.held(1).done(progress(1, 0))
     with pytest.raises(StaleProgressError, match="pipeline 'shop'"):
         ledger(store, "other").claim()
+
+
+def test_what_readers_are_told_grows_with_each_claim_whatever_the_clock_says(store: SqlStateStore) -> None:
+    told = [claimed(store, at=at)[1].told_epoch for at in (500, 500, 20, 900)]
+    assert told == [500, 501, 502, 900]
+
+
+def test_a_batch_follows_the_same_one_until_it_is_written_down(store: SqlStateStore) -> None:
+    held, first = claimed(store, at=500)
+    assert (first.told_epoch, first.follows) == (500, 500)
+    held, again = claimed(store, at=600)
+    assert (again.told_epoch, again.follows) == (600, 500), "it was killed, and sends its batch again"
+    held.write(progress(2, 1), sent_result(1, 0, "600/1"))
+    assert held.held().follows == 600
+    assert claimed(store, at=700)[1].follows == 600
+
+
+def test_a_store_from_a_backup_gives_no_worker_its_table_back(store: SqlStateStore) -> None:
+    claimed(store, at=500)
+    name = ledger_name(("kafka", "t"), TABLE)
+    backup = store.load_document(KIND, name)
+    lost, before = claimed(store, at=600)
+    store.save_document(KIND, name, backup)
+    _, now = claimed(store, at=700)
+    assert (now.epoch, now.told_epoch) == (before.epoch, 700)
+    with pytest.raises(StaleProgressError, match="another worker holds this table"):
+        lost.write(progress(2, 1), sent_result(1, 0, "600/1"))
+
+
+def test_a_ledger_of_before_readers_were_told_the_clock(store: SqlStateStore) -> None:
+    claimed(store, at=500)
+    name = ledger_name(("kafka", "t"), TABLE)
+    document = store.load_document(KIND, name)
+    assert document is not None
+    known = {word: value for word, value in document.items() if word not in {"told_epoch", "follows"}}
+    store.save_document(KIND, name, known)
+    _, entry = claimed(store, at=600)
+    assert (entry.epoch, entry.told_epoch, entry.follows) == (2, 600, 600)
 
 
 def test_a_long_place_has_a_name_that_the_store_takes() -> None:

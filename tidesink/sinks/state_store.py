@@ -2,7 +2,8 @@
 
 It is never more right than the target. History (batch -> progress) is written before the target's
 commit and serves when the target's own record of old commits was cleaned away. Losing the store
-loses status and history, not data.
+loses status and history, not data. Targets that keep no rows (Kafka, HTTP) have their progress here
+too: with the store it is lost, and everything is sent again under a greater epoch.
 """
 
 from __future__ import annotations

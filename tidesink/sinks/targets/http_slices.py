@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import pyarrow as pa
@@ -20,6 +20,9 @@ from tidesink.sinks.targets.message_rows import MessageRow, MessageRows
 from tidesink.sinks.targets.task_outcomes import Sent
 from tidesink.typemap.json_value import json_value
 
+if TYPE_CHECKING:
+    from tidesink.sinks.targets.store_ledger import LedgerEntry
+
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 EPOCH_HEADER: Final = "Tidesink-Epoch"
 BATCH_HEADER: Final = "Tidesink-Batch"
@@ -29,22 +32,24 @@ BATCH_HEADER: Final = "Tidesink-Batch"
 class Stamp:
     """What tells one batch from all others; the epoch is no part of a slice's key.
 
-    A batch that is sent again after a restart is of another epoch, and its slices have the same keys.
+    A batch that is sent again after a restart is of another epoch, and its slices have the same keys. Where
+    the store was lost the same numbers come again; ``follows`` (``LedgerEntry``) tells them from the first.
     """
 
     pipeline: str
     table: TableId
     epoch: int
     batch: int
+    follows: int
 
     @classmethod
-    def of(cls, pipeline: str, progress: Progress) -> Stamp:
-        """The stamp of a batch."""
-        return cls(pipeline, progress.table, progress.epoch, progress.batch)
+    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
+        """The stamp of a batch that is sent on what the ledger's entry says."""
+        return cls(entry.pipeline, progress.table, entry.told_epoch, progress.batch, entry.follows)
 
     def headers(self, body: bytes) -> dict[str, str]:
         """The headers of a request with this body."""
-        place = orjson.dumps([self.pipeline, *self.table, self.batch])
+        place = orjson.dumps([self.pipeline, *self.table, self.batch, self.follows])
         return {
             IDEMPOTENCY_HEADER: hashlib.sha256(place + b"\n" + body).hexdigest(),
             EPOCH_HEADER: str(self.epoch),

@@ -25,7 +25,7 @@ from tidesink.sinks.targets.http_slices import Slices, Stamp
 from tidesink.sinks.targets.message_batches import batch_frame, check_kept, check_shape
 from tidesink.sinks.targets.message_foreseen import HttpForesight
 from tidesink.sinks.targets.message_table import MessageTable
-from tidesink.sinks.targets.store_ledger import StoreLedger
+from tidesink.sinks.targets.store_ledger import LedgerEntry, StoreLedger
 from tidesink.sinks.targets.task_outcomes import Sent, run_tasks
 
 if TYPE_CHECKING:
@@ -123,21 +123,19 @@ class HttpTarget:
         check_shape(shape, delete_mode)
         place = place_of(self.settings, shape.table)
         ledger = StoreLedger(self.store, ("http", place), shape.source, pipeline=pipeline, keys=shape.keys)
-        return HttpTable(self.settings, shape, pipeline=pipeline, ledger=ledger)
+        return HttpTable(self.settings, shape, ledger=ledger)
 
 
 class HttpTable(MessageTable):
     """One table's URL, open for one worker thread."""
 
-    def __init__(
-        self, settings: HttpSettings, shape: TableShape, *, pipeline: str, ledger: StoreLedger
-    ) -> None:
-        super().__init__(shape, pipeline=pipeline, ledger=ledger)
+    def __init__(self, settings: HttpSettings, shape: TableShape, *, ledger: StoreLedger) -> None:
+        super().__init__(shape, ledger=ledger)
         self._settings = settings
         self._endpoint = endpoint_of(settings, shape.table)
 
-    def _send(self, batch: ReducedBatch, progress: Progress) -> Sent:
-        stamp = Stamp.of(self._pipeline, progress)
+    def _send(self, batch: ReducedBatch, progress: Progress, entry: LedgerEntry) -> Sent:
+        stamp = Stamp.of(entry, progress)
         slices = Slices(self._endpoint, batch.shape, stamp, self._settings.batch_rows)
         if batch.truncates:
             slices.truncate()

@@ -22,6 +22,7 @@ from tidesink.typemap.json_value import json_value
 if TYPE_CHECKING:
     from tidesink.change import Row
     from tidesink.codecs.base import EncodedRecord
+    from tidesink.sinks.targets.store_ledger import LedgerEntry
 
 IDEMPOTENCY_HEADER: Final = "tidesink-idempotency-key"
 EPOCH_HEADER: Final = "tidesink-epoch"
@@ -108,7 +109,8 @@ class Stamp:
     """What tells one batch from all others; the epoch is no part of its idempotency key.
 
     A batch that is sent again after a restart is of another epoch, and its messages have the same key. One
-    that was cut at other offsets has another key, since its rows may be newer.
+    that was cut at other offsets has another key, since its rows may be newer, and so has one whose number
+    comes again since the store was lost (``LedgerEntry.follows``): what came between may be older.
     """
 
     key: str
@@ -116,8 +118,8 @@ class Stamp:
     batch: int
 
     @classmethod
-    def of(cls, pipeline: str, progress: Progress) -> Stamp:
-        """The stamp of a batch."""
+    def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
+        """The stamp of a batch that is sent on what the ledger's entry says."""
         ends = [
             [
                 name,
@@ -126,9 +128,9 @@ class Stamp:
             ]
             for name, topic in sorted(progress.topics.items())
         ]
-        cut = hashlib.sha256(json.dumps(ends).encode()).hexdigest()[:_CUT_DIGITS]
-        key = f"{pipeline}/{progress.table}/{progress.batch}/{cut}"
-        return cls(key, progress.epoch, progress.batch)
+        cut = hashlib.sha256(json.dumps([entry.follows, ends]).encode()).hexdigest()[:_CUT_DIGITS]
+        key = f"{entry.pipeline}/{progress.table}/{progress.batch}/{cut}"
+        return cls(key, entry.told_epoch, progress.batch)
 
     def headers(self, row: MessageRow) -> Headers:
         """The headers of a row's message."""

@@ -9,7 +9,6 @@ partition, in order, since a batch is done before the next begins.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -25,7 +24,7 @@ from tidesink.sinks.targets.kafka_topics import OpenTopic, TargetTopics
 from tidesink.sinks.targets.message_batches import batch_frame, check_kept, check_shape
 from tidesink.sinks.targets.message_foreseen import NO_TRUNCATE, KafkaForesight, check_topic, reads_of
 from tidesink.sinks.targets.message_table import MessageTable
-from tidesink.sinks.targets.store_ledger import StoreLedger
+from tidesink.sinks.targets.store_ledger import LedgerEntry, StoreLedger, now_ms
 from tidesink.sinks.targets.task_outcomes import Sent, run_tasks
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ class KafkaTarget:
         ledger = StoreLedger(
             self.store, ("kafka", name, topic.topic_id), shape.source, pipeline=pipeline, keys=shape.keys
         )
-        return KafkaTable(self.settings, topics, topic, shape=shape, pipeline=pipeline, ledger=ledger)
+        return KafkaTable(self.settings, topics, topic, shape=shape, ledger=ledger)
 
 
 class KafkaTable(MessageTable):
@@ -117,10 +116,9 @@ class KafkaTable(MessageTable):
         topic: OpenTopic,
         *,
         shape: TableShape,
-        pipeline: str,
         ledger: StoreLedger,
     ) -> None:
-        super().__init__(shape, pipeline=pipeline, ledger=ledger)
+        super().__init__(shape, ledger=ledger)
         self._settings = settings
         self._topics = topics
         self._topic = topic
@@ -137,7 +135,7 @@ class KafkaTable(MessageTable):
         """Register the schemas of a shape."""
         self._encode_as(shape)
 
-    def _send(self, batch: ReducedBatch, progress: Progress) -> Sent:
+    def _send(self, batch: ReducedBatch, progress: Progress, entry: LedgerEntry) -> Sent:
         table = str(batch.shape.table)
         if batch.truncates:
             raise TargetError(NO_TRUNCATE, table=table)
@@ -148,8 +146,8 @@ class KafkaTable(MessageTable):
             self._encode_as(batch.shape),
             self._settings.confluent_properties(),
             self._topic.partitions,
-            stamp=Stamp.of(self._pipeline, progress),
-            sent_ms=time.time_ns() // 1_000_000,
+            stamp=Stamp.of(entry, progress),
+            sent_ms=now_ms(),
         )
         return run_tasks(frame, delivery.run, table=table)
 

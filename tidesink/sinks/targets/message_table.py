@@ -11,16 +11,15 @@ from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ApplyResult, Claim, EvolveResult, ReducedBatch, SchemaGap
 from tidesink.sinks.targets.message_batches import evolved
-from tidesink.sinks.targets.store_ledger import StoreLedger, sent_result
+from tidesink.sinks.targets.store_ledger import LedgerEntry, StoreLedger, sent_result
 from tidesink.sinks.targets.task_outcomes import Sent
 
 
 class MessageTable(ABC):
     """One table, open for one worker thread; its progress is in the ledger."""
 
-    def __init__(self, shape: TableShape, *, pipeline: str, ledger: StoreLedger) -> None:
+    def __init__(self, shape: TableShape, *, ledger: StoreLedger) -> None:
         self._shape = shape
-        self._pipeline = pipeline
         self._ledger = ledger
         self._created = False
 
@@ -60,11 +59,12 @@ class MessageTable(ABC):
 
     def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
         """Send a batch, wait until all of it is acknowledged, and write its progress down."""
-        done = self._ledger.done(progress)
+        entry = self._ledger.held(progress.epoch)
+        done = entry.done(progress)
         if done is not None:
             return done
-        sent = Sent(0, 0) if batch.empty else self._send(batch, progress)
-        result = sent_result(*sent, f"{progress.epoch}/{progress.batch}")
+        sent = Sent(0, 0) if batch.empty else self._send(batch, progress, entry)
+        result = sent_result(*sent, f"{entry.told_epoch}/{progress.batch}")
         batch.on_staged()
         self._ledger.write(progress, result)
         return result
@@ -76,5 +76,5 @@ class MessageTable(ABC):
         """What must be there before rows of a shape are sent."""
 
     @abstractmethod
-    def _send(self, batch: ReducedBatch, progress: Progress) -> Sent:
-        """Send a batch that is not empty; what was acknowledged."""
+    def _send(self, batch: ReducedBatch, progress: Progress, entry: LedgerEntry) -> Sent:
+        """Send a batch that is not empty, on what the ledger's entry says; what was acknowledged."""

@@ -4,12 +4,16 @@ A topic or an HTTP endpoint has no transaction with our progress, so it is writt
 sends was acknowledged: what was sent and not written down is sent again. Every change is a compare-and-set
 in the store, so that of two workers one holds the table; a worker that lost it learns so before it sends
 and after, but what it was sending when it lost the table is sent all the same.
+
+The store may be lost or brought back from a backup, and epochs that are counted in it go back with it. What
+readers are told therefore takes the clock: milliseconds since 1970, or one more than what was told last.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -29,11 +33,19 @@ _TRIES: Final = 8
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What the store holds of one table. ``columns``: Spark types by name, of all that was ever sent."""
+    """What the store holds of one table. ``columns``: Spark types by name, of all that was ever sent.
+
+    ``told_epoch`` is the epoch in what is sent: greater with each claim, whatever became of the store.
+    ``follows`` is the one in which the batch before was written down, of a first batch that of the first
+    claim. It is the same however often a batch is sent again, and another where the same number was given to
+    a batch once more, since the store was lost.
+    """
 
     pipeline: str
     keys: tuple[str, ...]
     epoch: int = 0
+    told_epoch: int = 0
+    follows: int = 0
     columns: Mapping[str, str] | None = None
     progress: Progress | None = None
     result: ApplyResult | None = None
@@ -46,10 +58,32 @@ class LedgerEntry:
             "pipeline": self.pipeline,
             "keys": list(self.keys),
             "epoch": self.epoch,
+            "told_epoch": self.told_epoch,
+            "follows": self.follows,
             "columns": None if self.columns is None else [list(one) for one in self.columns.items()],
             "progress": None if self.progress is None else as_document(self.progress),
             "result": None if result is None else [result.upserted, result.deleted, result.version],
         }
+
+    def claimed(self, now: int) -> LedgerEntry:
+        """The entry of the next claim, at ``now`` by the clock."""
+        epoch, told = self.epoch + 1, max(self.told_epoch + 1, now)
+        progress = self.progress and replace(self.progress, epoch=epoch)
+        # The result was of another epoch's batch.
+        return replace(
+            self, epoch=epoch, told_epoch=told, follows=self.follows or told, progress=progress, result=None
+        )
+
+    def done(self, progress: Progress) -> ApplyResult | None:
+        """The result of this very batch where it is written down; None where it is to be sent.
+
+        Raises:
+            StaleProgressError: as ``check_follows`` says.
+        """
+        if self.progress == progress and self.result is not None:
+            return self.result
+        check_follows(progress, self.progress)
+        return None
 
 
 def _read(document: Any) -> LedgerEntry:
@@ -64,6 +98,9 @@ def _read(document: Any) -> LedgerEntry:
             pipeline=document["pipeline"],
             keys=tuple(document["keys"]),
             epoch=int(document["epoch"]),
+            # Ledgers were written without these two: what was told then is less than any clock.
+            told_epoch=int(document.get("told_epoch", 0)),
+            follows=int(document.get("follows", 0)),
             columns=None if columns is None else dict(columns),
             progress=None if progress is None else from_document(progress),
             result=None if result is None else sent_result(*result),
@@ -87,6 +124,11 @@ def ledger_name(place: tuple[str, ...], table: TableId) -> str:
     return json.dumps([*shown, *table], ensure_ascii=False)
 
 
+def now_ms() -> int:
+    """The clock, in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 class StoreLedger:
     """One table's entry; used by one thread at a time. ``place``: the kind of target, and where it is."""
 
@@ -98,13 +140,15 @@ class StoreLedger:
         *,
         pipeline: str,
         keys: tuple[str, ...],
+        clock: Callable[[], int] = now_ms,
     ) -> None:
         self._store = store
         self._name = ledger_name(place, table)
         self._table = table
         self._pipeline = pipeline
         self._keys = keys
-        self._epoch: int | None = None
+        self._clock = clock
+        self._claimed: LedgerEntry | None = None
 
     def claim(self) -> Claim:
         """Take the next epoch, then say what is applied.
@@ -114,16 +158,8 @@ class StoreLedger:
             SchemaRefusedError: its rows were sent under another key.
             TransientTargetError: others kept claiming.
         """
-
-        def claimed(entry: LedgerEntry) -> LedgerEntry:
-            epoch = entry.epoch + 1
-            progress = entry.progress and replace(entry.progress, epoch=epoch)
-            return replace(
-                entry, epoch=epoch, progress=progress, result=None
-            )  # that batch was another epoch's
-
-        entry = self._changed(claimed)
-        self._epoch = entry.epoch
+        entry = self._changed(lambda entry: entry.claimed(self._clock()))
+        self._claimed = entry
         return Claim(entry.epoch, entry.progress)
 
     def committed(self) -> Progress | None:
@@ -145,24 +181,12 @@ class StoreLedger:
         """
         entry = self.entry()
         self._check_held(entry)
-        if epoch is not None and epoch != self._epoch:
+        if epoch is not None and epoch != entry.epoch:
             raise StaleProgressError(
-                f"this worker holds epoch {self._epoch}, and the batch is of epoch {epoch}",
+                f"this worker holds epoch {entry.epoch}, and the batch is of epoch {epoch}",
                 table=str(self._table),
             )
         return entry
-
-    def done(self, progress: Progress) -> ApplyResult | None:
-        """The result of this very batch where it is written down; None where it is to be sent.
-
-        Raises:
-            StaleProgressError: as ``held``, or as ``check_follows`` says.
-        """
-        entry = self.held(progress.epoch)
-        if entry.progress == progress and entry.result is not None:
-            return entry.result
-        check_follows(progress, entry.progress)
-        return None
 
     def write(self, progress: Progress, result: ApplyResult) -> None:
         """Write a batch down, all of which was acknowledged.
@@ -170,7 +194,11 @@ class StoreLedger:
         Raises:
             StaleProgressError: another worker took the table meanwhile.
         """
-        self._changed(lambda entry: replace(self._mine(entry), progress=progress, result=result))
+
+        def written(entry: LedgerEntry) -> LedgerEntry:
+            return replace(self._mine(entry), progress=progress, result=result, follows=entry.told_epoch)
+
+        self._changed(written)
 
     def write_columns(self, columns: Mapping[str, str]) -> None:
         """Write down which columns rows may have; raises as ``write``."""
@@ -181,12 +209,14 @@ class StoreLedger:
         return entry
 
     def _check_held(self, entry: LedgerEntry) -> None:
-        if self._epoch is None:
+        mine = self._claimed
+        if mine is None:
             raise StaleProgressError("claim the table before writing to it", table=str(self._table))
-        if entry.epoch != self._epoch:
+        # Both: a store that was lost or is an older one counts the same epochs once more.
+        if (entry.epoch, entry.told_epoch) != (mine.epoch, mine.told_epoch):
             raise StaleProgressError(
-                f"another worker holds this table: the ledger is at epoch {entry.epoch}, this worker holds "
-                f"epoch {self._epoch}",
+                f"another worker holds this table: the ledger is at epoch {entry.epoch} (sent as "
+                f"{entry.told_epoch}), this worker holds epoch {mine.epoch} (sent as {mine.told_epoch})",
                 table=str(self._table),
             )
 
