@@ -26,7 +26,7 @@ from tidesink.config.target_messages import HttpSettings, KafkaSettings
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
-from tidesink.sinks.targets.http_target import HttpTarget
+from tidesink.sinks.targets.http_target import HttpTarget, table_url
 from tidesink.sinks.targets.kafka_delivery import BATCH_HEADER, EPOCH_HEADER
 from tidesink.sinks.targets.kafka_encoding import written_schema
 from tidesink.sinks.targets.kafka_target import KafkaTarget
@@ -91,6 +91,9 @@ def http_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     shapes: dict[TableId, TableShape] = {}
 
     def read(table: TableId) -> list[dict[str, Any]]:
+        name = {"schema": table.schema, "name": table.name}
+        paths = {one.path for one in receiver.requests if any(row["table"] == name for row in one.objects)}
+        assert paths <= {table_url("/{schema}/{table}", table)}
         return [
             {
                 column.name: stored_json(column, one["after"].get(column.name))

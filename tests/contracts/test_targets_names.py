@@ -1,4 +1,4 @@
-"""Names of the greatest length that a target takes, and of one character more, asserted on each target."""
+"""Names on each target: of the greatest length that it takes, of one character more, and those of routes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
 from tidesink.change import Column, ColumnType, TableId
-from tidesink.errors import SchemaRefusedError
+from tidesink.config.routes import Destination
+from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.schema_registry.naming import MAX_TOPIC_LENGTH
+from tidesink.sinks.routing import routed_shape
+from tidesink.sinks.targets.base import Claim
 from tidesink.sinks.targets.kafka_target import KafkaTarget
 
 
@@ -122,6 +125,21 @@ def test_a_column_that_is_left_out_is_no_matter_when_the_table_is_opened_again(b
     if bed.name in UNTAKEN:
         with pytest.raises(SchemaRefusedError, match=name):
             again.evolve(theirs)
+
+
+def test_a_table_with_another_name_is_its_sources(bed: Bed) -> None:
+    """Topics, URLs and messages have the target's name: a bed reads what stands under it alone."""
+    first, second, goal = (TableId(schema, "orders") for schema in ("shop_1", "shop_2", "shop"))
+    renamed = routed_shape(shape(table=first), Destination(goal))
+    table = bed.target.open_table(renamed, pipeline="shop")
+    table.apply(bed.batch(renamed, [row(1)]), progress(table.claim().epoch, 1, table=first))
+    again = bed.reopen().open_table(renamed, pipeline="shop")
+    assert again.claim() == Claim(2, progress(2, 1, table=first))
+    assert bed.rows(goal) == [row(1)]
+    other = bed.reopen().open_table(routed_shape(shape(table=second), Destination(goal)), pipeline="shop")
+    if bed.name != "memory":
+        with pytest.raises(StaleProgressError, match=r"rows of shop_1\.orders"):
+            other.claim()
 
 
 def test_a_table_whose_name_is_longer_is_kept_or_refused_by_name(bed: Bed) -> None:

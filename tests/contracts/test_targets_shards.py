@@ -226,18 +226,3 @@ def test_a_table_loaded_without_shards_takes_none_and_one_with_shards_no_other(b
     a.apply(bed.batch(shared, [row(A, 1)]), progress(1, 1, table=A))
     with pytest.raises((StaleProgressError, SchemaRefusedError), match="shard"):
         bed.reopen().open_table(shape(table=elsewhere), pipeline="shop").claim()
-
-
-def test_a_table_with_another_name_is_its_sources(bed: Bed) -> None:
-    renamed = routed_shape(shape(table=A), Destination(GOAL))
-    table = bed.target.open_table(renamed, pipeline="shop")
-    table.apply(
-        bed.batch(renamed, [{"id": 1, "name": "a", "amount": 1}]), progress(table.claim().epoch, 1, table=A)
-    )
-    again = bed.reopen().open_table(renamed, pipeline="shop")
-    assert again.claim() == Claim(2, progress(2, 1, table=A))
-    assert bed.rows(GOAL) == [{"id": 1, "name": "a", "amount": 1}]
-    other = bed.reopen().open_table(routed_shape(shape(table=B), Destination(GOAL)), pipeline="shop")
-    if bed.name != "memory":
-        with pytest.raises(StaleProgressError, match=r"rows of shop_1\.orders"):
-            other.claim()

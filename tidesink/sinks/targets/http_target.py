@@ -122,7 +122,9 @@ class HttpTarget:
         """
         check_shape(shape, delete_mode)
         place = place_of(self.settings, shape.table)
-        ledger = StoreLedger(self.store, ("http", place), shape.source, pipeline=pipeline, keys=shape.keys)
+        ledger = StoreLedger(
+            self.store, ("http", place), shape.table, source=shape.source, pipeline=pipeline, keys=shape.keys
+        )
         return HttpTable(self.settings, shape, ledger=ledger)
 
 

@@ -101,7 +101,12 @@ class KafkaTarget:
         topics = TargetTopics(self.settings)
         topic = topics.open(name)
         ledger = StoreLedger(
-            self.store, ("kafka", name, topic.topic_id), shape.source, pipeline=pipeline, keys=shape.keys
+            self.store,
+            ("kafka", name, topic.topic_id),
+            shape.table,
+            source=shape.source,
+            pipeline=pipeline,
+            keys=shape.keys,
         )
         return KafkaTable(self.settings, topics, topic, shape=shape, ledger=ledger)
 

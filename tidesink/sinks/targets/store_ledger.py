@@ -130,7 +130,10 @@ def now_ms() -> int:
 
 
 class StoreLedger:
-    """One table's entry; used by one thread at a time. ``place``: the kind of target, and where it is."""
+    """One table's entry; used by one thread at a time. ``place``: the kind of target, and where it is.
+
+    ``table`` is the table's name there, ``source`` the source table where a route gave it another.
+    """
 
     def __init__(
         self,
@@ -140,11 +143,12 @@ class StoreLedger:
         *,
         pipeline: str,
         keys: tuple[str, ...],
+        source: TableId | None = None,
         clock: Callable[[], int] = now_ms,
     ) -> None:
         self._store = store
         self._name = ledger_name(place, table)
-        self._table = table
+        self._table = source or table
         self._pipeline = pipeline
         self._keys = keys
         self._clock = clock
@@ -154,7 +158,7 @@ class StoreLedger:
         """Take the next epoch, then say what is applied.
 
         Raises:
-            StaleProgressError: the table belongs to another pipeline.
+            StaleProgressError: the table belongs to another pipeline, or another source table was sent.
             SchemaRefusedError: its rows were sent under another key.
             TransientTargetError: others kept claiming.
         """
@@ -233,6 +237,12 @@ class StoreLedger:
         if entry.pipeline != self._pipeline:
             raise StaleProgressError(
                 f"the table belongs to pipeline {entry.pipeline!r}: send it to a place of its own",
+                table=str(self._table),
+            )
+        if entry.progress and entry.progress.table != self._table:
+            raise StaleProgressError(
+                f"the rows of {entry.progress.table} were sent to this place under this name, and this is "
+                f"{self._table}: set routes in the config so that the two have different names",
                 table=str(self._table),
             )
         if {key.lower() for key in entry.keys} != {key.lower() for key in self._keys}:
