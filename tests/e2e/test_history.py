@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import signal
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from confluent_kafka import Producer
@@ -29,29 +31,34 @@ from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.targets.sql_target import SqlTarget
 from tidesink.sinks.worker import run
+from tidesink.typemap.metadata import MetadataKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(3600)]
 OWN = (FROM_COLUMN, TO_COLUMN, "valid_from", "valid_to", "current")
-METADATA = {"op": "_op", "commit_ts": "_at", "position": "_position", "offset": "_offset", "batch": "_batch"}
+METADATA = {kind: f"_{kind}" for kind in get_args(MetadataKind)}
 Spans = set[tuple[Any, ...]]
 
 
 def _told(workload: Path, table: str) -> Spans:
     """Key, begin and end of each version and mark of a table."""
-    codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=True))
     moments: dict[tuple[Any, ...], dict[int, bool]] = {}
-    for record in captured(workload, "canal_ext"):
-        if record["topic"] != f"bank_{table}":
-            continue
-        value = base64.b64decode(record["value_b64"])
-        message = Message(record["topic"], record["partition"], record["offset"], None, value)
-        for event in codec.decode(message):
-            if isinstance(event, ChangeEvent):
-                _take(moments, event, KEYS[table])
+    for event in _changes(workload, table):
+        _take(moments, event, KEYS[table])
     return {span for key, at in moments.items() for span in _spans(key, at)}
+
+
+def _changes(workload: Path, table: str) -> Iterator[ChangeEvent]:
+    """The changes of a table, at their records' offsets in a topic to which these were sent once."""
+    codec = open_codec("canal-json", options=CodecOptions(enable_tidb_extension=True))
+    offsets: defaultdict[int, Iterator[int]] = defaultdict(count)
+    for record in captured(workload, "canal_ext"):
+        if record["topic"] == f"bank_{table}":
+            partition, value = record["partition"], base64.b64decode(record["value_b64"])
+            message = Message(record["topic"], partition, next(offsets[partition]), None, value)
+            yield from (event for event in codec.decode(message) if isinstance(event, ChangeEvent))
 
 
 def _take(moments: dict[tuple[Any, ...], dict[int, bool]], event: ChangeEvent, keys: Iterable[str]) -> None:
@@ -85,18 +92,34 @@ def _stored(spark: SparkSession, lake: Path, table: str) -> Spans:
     return {tuple(row) for row in rows}
 
 
-def _misplaced(rows: Iterable[Mapping[str, Any]], records: int) -> list[Mapping[str, Any]]:
-    """The rows whose metadata is not of the change that began them, one of the first ``records`` sent."""
-    return [row for row in rows if _told_of(row) != _begun(row) or (row["_offset"] or 0) >= records]
+def _misplaced(
+    rows: Iterable[Mapping[str, Any]], workload: Path, table: str, servers: Servers
+) -> list[Mapping[str, Any]]:
+    """The rows whose metadata is not of the change that began them, as it was sent first."""
+    sent = {
+        (event.commit_ts, event.position.partition, event.position.offset)
+        for event in _changes(workload, table)
+    }
+    of_a_table = ("bank", table, f"{servers['prefix']}bank_{table}")
+    return [
+        row
+        for row in rows
+        if _told_of(row) != _begun(row, of_a_table)
+        or (row["_commit_ts"], row["_partition"], row["_offset"]) not in {*sent, (None, None, None)}
+    ]
 
 
 def _told_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["_at"], row["_position"], row["_op"] in ("insert", "update"), row["_batch"] is not None
+    started = row["_op"] in ("insert", "update")
+    source = (row["_database"], row["_table"], row["_topic"])
+    return row["_commit_ts"], row["_position"], started, row["_batch"] is not None, source
 
 
-def _begun(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _begun(row: Mapping[str, Any], source: tuple[str, str, str]) -> tuple[Any, ...]:
     start = row[FROM_COLUMN]
-    return (None, None, False, False) if start == row[TO_COLUMN] else (start, str(start), True, True)
+    if start == row[TO_COLUMN]:
+        return None, None, False, False, (None, None, None)
+    return start, str(start), True, True, source
 
 
 def _current(spark: SparkSession, lake: Path, into: Path, tables: Iterable[str]) -> Path:
@@ -156,7 +179,7 @@ def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
     assert (after["read"], after["applied"]) == (again, 0)
     rows = spark.read.format("delta").load(str(lake / "bank" / "account")).collect()
     assert {row["_op"] for row in rows} >= {"insert", "update"}
-    assert _misplaced([row.asDict() for row in rows], again) == []
+    assert _misplaced([row.asDict() for row in rows], workload, "account", servers) == []
     assert after["superseded"] == before["applied"] + before["superseded"]
 
 
@@ -188,7 +211,7 @@ def test_a_database_has_the_same_versions(
             spans = [(*(row[key] for key in KEYS[table]), row[FROM_COLUMN], row[TO_COLUMN]) for row in rows]
             assert len(spans) == len(set(spans))
             assert set(spans) == _told(workload, table)
-            assert _misplaced(rows, 2**63) == []
+            assert _misplaced(rows, workload, table, servers) == []
             current = {tuple(str(row[key]) for key in KEYS[table]) for row in rows if row["current"]}
             columns = list(expected[table].columns)
             at = [columns.index(key) for key in KEYS[table]]
