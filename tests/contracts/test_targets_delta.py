@@ -219,7 +219,7 @@ def cut_evolution(bed: Bed, table: DeltaTable) -> DeltaLog:
     assert bed.spark is not None
     log = DeltaLog(bed.spark, table.path)
     plan = plan_evolution(delta_schema.present_columns(log), WIDER)
-    delta_schema.evolve_table(bed.spark, log, table.location, shape=WIDER, plan=plan)
+    delta_schema.evolve_table(bed.spark, log, table.location, shape=WIDER, plan=plan, epoch=1)
     assert delta_schema.pending_defaults(log) == {"state": "7"}
     return log
 
@@ -254,7 +254,25 @@ def test_a_lost_worker_does_not_fill_over_newer_rows(delta: Bed, earlier: DeltaT
     location = f"delta.`{log.path}`"
     pending = quote_text(json.dumps({"state": "7"}))
     sql(delta, f"ALTER TABLE {location} SET TBLPROPERTIES ('tidesink.backfill' = {pending})")
-    delta_schema.fill_pending(delta.spark.newSession(), log, location, epoch=1)
+    with pytest.raises(StaleProgressError, match="another worker claimed"):
+        delta_schema.fill_pending(delta.spark.newSession(), log, location, epoch=1)
+    assert [r["state"] for r in delta.rows()] == [None, 7, 7]
+
+
+def test_a_lost_worker_leaves_no_default_for_others_to_fill(delta: Bed, tmp_path: Path) -> None:
+    """It looked whether the table is its own before it slept; the next claim would fill over newer rows."""
+    session: Any = ForestalledMarker(delta.spark)
+    table, other = loaded(delta, DeltaTarget(session, str(tmp_path / "lake"))), opened(delta)
+
+    def overtake() -> None:
+        epoch = other.claim().epoch
+        assert other.evolve(WIDER).backfilled == ("state",)
+        other.apply(delta.batch(WIDER, [{**row(1), "state": None}]), progress(epoch, 3))
+
+    session.ahead = overtake
+    with pytest.raises(TransientTargetError):
+        table.evolve(WIDER)
+    opened(delta).claim()
     assert [r["state"] for r in delta.rows()] == [None, 7, 7]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JJavaError
 
+from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.targets.delta_errors import is_java
 
 if TYPE_CHECKING:
@@ -101,6 +102,13 @@ class DeltaLog:
         """The greatest transaction version committed for an application; it survives log clean-up."""
         found = self._ask(lambda snapshot: snapshot.transactions().get(application))
         return int(found.get()) if found.isDefined() else None
+
+    def next_version(self, epoch: int) -> int:
+        """A transaction version of an epoch for what is no batch: above all before it.
+
+        The table's own version has grown with each commit, and so grows this.
+        """
+        return epoch * BATCHES_PER_EPOCH + self.latest()
 
     def applications(self) -> tuple[str, ...]:
         """The applications that ever committed a transaction version."""

@@ -3,7 +3,8 @@
 A default goes into old rows by an UPDATE after the ADD COLUMN. What is still to be filled stands in a
 table property, written before the column is added, so that a crash between the two heals: whoever
 opens, claims or evolves the table next fills first. The UPDATE carries a transaction version of the
-holder's epoch, so that a worker which lost the table cannot fill over newer rows.
+holder's epoch, as each claim does, so that a worker which lost the table cannot fill over newer rows; nor
+does it leave others a default to fill, since the property is set by a commit that carries one as well.
 """
 
 # ruff: noqa: S608  every name and text in a statement is quoted by identifier.py
@@ -13,9 +14,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from tidesink.errors import TargetError
+from tidesink.errors import StaleProgressError, TargetError
 from tidesink.sinks.evolve import Evolution, default_texts
-from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import spark_tables
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELETE_COLUMN, ReducedBatch
@@ -128,15 +128,19 @@ def sequence_statement(location: str, present: Mapping[str, str]) -> str:
 
 
 def evolve_table(
-    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution
+    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution, epoch: int
 ) -> tuple[str, ...]:
-    """Carry out a plan; the warnings. Defaults are left pending for ``fill_pending``."""
+    """Carry out a plan; the warnings. Defaults are left pending for ``fill_pending``.
+
+    Raises:
+        StaleProgressError: another worker has claimed the table since.
+    """
     widen_columns(session, location, plan)
     if not plan.added:
         return ()
     defaults, warnings = default_texts(plan.added, shape)
     if defaults:
-        _set_pending(session, location, {**pending_defaults(log), **defaults})
+        _set_pending(log, {**pending_defaults(log), **defaults}, epoch=epoch)
     add_columns(session, location, plan)
     return warnings
 
@@ -165,6 +169,9 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
 
     A column which is not there belongs to an evolution that was cut off before it: it comes again with
     its batch, so it is only forgotten here.
+
+    Raises:
+        StaleProgressError: another worker has claimed the table since.
     """
     pending = pending_defaults(log)
     if not pending:
@@ -172,16 +179,27 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
     present = present_columns(log)
     filled = {name: text for name, text in pending.items() if name in present}
     if filled and log.file_count():
-        version = epoch * BATCHES_PER_EPOCH + log.latest()
         sets = ", ".join(
             f"{quote_identifier(name)} = {literal(text, present[name])}" for name, text in filled.items()
         )
-        with transaction(session, BACKFILL_APPLICATION, version):
-            session.sql(f"UPDATE {location} SET {sets}")
+        with transaction(session, BACKFILL_APPLICATION, log.next_version(epoch)):
+            updated = session.sql(f"UPDATE {location} SET {sets}").collect()
+        if not updated:  # of what Delta skips it counts nothing, not even 0 rows
+            raise _lost(log)
     session.sql(f"ALTER TABLE {location} UNSET TBLPROPERTIES IF EXISTS ({quote_text(BACKFILL_PROPERTY)})")
     return tuple(filled)
 
 
-def _set_pending(session: SparkSession, location: str, pending: Mapping[str, str]) -> None:
-    text = quote_text(json.dumps(pending))
-    session.sql(f"ALTER TABLE {location} SET TBLPROPERTIES ({quote_text(BACKFILL_PROPERTY)} = {text})")
+def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> None:
+    text, words = json.dumps(pending), "defaults that rows from before are still to be given"
+    if not log.put_property(
+        BACKFILL_APPLICATION, log.next_version(epoch), BACKFILL_PROPERTY, text, words=words
+    ):
+        raise _lost(log)
+
+
+def _lost(log: DeltaLog) -> StaleProgressError:
+    return StaleProgressError(
+        f"another worker claimed the Delta table at {log.path} while this one added columns to it: this one "
+        "must stop"
+    )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.evolve import Evolution, default_texts, plan_evolution
-from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets import delta_schema
 from tidesink.sinks.targets.delta_ledger import Entry, Ledger, application_of
@@ -70,8 +69,7 @@ class DeltaShard:
         defaults, warnings = default_texts(new_columns(shape, self._known), shape)
         if defaults and self._log.file_count():
             application = application_of(delta_schema.BACKFILL_APPLICATION, self._shard)
-            version = epoch * BATCHES_PER_EPOCH + self._log.latest()
-            with transaction(self._session, application, version):
+            with transaction(self._session, application, self._log.next_version(epoch)):
                 self._session.sql(self._fill_statement(location, defaults))
         self._known = known_after(self._known, shape)
         return tuple(defaults), warnings

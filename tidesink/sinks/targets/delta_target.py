@@ -198,7 +198,7 @@ class DeltaTable(DeltaColumns):
                 filled, warnings = self._shard.grow(self.location, shape, plan, epoch=epoch)
             else:
                 warnings = delta_schema.evolve_table(
-                    self._session, self._log, self.location, shape=shape, plan=plan
+                    self._session, self._log, self.location, shape=shape, plan=plan, epoch=epoch
                 )
                 filled = delta_schema.fill_pending(self._session, self._log, self.location, epoch=epoch)
             self._present = delta_schema.present_columns(self._log)

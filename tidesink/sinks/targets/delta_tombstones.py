@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import StaleProgressError
-from tidesink.sinks.progress import BATCHES_PER_EPOCH
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, Collected
 from tidesink.sinks.targets.delta_log import DeltaLog
 from tidesink.sinks.targets.delta_session import transaction
@@ -42,20 +41,15 @@ def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int
     """
     now = max(horizon, horizon_of(log) or 0)
     words = f"deletes up to commit_ts {now} are forgotten from here on"
-    if not log.put_property(APPLICATION, _version(log, epoch), PROPERTY, str(now), words=words):
+    if not log.put_property(APPLICATION, log.next_version(epoch), PROPERTY, str(now), words=words):
         raise _lost(log)
-    with transaction(session, APPLICATION, _version(log, epoch)):
+    with transaction(session, APPLICATION, log.next_version(epoch)):
         removed = session.sql(f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {now}").collect()
     if not removed:  # of what Delta skips it counts nothing, not even 0 rows
         raise _lost(log)
     left = f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"
     kept: Any = session.sql(left).first()
     return Collected(now, int(removed[0][0]), kept["kept"], kept["oldest"])
-
-
-def _version(log: DeltaLog, epoch: int) -> int:
-    """Above every one of the epoch so far: the table's version has grown with each."""
-    return epoch * BATCHES_PER_EPOCH + log.latest()
 
 
 def _lost(log: DeltaLog) -> StaleProgressError:
