@@ -38,6 +38,7 @@ def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None)
     """A new session beside ``spark``: the settings of its context, ours, and then ``settings``."""
     session = spark.newSession()
     _quieten(session)
+    _know_settings(session)
     for name, value in {**SESSION_SETTINGS, **(settings or {})}.items():
         session.conf.set(name, value)
     return session
@@ -68,6 +69,16 @@ def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
         yield
     finally:
         session.conf.set(_PARTITIONS, usual)
+
+
+def _know_settings(session: SparkSession) -> None:
+    """Have Delta's settings registered, all of them; a thread that does so already is waited for.
+
+    Spark refuses to set one that it knows of and that is not among SQL's yet (CANNOT_MODIFY_CONFIG): as they
+    are for a moment when another table's thread is the first to use Delta.
+    """
+    jvm: Any = session._jvm
+    getattr(getattr(jvm.org.apache.spark.sql.delta.sources, "DeltaSQLConf$"), "MODULE$")
 
 
 def _quieten(session: SparkSession) -> None:
