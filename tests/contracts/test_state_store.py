@@ -1,27 +1,71 @@
-"""What a state store promises, on SQLite in a file and in memory."""
+"""What a state store promises: on SQLite by its path and its URL, on Postgres and on MariaDB."""
 
 from __future__ import annotations
 
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
 
+from tests.contracts.sql_beds import mysql_server, postgres_database
 from tests.contracts.targets_bed import TABLE, progress
 from tidesink.change import TableId
+from tidesink.config.fields import LONGEST_PIPELINE
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.sinks.progress import txn_version
 from tidesink.sinks.sql_state_store import KEPT_BATCHES, SqlStateStore
 from tidesink.sinks.state_store import StateStore, TableState, TableStatus, open_state_store
+from tidesink.sinks.targets.sql_endpoint import Endpoint
 
 
-@pytest.fixture(params=["path", "url"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StateStore]:
-    place = tmp_path / "made" / "state.db"
-    opened = open_state_store(place if request.param == "path" else f"sqlite:///{place}")
+def _path(_request: pytest.FixtureRequest, folder: Path) -> str:
+    return str(folder / "made" / "state.db")
+
+
+def _url(_request: pytest.FixtureRequest, folder: Path) -> str:
+    return f"sqlite:///{folder / 'made' / 'state.db'}"
+
+
+def _postgres(request: pytest.FixtureRequest, _folder: Path) -> str:
+    return _database_url("postgresql+psycopg", postgres_database(request))
+
+
+def _mariadb(request: pytest.FixtureRequest, _folder: Path) -> str:
+    server = mysql_server(request)
+    url = _database_url("mysql+pymysql", replace(server, database=f"tidesink_{uuid4().hex[:12]}"))
+    engine = sa.create_engine(_database_url("mysql+pymysql", server))
+    with engine.begin() as connection:
+        # Whatever its default is: names are told apart by their letters, and may hold any character.
+        made = f"CREATE DATABASE {sa.make_url(url).database} CHARACTER SET latin1"
+        connection.execute(sa.text(made))
+    engine.dispose()
+    return url
+
+
+def _database_url(driver: str, server: Endpoint) -> str:
+    url = sa.URL.create(driver, server.user, server.password, server.host, server.port, server.database)
+    return url.render_as_string(hide_password=False)
+
+
+_PLACES = {"path": _path, "url": _url, "postgres": _postgres, "mariadb": _mariadb}
+_MARKS = {"postgres": [pytest.mark.servers], "mariadb": [pytest.mark.servers]}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=_MARKS.get(name, [])) for name in _PLACES])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a store of the test's own may be made."""
+    return _PLACES[request.param](request, tmp_path)
+
+
+@pytest.fixture
+def store(place: str) -> Iterator[StateStore]:
+    opened = open_state_store(place)
     yield opened
     opened.close()
 
@@ -180,11 +224,38 @@ def test_threads_share_a_store(store: StateStore) -> None:
         assert store.progress_of("shop", table, txn_version(1, 19)) == progress(1, 19, table=table)
 
 
-def test_what_is_written_outlives_the_store(tmp_path: Path) -> None:
-    first = open_state_store(tmp_path / "s.db")
+def test_names_are_told_apart_by_every_letter_and_may_be_long(store: StateStore) -> None:
+    names = ("orders", "Orders", "ördérs", "orders😀", "\U0001f600" * 64, "o" * 64)
+    for number, name in enumerate(names):
+        store.save_status(TableStatus("p" * LONGEST_PIPELINE, TableId("s" * 64, name), "IDLE", batch=number))
+    found = {status.table.name: status.batch for status in store.statuses("p" * LONGEST_PIPELINE)}
+    assert found == {name: number for number, name in enumerate(names)}
+
+
+def test_a_document_may_be_large_and_hold_anything(store: StateStore) -> None:
+    document = {"text": "ü😀\\ '\"%s:name" * 20_000, "none": None}
+    store.save_document("definitions", "stream", document)
+    assert store.load_document("definitions", "stream") == document
+
+
+def test_many_tables_have_their_first_rows_at_once(store: StateStore) -> None:
+    def begin(number: int) -> None:
+        for each in range(10):
+            table = TableId("shop", f"t{each}{number}")
+            store.record_progress(progress(1, 1, table=table))
+            store.save_status(TableStatus("shop", table, "IDLE"))
+            store.save_document("ledger", str(table), {})
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(begin, range(4))) == [None] * 4
+    assert len(store.statuses("shop")) == 40
+
+
+def test_what_is_written_outlives_the_store(place: str) -> None:
+    first = open_state_store(place)
     first.record_progress(progress(3, 4))
     first.close()
-    second = open_state_store(tmp_path / "s.db")
+    second = open_state_store(place)
     assert second.progress_of("shop", TABLE, txn_version(3, 4)) == progress(3, 4)
     second.close()
 
@@ -205,9 +276,17 @@ def test_a_damaged_store_says_so(tmp_path: Path) -> None:
         SqlStateStore(str(tmp_path / "s.db"))
 
 
-@pytest.mark.parametrize("place", ["nothing://x", "postgres+none://u:hunter2@h/d", "://"])
-def test_a_place_that_is_no_database_is_refused(place: str) -> None:
-    with pytest.raises(ConfigError, match="SQLAlchemy") as refused:
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("nothing://u:hunter2@x", "no driver here for nothing"),
+        ("postgres+none://u:hunter2@h/d", "no driver here for postgres.none"),
+        ("://", "no SQLAlchemy URL"),
+        ("mysql+pymysql://u:hunter2@h:port/d", "no SQLAlchemy URL"),
+    ],
+)
+def test_a_place_that_is_no_database_is_refused(place: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
         open_state_store(place)
     assert "hunter2" not in str(refused.value)
 

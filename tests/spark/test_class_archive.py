@@ -10,8 +10,9 @@ import pytest
 
 from tests.sessions import WITH_TARGET
 from tidesink.sinks.class_archive import archive_options, class_archive
-from tidesink.sinks.ivy import spark_connector_jars
+from tidesink.sinks.ivy import all_connector_jars, spark_connector_jars
 from tidesink.sinks.java import find_java
+from tidesink.sinks.targets import TARGETS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,3 +51,11 @@ def test_a_path_with_a_space_is_not_handed_to_the_jvm(
     class_archive(()).parent.mkdir(parents=True)
     class_archive(()).write_bytes(b"x")
     assert archive_options(()) == ""
+
+
+def test_a_target_finds_its_jars_among_those_that_are_fetched_ahead() -> None:
+    ahead = all_connector_jars()
+    assert len(set(ahead)) == len(ahead)
+    for target in (None, *TARGETS):
+        assert set(spark_connector_jars(target=target)) <= set(ahead)
+    assert {jar.name.split("-")[0] for jar in ahead} >= {"spark", "delta", "iceberg"}

@@ -234,6 +234,12 @@ def test_the_image_has_java_tini_and_the_jars() -> None:
     assert image["STOPSIGNAL"] == ["SIGTERM"]
 
 
+def test_the_image_has_the_drivers_of_every_target() -> None:
+    built = (COMPOSE / "Dockerfile").read_text(encoding="utf-8").partition("\nFROM")[2].partition("\nFROM")[0]
+    (extras,) = re.findall(r'"/src\[([\w,-]+)\]"', built)
+    assert set(extras.split(",")) == {"spark", "postgres", "mysql", "large-messages"}
+
+
 def test_the_image_is_asked_for_its_health() -> None:
     (health,) = _dockerfile()["HEALTHCHECK"]
     assert health.endswith('CMD ["healthcheck.sh"]')

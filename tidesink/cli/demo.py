@@ -21,7 +21,7 @@ from tidesink.cli.log_lines import LogFormat, log_to_stderr
 from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
 from tidesink.dev.stack import DIRECTORY
 from tidesink.sinks.class_archive import make_class_archive
-from tidesink.sinks.ivy import spark_connector_jars
+from tidesink.sinks.ivy import all_connector_jars, jar_directory
 
 if TYPE_CHECKING:
     from tidesink.dev.check import TableCheck
@@ -63,17 +63,17 @@ def demo(
 
 
 def jars(output: Output = OutputFormat.TEXT) -> None:
-    """Fetch Spark's connector jars into the cache, so that a worker starts without a network.
+    """Fetch the connector jars of Spark and of every target, so that a worker starts without a network.
 
     Keeps Spark's classes there too, in a form the JVM starts from in two thirds of the time.
     """
-    found = spark_connector_jars(progress=note)
+    found = all_connector_jars(progress=note)
     kept = make_class_archive(note)
     if output is OutputFormat.JSON:
         names = [jar.name for jar in found]
-        write_json({"directory": str(found[0].parent), "jars": names, "classes": kept})
+        write_json({"directory": str(jar_directory()), "jars": names, "classes": kept})
     else:
-        typer.echo(f"{len(found)} jars in {found[0].parent}")
+        typer.echo(f"{len(found)} jars in {jar_directory()}")
 
 
 def demo_json(result: DemoResult) -> dict[str, Any]:

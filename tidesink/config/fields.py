@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic.functional_validators import AfterValidator
 
+from tidesink.typemap.render import ZeroDate
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+)\s*(B|KB|KiB|MB|MiB|GB|GiB)?", re.IGNORECASE)
@@ -149,6 +151,14 @@ MaybeListed = BeforeValidator(_listed, json_schema_input_type=str | list[str])
 Count = Annotated[int, BeforeValidator(_counted)]
 
 
+def _null_word(value: Any) -> Any:
+    # YAML reads a bare null as nothing; here it is a policy's name.
+    return "null" if value is None else value
+
+
+NullWord = BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)
+
+
 def _table_name(name: str) -> str:
     schema, dot, table = name.partition(".")
     if not (schema and dot and table):
@@ -162,6 +172,9 @@ def _table_pattern(pattern: str) -> str:
     return _table_name(pattern)
 
 
+# What fits a key beside a table's name in every database: sinks/sql_state_store.py.
+LONGEST_PIPELINE: Final = 128
+PipelineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_PIPELINE)]
 TableName = Annotated[str, AfterValidator(_table_name)]
 """One table, ``schema.table``."""
 TablePattern = Annotated[str, AfterValidator(_table_pattern)]

@@ -22,6 +22,8 @@ from tidesink.config.fields import (
     LocalPath,
     MaybeListed,
     Model,
+    NullWord,
+    PipelineName,
     PositiveDuration,
     StatePlace,
     TableName,
@@ -45,11 +47,6 @@ from tidesink.typemap.row_filter import read_filter
 Deletes = Literal["hard", "soft"]
 BadRecord = Literal["pause", "dead-letter"]
 SequenceBy = Literal["kafka", "source"]
-
-
-def _null_word(value: Any) -> Any:
-    # YAML reads a bare null as nothing; here it is a policy's name.
-    return "null" if value is None else value
 
 
 class HistorySettings(Model):
@@ -82,9 +79,7 @@ class TableDefaults(Model):
     tombstone_retention: PositiveDuration = 7 * 86400.0
     """Under `sequence_by: source`, how long deleted rows stay, marked, so that an older change does not bring
     them back; counted in the source's time. A change older than that is a bad record."""
-    zero_date: Annotated[ZeroDate, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)] = (
-        "null"
-    )
+    zero_date: Annotated[ZeroDate, NullWord] = "null"
     """Dates that no calendar has, such as 0000-00-00: `null` (counted), `error` (the record is bad), `text`
     (the column becomes text). In a key column always an error."""
     bad_record: BadRecord = "pause"
@@ -146,9 +141,7 @@ class TableOverride(Model):
     """As under `defaults`, for this table."""
     tombstone_retention: PositiveDuration | None = None
     """As under `defaults`, for this table."""
-    zero_date: Annotated[
-        ZeroDate | None, BeforeValidator(_null_word, json_schema_input_type=ZeroDate | None)
-    ] = None
+    zero_date: Annotated[ZeroDate | None, NullWord] = None
     """As under `defaults`, for this table."""
     bad_record: BadRecord | None = None
     """As under `defaults`, for this table."""
@@ -276,7 +269,7 @@ class TableConfig(Model):
 class Config(Model):
     """One pipeline: from Kafka topics to tables of one target."""
 
-    pipeline: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    pipeline: PipelineName
     """A name of the pipeline; it is part of each table's ledger, so keep it."""
     source: SourceSettings
     """Where changes come from."""
@@ -295,8 +288,8 @@ class Config(Model):
     retry: RetrySettings = RetrySettings()
     """How long to try again."""
     state: StatePlace = Field(default="./.tidesink/state.db", validate_default=True, repr=False)
-    """The worker's own store of status and history: a SQLite file, or a SQLAlchemy URL. Progress itself is
-    kept in the target."""
+    """The worker's own store of status and history: a SQLite file, or a SQLAlchemy URL, such as
+    `postgresql+psycopg://user@host/database`. Progress itself is kept in the target."""
     spark: SparkSettings = SparkSettings()
     """The Spark session."""
 

@@ -67,6 +67,11 @@ def cache_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tidesink"
 
 
+def jar_directory() -> Path:
+    """Where fetched jars are, each set in a folder of its own."""
+    return cache_directory() / "jars"
+
+
 def spark_connector_jars(*, target: str | None = None, progress: Progress = silent) -> list[Path]:
     """The connector jars for the installed Spark, fetched when not yet here.
 
@@ -85,13 +90,20 @@ def spark_connector_jars(*, target: str | None = None, progress: Progress = sile
     return [jar for folder in fetched for jar in sorted(folder.glob("*.jar"))]
 
 
+def all_connector_jars(*, progress: Progress = silent) -> list[Path]:
+    """The connector jars of every target for the installed Spark, as each one asks for them."""
+    targets = (None, *connector_set(spark_version()).targets)
+    found = (spark_connector_jars(target=target, progress=progress) for target in targets)
+    return list(dict.fromkeys(jar for jars in found for jar in jars))
+
+
 def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _leave) -> Path:
     """The folder which holds the set's files, fetched now unless it is complete already.
 
     ``finish`` may change the folder (unpack an archive, say) before it counts as complete. Raises
     DevStackError when the files cannot be fetched.
     """
-    folder = cache_directory() / "jars" / jar_set.folder_name
+    folder = jar_directory() / jar_set.folder_name
     if is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

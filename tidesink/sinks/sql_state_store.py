@@ -1,7 +1,7 @@
 """The state store on SQLAlchemy: SQLite unless told otherwise.
 
 Four tables, one version row. Each call is one short transaction on a connection of its
-own, so that threads of a worker share the store.
+own, so that threads of a worker share the store. Tested on SQLite, Postgres and MariaDB.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from tidesink.change import TableId
+from tidesink.config.fields import LONGEST_PIPELINE
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.sinks.progress import Progress, from_json, to_json
 from tidesink.sinks.state_store import TableStatus
@@ -26,31 +28,47 @@ STORE_VERSION: Final = 1
 KEPT_BATCHES: Final = 1000
 _LOCK_SECONDS: Final = 30
 
+_MYSQL: Final = ("mysql", "mariadb")
+
+
+def _key(width: int) -> sa.types.TypeEngine[str]:
+    """Text in a key: by its characters in MySQL too, where names that differ in case would else be one."""
+    exact = mysql.VARCHAR(width, charset="utf8mb4", collation="utf8mb4_bin")
+    return sa.String(width).with_variant(exact, *_MYSQL)
+
+
+# MySQL's TEXT ends at 64 KiB, and its DATETIME at seconds. The parts of a key together have at most 3072
+# bytes there (InnoDB), four a character.
+_PIPELINE: Final = _key(LONGEST_PIPELINE)
+_NAME: Final = _key(600)
+_DOCUMENT: Final = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), *_MYSQL)
+_TIME: Final = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
+
 _metadata = sa.MetaData()
 _version = sa.Table("store_version", _metadata, sa.Column("version", sa.Integer, primary_key=True))
 _history = sa.Table(
     "progress_history",
     _metadata,
-    sa.Column("pipeline", sa.String(255), primary_key=True),
-    sa.Column("table_name", sa.String(600), primary_key=True),
+    sa.Column("pipeline", _PIPELINE, primary_key=True),
+    sa.Column("table_name", _NAME, primary_key=True),
     sa.Column("txn_version", sa.BigInteger, primary_key=True),
-    sa.Column("progress", sa.Text, nullable=False),
-    sa.Column("written", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("progress", _DOCUMENT, nullable=False),
+    sa.Column("written", _TIME, nullable=False),
 )
 _status = sa.Table(
     "table_status",
     _metadata,
-    sa.Column("pipeline", sa.String(255), primary_key=True),
-    sa.Column("table_name", sa.String(600), primary_key=True),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column("updated", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("pipeline", _PIPELINE, primary_key=True),
+    sa.Column("table_name", _NAME, primary_key=True),
+    sa.Column("status", _DOCUMENT, nullable=False),
+    sa.Column("updated", _TIME, nullable=False),
 )
 _documents = sa.Table(
     "documents",
     _metadata,
-    sa.Column("kind", sa.String(100), primary_key=True),
-    sa.Column("name", sa.String(600), primary_key=True),
-    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("kind", _key(100), primary_key=True),
+    sa.Column("name", _NAME, primary_key=True),
+    sa.Column("document", _DOCUMENT, nullable=False),
 )
 
 
@@ -186,15 +204,25 @@ def _engine(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
         engine = sa.create_engine(parsed, hide_parameters=True, pool_pre_ping=True, **_options(parsed))
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as exc:
-        raise ConfigError("state is no path and no SQLAlchemy URL, such as sqlite:////var/lib/t.db") from exc
+    except (NoSuchModuleError, ModuleNotFoundError) as exc:
+        raise ConfigError(
+            f"state: SQLAlchemy has no driver here for {url.partition('://')[0]}: install one and name it, "
+            "as in postgresql+psycopg://user@host/database or mysql+pymysql://user@host/database"
+        ) from exc
+    except (ArgumentError, ValueError):  # ValueError: of the port
+        raise ConfigError("state is no path and no SQLAlchemy URL, such as sqlite:////var/lib/t.db") from None
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
     return engine
 
 
 def _options(url: sa.URL) -> dict[str, Any]:
-    return {"connect_args": {"timeout": _LOCK_SECONDS}} if url.get_backend_name() == "sqlite" else {}
+    backend = url.get_backend_name()
+    if backend == "sqlite":
+        return {"connect_args": {"timeout": _LOCK_SECONDS}}
+    # What is locked is read after it is locked, in any of them; MySQL's usual level locks gaps besides, and
+    # two tables whose first rows fall into one would deadlock.
+    return {"isolation_level": "READ COMMITTED"} if backend in _MYSQL else {}
 
 
 def _prepare_sqlite(engine: sa.Engine) -> None:
