@@ -104,6 +104,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "remove it",
     ),
     ("missing", changed(FLAT_AVRO, pipeline=None), "pipeline", "required", "add it"),
+    ("long name", changed(FLAT_AVRO, pipeline="p" * 129), "pipeline", "wrong form", "at most 128 characters"),
     ("time zone", changed(FLAT_AVRO, source__time_zone="Mars"), "source.time-zone", "'Mars'", "IANA"),
     (
         "rule without table",

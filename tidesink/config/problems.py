@@ -109,6 +109,8 @@ _NUMBERS: dict[str, str] = {
 }
 _FORMS: dict[str, str] = {
     "string_type": "give a text",
+    "string_too_short": "give at least {min_length} characters",
+    "string_too_long": "give at most {max_length} characters",
     "string_pattern_mismatch": "give a text that fits {pattern}",
     "tuple_type": "give a list",
     "list_type": "give a list",
