@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.certificates import self_signed
+from tests.contracts.targets_bed import progress
 from tests.http_receiver import Fault, Receiver, http_receiver
 from tests.unit.written_rows import TABLE, arrow_batch, named, shape_with
 from tidesink.change import ColumnType, TableId
@@ -23,6 +24,7 @@ from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOption
 from tidesink.sinks.targets.http_requests import Endpoint
 from tidesink.sinks.targets.http_slices import Slices, Stamp
 from tidesink.sinks.targets.http_target import table_url
+from tidesink.sinks.targets.store_ledger import LedgerEntry
 from tidesink.sinks.targets.task_outcomes import Sent
 
 SHAPE = shape_with(
@@ -35,7 +37,8 @@ SHAPE = shape_with(
 
 # Retries wait, each for a second or so.
 pytestmark = pytest.mark.slow
-STAMP = Stamp("shop", TABLE, 1, 7, follows=1)
+ENTRY = LedgerEntry("shop", ("id",), epoch=1, told_epoch=1, follows=1)
+STAMP = Stamp.of(ENTRY, progress(1, 7))
 ROW: dict[str, Any] = {
     "id": 1,
     "big": Decimal(2**64 - 1),
@@ -113,11 +116,23 @@ def test_slices_and_their_keys_do_not_depend_on_arrows_batches_nor_the_epoch(rec
     assert len(set(first)) == 3
     receiver.requests.clear()
     # The same number once more, since the store was lost: older rows may have been sent between the two.
-    send(replace(slices(receiver, 4), stamp=replace(STAMP, follows=2)), rows)
+    anew = Stamp.of(replace(ENTRY, follows=2), progress(1, 7))
+    send(replace(slices(receiver, 4), stamp=anew), rows)
     assert not set(first) & {request.headers["idempotency-key"] for request in receiver.requests}
     other = replace(slices(receiver, 4), stamp=replace(STAMP, batch=8))
     send(other, rows[:4])
     assert receiver.requests[-1].headers["idempotency-key"] not in first
+
+
+def test_a_row_that_changed_and_changed_back_is_no_repetition(receiver: Receiver) -> None:
+    """A batch was sent and not written down, three times, and more had come each time."""
+    for end, price in ((7, "1.50"), (8, "2.50"), (9, "1.50")):
+        known = replace(progress(1, 7), topics=progress(1, end).topics)
+        sending = replace(slices(receiver), stamp=Stamp.of(ENTRY, known))
+        send(sending, [("upsert", {**ROW, "price": Decimal(price)}, {"id": 1})])
+    first, _, last = receiver.requests
+    assert first.objects == last.objects
+    assert len({request.headers["idempotency-key"] for request in receiver.requests}) == 3
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])

@@ -32,24 +32,25 @@ BATCH_HEADER: Final = "Tidesink-Batch"
 class Stamp:
     """What tells one batch from all others; the epoch is no part of a slice's key.
 
-    A batch that is sent again after a restart is of another epoch, and its slices have the same keys. Where
-    the store was lost the same numbers come again; ``follows`` (``LedgerEntry``) tells them from the first.
+    A batch that is sent again after a restart is of another epoch, and its slices have the same keys. One
+    that was ``cut`` (``LedgerEntry``) elsewhere has others, though a row may read as it did before the change
+    that was sent between the two.
     """
 
     pipeline: str
     table: TableId
     epoch: int
     batch: int
-    follows: int
+    cut: str
 
     @classmethod
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
         """The stamp of a batch that is sent on what the ledger's entry says."""
-        return cls(entry.pipeline, progress.table, entry.told_epoch, progress.batch, entry.follows)
+        return cls(entry.pipeline, progress.table, entry.told_epoch, progress.batch, entry.cut(progress))
 
     def headers(self, body: bytes) -> dict[str, str]:
         """The headers of a request with this body."""
-        place = orjson.dumps([self.pipeline, *self.table, self.batch, self.follows])
+        place = orjson.dumps([self.pipeline, *self.table, self.batch, self.cut])
         return {
             IDEMPOTENCY_HEADER: hashlib.sha256(place + b"\n" + body).hexdigest(),
             EPOCH_HEADER: str(self.epoch),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,6 @@ Headers = list[tuple[str, str | bytes | None]]
 # A message that no broker took for so long fails, and its batch is tried again.
 _DELIVERY_MS: Final = 60_000
 _POLL_SECONDS: Final = 0.2
-_CUT_DIGITS: Final = 16
 _QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
 
 # What the same batch would meet again; anything else may pass.
@@ -120,16 +118,7 @@ class Stamp:
     @classmethod
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
         """The stamp of a batch that is sent on what the ledger's entry says."""
-        ends = [
-            [
-                name,
-                topic.topic_id,
-                sorted((number, at.next_offset) for number, at in topic.partitions.items()),
-            ]
-            for name, topic in sorted(progress.topics.items())
-        ]
-        cut = hashlib.sha256(json.dumps([entry.follows, ends]).encode()).hexdigest()[:_CUT_DIGITS]
-        key = f"{entry.pipeline}/{progress.table}/{progress.batch}/{cut}"
+        key = f"{entry.pipeline}/{progress.table}/{progress.batch}/{entry.cut(progress)}"
         return cls(key, entry.told_epoch, progress.batch)
 
     def headers(self, row: MessageRow) -> Headers:

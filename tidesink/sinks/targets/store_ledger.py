@@ -29,6 +29,7 @@ KIND: Final = "target-ledger"
 _VERSION: Final = 1
 _LONGEST_PLACE: Final = 200
 _TRIES: Final = 8
+_CUT_DIGITS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,22 @@ class LedgerEntry:
             return self.result
         check_follows(progress, self.progress)
         return None
+
+    def cut(self, progress: Progress) -> str:
+        """Stands for where a batch begins and ends, in keys of idempotency.
+
+        It is the same when the batch is sent again, and another where a batch of its number ends elsewhere:
+        since more had come, its rows may be newer than those sent before, though they look the same.
+        """
+        ends = [
+            [
+                name,
+                topic.topic_id,
+                sorted((number, at.next_offset) for number, at in topic.partitions.items()),
+            ]
+            for name, topic in sorted(progress.topics.items())
+        ]
+        return hashlib.sha256(json.dumps([self.follows, ends]).encode()).hexdigest()[:_CUT_DIGITS]
 
 
 def _read(document: Any) -> LedgerEntry:
