@@ -66,6 +66,7 @@ class Bed:
     def __init__(self, columns: str, layout: Layout | None = None, **policies: ChangePolicy) -> None:
         self.policies = SchemaChanges.model_validate(policies)
         self.accepted: dict[str, ChangePolicy] = {}
+        self.added: tuple[str, ...] = ()
         self.ddl = ToldDdl()
         self.ddl.alter(f"CREATE TABLE t ({columns})")
         self.layout = layout
@@ -118,7 +119,8 @@ class Bed:
     @property
     def judging(self) -> Policies:
         """The config's policies, and what was accepted."""
-        return Policies(self.policies, self.accepted, CAPABILITIES, layout=self.layout or Layout())
+        layout = self.layout or Layout()
+        return Policies(self.policies, self.accepted, CAPABILITIES, layout=layout, added=self.added)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -151,13 +151,7 @@ class Batch:
         self._refuses_truncates = False
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
-        self._policies = Policies(
-            settings.schema_changes,
-            hold.accepted,
-            around.target.capabilities,
-            logs=settings.mode == "append",
-            layout=settings.layout,
-        )
+        self._policies = Policies.of(settings, hold.accepted, around.target.capabilities)
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.

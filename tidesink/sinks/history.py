@@ -38,6 +38,11 @@ class HistoryNames(NamedTuple):
     valid_to: str = "valid_to"
     current: str = "current"
 
+    @property
+    def own(self) -> tuple[str, ...]:
+        """All columns that a history adds to its table's."""
+        return (*self, FROM_COLUMN, TO_COLUMN)
+
 
 class Span(NamedTuple):
     """What is stored of one version: its ends. Both equal: the mark of a delete that ended none."""
@@ -169,8 +174,7 @@ def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
             "name one",
             table=str(shape.table),
         )
-    own = (*names, FROM_COLUMN, TO_COLUMN)
-    clashing = [name for name in own if name.lower() in shape.by_name]
+    clashing = [name for name in names.own if name.lower() in shape.by_name]
     if clashing:
         raise SchemaRefusedError(
             f"the source has a column {', '.join(clashing)}, a name that the history gives a column of its "

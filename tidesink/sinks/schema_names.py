@@ -60,7 +60,7 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
         return
     shape = decoding.columns().shape
     gap = table.gap(shape)
-    present = {name.lower(): name for name in gap.columns}
+    present = {name.lower(): name for name in gap.columns if name.lower() not in policies.own}
     keys = frozenset(name.lower() for name in shape.keys)
     decided = {
         old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
@@ -74,7 +74,8 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
             new = told.renamed[old]
             table.rename_column(present[(new.was or old).lower()], new.target or new.name)
     read = {old: told.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
-    decoding.read_as(read, {name.casefold(): found for name, found in gap.held.items()})
+    held = {name.casefold(): found for name, found in gap.held.items() if name.lower() in present}
+    decoding.read_as(read, held)
 
 
 def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:

@@ -10,15 +10,19 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from tidesink.config.schema_changes import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.decoding import ToldColumns
+from tidesink.sinks.modes import names_of
 from tidesink.sinks.shape import ShapeColumn, TableShape, wider_ddl, without
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.typemap.layout import Layout
 from tidesink.typemap.render import spark_type
+
+if TYPE_CHECKING:
+    from tidesink.config import TableConfig
 
 # What a person may make of a change that waits, by the digest of the change.
 Accepted = Mapping[str, ChangePolicy]
@@ -82,7 +86,7 @@ class Policies:
     """By what changes are judged: the config's policies, what people accepted, what the target can do.
 
     ``logs``: the table is a log of changes (``mode: append``). ``layout``: to add a column that it asks for
-    is no change at the source.
+    is no change at the source. ``added``: the target's columns that the table's mode adds to the source's.
     """
 
     said: SchemaChanges
@@ -90,6 +94,25 @@ class Policies:
     capabilities: Capabilities
     logs: bool = False
     layout: Layout = Layout()  # noqa: RUF009 - it is frozen
+    added: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
+        """What a table's settings say of it."""
+        names = names_of(settings)
+        return cls(
+            settings.schema_changes,
+            accepted,
+            capabilities,
+            logs=settings.mode == "append",
+            layout=settings.layout,
+            added=names.own if names else (),
+        )
+
+    @property
+    def own(self) -> frozenset[str]:
+        """The target's columns that are none of the source's, whose names it may have had; in lower case."""
+        return frozenset(map(str.lower, (*OWN_COLUMNS, *self.layout.metadata.values(), *self.added)))
 
     @property
     def follows(self) -> bool:
@@ -226,9 +249,9 @@ def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
 
 def _dropped(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns) -> Iterator[Judged]:
     """Columns that the source has no more, at the target or in rows from before."""
-    there = {name.lower() for name in gap.columns if name not in OWN_COLUMNS}
+    there = {name.lower() for name in gap.columns} - policies.own
     for column in told.former:
-        if column.name.lower() in there | shape.by_name.keys():
+        if column.name.lower() in there | (shape.by_name.keys() - policies.own):
             change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
             change = change._replace(at=told.partings.get(column.name.casefold(), ""))
             policy = policies.decide(change)
