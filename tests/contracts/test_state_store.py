@@ -326,3 +326,11 @@ def test_progress_that_was_said_before_is_not_written_again(tmp_path: Path) -> N
     store.record_progress(progress(1, 1))
     assert store.progress_of("shop", TABLE, txn_version(1, 1)) == progress(1, 1)
     store.close()
+
+
+@pytest.mark.parametrize("secret", ["u:hunter2@127.0.0.1:9/d", "u@127.0.0.1:9/d?password=hunter2"])
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "mysql+pymysql"])
+def test_a_database_that_does_not_answer_is_shown_without_its_password(driver: str, secret: str) -> None:
+    with pytest.raises(StateStoreError, match=r"127\.0\.0\.1:9/d") as refused:
+        open_state_store(f"{driver}://{secret}")
+    assert "hunter2" not in f"{refused.value} {refused.value.context}"

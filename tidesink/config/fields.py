@@ -100,7 +100,7 @@ def beside_config(value: str, info: ValidationInfo) -> str:
     return str(base / Path(value).expanduser())
 
 
-def _without_secrets(value: str) -> str:
+def without_secrets(value: str) -> str:
     """A path as it is; a database's URL without its password and the values behind ``?``."""
     if "://" not in value:
         return value
@@ -142,7 +142,7 @@ ByteSize = Annotated[
         }
     ),
 ]
-StatePlace = Annotated[str, AfterValidator(beside_config), PlainSerializer(_without_secrets, return_type=str)]
+StatePlace = Annotated[str, AfterValidator(beside_config), PlainSerializer(without_secrets, return_type=str)]
 LocalPath = Annotated[str, AfterValidator(beside_config)]
 # One text at least, in either form: every setting of this kind needs one.
 Texts = Annotated[str, Field(pattern=r"^.*[^,\s].*$")] | Annotated[list[str], Field(min_length=1)]

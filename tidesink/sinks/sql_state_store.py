@@ -18,7 +18,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from tidesink.change import TableId
-from tidesink.config.fields import LONGEST_PIPELINE
+from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.sinks.progress import Progress, from_json, to_json
 from tidesink.sinks.state_store import TableStatus
@@ -191,10 +191,10 @@ class SqlStateStore:
                 yield connection
         except SQLAlchemyError as exc:
             # The text of some drivers' errors holds the connection string; hide_parameters and the
-            # URL below keep passwords out.
+            # URL below keep passwords out, which may stand behind its ? as well.
             raise StateStoreError(
                 f"the state store does not answer ({type(exc).__name__}); is it full, read-only or locked?",
-                url=self._engine.url.render_as_string(hide_password=True),
+                url=without_secrets(self._engine.url.render_as_string(hide_password=True)),
             ) from exc
 
 
