@@ -205,3 +205,21 @@ def test_of_two_names_that_a_column_had_the_newest_is_renamed() -> None:
     bed = Bed("id INT PRIMARY KEY, a INT", rename="apply")
     assert bed.alter("RENAME COLUMN a TO b", "RENAME COLUMN b TO c") == ()
     assert bed.columns == ("id", "c")
+
+
+class _TextDates(Bed):
+    zero_date = "text"
+
+
+@pytest.mark.parametrize("bed", [Bed, _TextDates])
+@pytest.mark.parametrize(
+    "kind", ["INT", "BIGINT UNSIGNED", "DATE", "DATETIME(3)", "TIMESTAMP", "ENUM('x','y')"]
+)
+def test_a_column_that_went_is_planned_by_the_next_worker_whatever_its_type(
+    bed: type[Bed], kind: str
+) -> None:
+    table = bed(f"id INT PRIMARY KEY, a {kind}")
+    assert table.alter("DROP COLUMN a") == ()
+    table.start()
+    assert table.batch() == ()
+    assert [column.name for column in table.decoding.columns().shape.columns] == ["id", "a"]

@@ -16,6 +16,7 @@ from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTarget
 from tidesink.sinks.topic_ddl import ToldTable, told_by
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import Layout
+from tidesink.typemap.render import ZeroDate
 
 T = TableId("s", "t")
 
@@ -63,6 +64,8 @@ class ToldDdl:
 class Bed:
     """One table, from ``CREATE TABLE t (...)``, and what becomes of each DDL at its target."""
 
+    zero_date: ZeroDate = "null"
+
     def __init__(self, columns: str, layout: Layout | None = None, **policies: ChangePolicy) -> None:
         self.policies = SchemaChanges.model_validate(policies)
         self.accepted: dict[str, ChangePolicy] = {}
@@ -77,7 +80,7 @@ class Bed:
     def start(self) -> None:
         """A new worker."""
         settings = SimpleNamespace(
-            definition=None, keys=None, zero_date="null", time_zone="UTC", mode="upsert"
+            definition=None, keys=None, zero_date=self.zero_date, time_zone="UTC", mode="upsert"
         )
         source = SimpleNamespace(codec_options=CodecOptions)
         around = SimpleNamespace(

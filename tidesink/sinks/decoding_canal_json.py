@@ -28,7 +28,7 @@ from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import reads_alike
-from tidesink.typemap.render import spark_type
+from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, is_row_keyed
 from tidesink.typemap.shape import shape_of, wider_ddl, with_defaults, with_former, with_gone, without
 
@@ -149,7 +149,8 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         """Plan anew where other columns are read by their old names than before, or are held besides."""
         there = {*map(str.casefold, self._known_columns()), *map(str.casefold, renamed)}
         lacking = {name: found for name, found in held.items() if name not in there}
-        kept = tuple(column for column in self._former() if _stays(column, lacking))
+        zero_date = self._settings.zero_date
+        kept = tuple(column for column in self._former() if _stays(column, lacking, zero_date))
         if renamed != self._renamed or kept:
             self._renamed = dict(renamed)
             self._make(kept)
@@ -315,12 +316,12 @@ def _reads_on(column: Column, was: Column | None) -> bool:
     return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
 
 
-def _stays(column: Column, held: Mapping[str, str]) -> bool:
+def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool:
     """Whether the target has a column of before, with a type that fits; a key's is not what it was."""
     found = held.get(column.name.casefold())
     if found is None or column.handle or column.virtual:
         return False
-    return wider_ddl(found, spark_type(column.type).ddl) is not None
+    return wider_ddl(found, spark_type(column.type, zero_date=zero_date).ddl) is not None
 
 
 def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
