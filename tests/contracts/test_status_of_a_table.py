@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.contracts.coded_changes import NAME, TABLE, Changefeed, placed
+from tests.contracts.coded_changes import NAME, TABLE, TOPIC, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
-from tidesink.change import TableSchema
+from tidesink.change import TableId, TableSchema
 from tidesink.errors import StateStoreError
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.lane import Lane
+from tidesink.sinks.ranges import OffsetRange, RecordSize
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import TableStatus
 from tidesink.sinks.table_control import TableControl
+from tidesink.sinks.topic_reads import Limits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,6 +104,17 @@ def test_one_that_slept_between_its_commit_and_its_word_on_it_has_lost_the_table
             slept.rest()
             assert _has_lost(slept)
         assert _status(table) == said[0]
+
+
+def test_nobody_keeps_records_for_one_that_learns_at_rest_that_it_lost_its_table(table: CodedTable) -> None:
+    reads, limits = table.around.topics.reads(TOPIC), Limits(10, 10_000, RecordSize())
+    with table.lane() as lane:
+        table.take(lane, FIRST)
+        table.around.store.save_status(replace(_status(table), epoch=2))
+        lane.rest()
+        assert _has_lost(lane)
+        ahead = OffsetRange(TOPIC, 0, FIRST, FIRST + 1)
+        assert reads.plan(TableId("shop", "other"), [ahead], table.topic.found(), limits=limits).kept is None
 
 
 def test_a_table_that_is_loaded_anew_has_a_status_of_its_own(

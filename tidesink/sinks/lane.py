@@ -169,6 +169,7 @@ class Lane:
         """Nothing is left to read for now."""
         if self.state == "RUNNING":
             self._change("IDLE", None)
+            self._settle()  # it may be lost to another worker, as the state store says
 
     def close(self) -> None:
         """Let go of the table."""
