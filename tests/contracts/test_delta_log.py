@@ -78,3 +78,6 @@ def test_a_property_and_a_fence_go_by_transaction_versions(log: DeltaLog) -> Non
     commit = log.commit(log.latest())
     assert commit is not None
     assert (commit.operation, commit.metadata) == ("SET TBLPROPERTIES", "why")
+    assert not log.put_property(APPLICATION, 6, "ours", None, words="skipped")
+    assert log.put_property(APPLICATION, 7, "ours", None, words="done")
+    assert (log.property("ours"), log.transaction_version(APPLICATION)) == (None, 7)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -143,30 +143,41 @@ class DeltaLog:
             with user_metadata(self._session, metadata):
                 return int(transaction.commit(actions, operation))
 
-    def put_property(self, application: str, version: int, name: str, value: str, *, words: str) -> bool:
+    def put_property(
+        self, application: str, version: int, name: str, value: str | None, *, words: str
+    ) -> bool:
         """Commit a property with a transaction version, which ALTER TABLE does not take; whether it did.
 
-        Refused and skipped as ``commit_marker`` is.
+        None takes the property away. Refused and skipped as ``commit_marker`` is.
         """
-        package = self._jvm.org.apache.spark.sql.delta
         with self._active():
             transaction = self._delta_log().startTransaction()
             if transaction.txnVersion(application) >= version:
                 return False
             metadata = _with_property(transaction.metadata(), name, value)
             transaction.updateMetadata(metadata, getattr(transaction, "updateMetadata$default$2")())
-            changed = transaction.metadata().configuration().empty().updated(name, value)
-            operation = getattr(package, "DeltaOperations$SetTableProperties")(changed)
+            operation = self._put_operation(metadata.configuration().empty(), name, value)
             with user_metadata(self._session, words):
                 transaction.commit(self._transactions({application: version}), operation)
         return True
 
+    def _put_operation(self, none: Any, name: str, value: str | None) -> Any:
+        """What the commit of a property says it is; ``none``: no properties, as Scala has them."""
+        package = self._jvm.org.apache.spark.sql.delta
+        if value is None:
+            return getattr(package, "DeltaOperations$UnsetTableProperties")(self._sequence([name]), True)
+        return getattr(package, "DeltaOperations$SetTableProperties")(none.updated(name, value))
+
     def _transactions(self, versions: Mapping[str, int]) -> Any:
         package, now = self._jvm.org.apache.spark.sql.delta, self._jvm.scala.Some(int(time.time() * 1000))
-        actions = self._jvm.java.util.ArrayList()
-        for application, version in versions.items():
-            actions.add(package.actions.SetTransaction(application, version, now))
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
+        set_transaction = package.actions.SetTransaction
+        return self._sequence([set_transaction(name, version, now) for name, version in versions.items()])
+
+    def _sequence(self, items: Iterable[Any]) -> Any:
+        found = self._jvm.java.util.ArrayList()
+        for item in items:
+            found.add(item)
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(found).toSeq()
 
     @contextmanager
     def _active(self) -> Iterator[None]:
@@ -208,11 +219,12 @@ class DeltaLog:
             lines.close()
 
 
-def _with_property(metadata: Any, name: str, value: str) -> Any:
-    """A table's metadata with a property; its other members are whatever this Delta has."""
+def _with_property(metadata: Any, name: str, value: str | None) -> Any:
+    """A table's metadata with a property, or without it; its other members are whatever this Delta has."""
     members = range(metadata.productArity())
     told = {metadata.productElementName(at): metadata.productElement(at) for at in members}
-    told["configuration"] = metadata.configuration().updated(name, value)
+    known = metadata.configuration()
+    told["configuration"] = known.removed(name) if value is None else known.updated(name, value)
     return metadata.copy(*told.values())
 
 

@@ -186,12 +186,13 @@ def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: 
             updated = session.sql(f"UPDATE {location} SET {sets}").collect()
         if not updated:  # of what Delta skips it counts nothing, not even 0 rows
             raise _lost(log)
-    session.sql(f"ALTER TABLE {location} UNSET TBLPROPERTIES IF EXISTS ({quote_text(BACKFILL_PROPERTY)})")
+    _set_pending(log, {}, epoch=epoch)
     return tuple(filled)
 
 
 def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> None:
-    text, words = json.dumps(pending), "defaults that rows from before are still to be given"
+    what = "still to be given" if pending else "given"
+    text, words = json.dumps(pending) if pending else None, f"defaults that rows from before are {what}"
     if not log.put_property(
         BACKFILL_APPLICATION, log.next_version(epoch), BACKFILL_PROPERTY, text, words=words
     ):
