@@ -16,6 +16,8 @@ from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.kafka_topics import topic_messages
 from tidesink.change import ChangeEvent, Column, ColumnType
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
 from tidesink.codecs.opening import open_codec
 from tidesink.config.target_messages import KafkaSettings
 from tidesink.errors import (
@@ -302,7 +304,8 @@ def test_debezium_says_that_a_value_was_left_out(
         return
     table.apply(batch, progress(epoch, 1))
     (message,) = topic_messages(brokers, settings.rule.topic_for(SHAPE.table))
-    (event,) = open_codec("debezium-json").decode(message)
+    told = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
+    (event,) = open_codec("debezium-json", options=told).decode(message)
     assert isinstance(event, ChangeEvent)
     assert (event.after, event.commit_ts) == ({"id": 1, "amount": 5}, 1 << 20)
     assert list((event.extension or {})["unavailable"]) == ["name"]  # type: ignore[call-overload]

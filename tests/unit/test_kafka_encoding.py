@@ -12,7 +12,7 @@ import pytest
 from tests.unit.written_rows import ID, TABLE, Case, arrow_batch, cases, named, shape_with
 from tidesink.change import ChangeEvent, Column, ColumnType, Message, Op
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium_values_modes import PLACEHOLDER
+from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
 from tidesink.codecs.opening import open_codec
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
 from tidesink.schema_registry.memory import MemorySchemaRegistry
@@ -135,10 +135,13 @@ def test_a_value_left_out_is_debeziums_placeholder(protocol: str) -> None:
         named("t", ColumnType("text")), named("b", ColumnType("blob")), named("n", ColumnType("int"))
     )
     row = ("upsert", {"id": 1, "t": None, "b": None, "n": 5}, {"id": 1})
-    (event,) = Round(protocol, shape).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
+    told = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
+    (event,) = Round(protocol, shape, told).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
     assert event.after == {"id": 1, "n": 5}
     assert set((event.extension or {})["unavailable"]) == {"t", "b"}  # type: ignore[call-overload]
-    assert PLACEHOLDER not in str(event.after)
+    # Messages of this form are TiCDC's, which has every value, unless the reader is told otherwise.
+    (event,) = Round(protocol, shape).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
+    assert event.after == {"id": 1, "t": PLACEHOLDER, "b": PLACEHOLDER.encode(), "n": 5}
 
 
 @pytest.mark.parametrize(

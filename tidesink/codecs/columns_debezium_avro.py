@@ -8,7 +8,7 @@ key. Rows that ExtractNewRecordState flattened and MongoDB's documents are bad r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -56,7 +56,6 @@ from tidesink.codecs.columns_faults import (
     raw_columns,
     unnamed_delete,
 )
-from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.typemap.render import ZeroDate
@@ -172,7 +171,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     key_side, value_side = _Schemas.of(key_schemas, key=True), _Schemas.of(value_schemas, key=False)
     ticdc = any(schema.is_ticdc for schema in value_side.rows.values())
     if ticdc:
-        modes = replace(TICDC_MODES, time_zone=modes.time_zone)
+        modes = modes.of_ticdc()
     defined: Defined = definition.by_name if definition is not None else {}
     named = _key_names(table, keys, base, key_side.rows, needed=not logs)
     told = value_side.rows or key_side.rows

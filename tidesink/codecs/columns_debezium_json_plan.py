@@ -17,7 +17,6 @@ from tidesink.codecs.columns_debezium_json_schema import JsonSchema, is_flattene
 from tidesink.codecs.columns_debezium_readers import Defined, source_column
 from tidesink.codecs.columns_debezium_record import SOURCE_AND_POSITION
 from tidesink.codecs.columns_debezium_schema import gone_columns
-from tidesink.codecs.debezium import TICDC_MODES
 from tidesink.errors import ConfigError
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import IDENTITIES
@@ -65,7 +64,7 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     rows = {number: one for number, one in value_schemas.items() if one.kind == "envelope"}
     modes = options.debezium
     if any(schema.is_ticdc for schema in value_schemas.values()):
-        modes = replace(TICDC_MODES, time_zone=modes.time_zone)
+        modes = modes.of_ticdc()
     defined: Defined = definition.by_name if definition is not None else {}
     found = [tuple(source_column(wire, modes, defined) for wire in one.columns) for one in rows.values()]
     if not found and definition is not None:

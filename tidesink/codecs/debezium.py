@@ -45,7 +45,6 @@ from tidesink.codecs.debezium_unwrap import (
     marked_delete,
     source_of_headers,
 )
-from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.codecs.nesting import kept
 from tidesink.errors import (
     ConfigError,
@@ -60,7 +59,6 @@ from tidesink.typemap.definitions import TableDefinitions
 
 _MOST_TOPICS: Final = 65536
 _MOST_UNREAD: Final = 1000
-TICDC_MODES: Final = DebeziumModes(decimal_handling_mode="double", binary_handling_mode="base64")
 
 
 class DebeziumCodec:
@@ -85,8 +83,7 @@ class DebeziumCodec:
         declared = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
         self._rows = Rows(self._options.debezium, declared)
-        # TiCDC has these handling modes and no others; its records say that they are its own.
-        ticdc = replace(TICDC_MODES, time_zone=self._options.time_zone)
+        ticdc = replace(self._options.debezium.of_ticdc(), time_zone=self._options.time_zone)
         self._ticdc_rows = Rows(ticdc, declared, self._rows.learned)
         self._flattened_topics: set[str] = set()
 

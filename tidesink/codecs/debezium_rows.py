@@ -172,7 +172,9 @@ class Rows:
     @cached_property
     def _encoded_placeholders(self) -> frozenset[str]:
         """The placeholder as bytes columns have it in JSON, whose type nothing tells there."""
-        data = self.modes.unavailable_value_placeholder.encode()
+        if self.modes.placeholder is None:
+            return frozenset()
+        data = self.modes.placeholder.encode()
         return frozenset((b64encode(data).decode(), urlsafe_b64encode(data).decode(), data.hex()))
 
     def _guessed(self, name: str, raw: object, learned: Column | None) -> _Typed:
@@ -195,7 +197,7 @@ class Rows:
         if raw is None or isinstance(raw, Decimal) or (isinstance(raw, int) and raw.bit_length() < 64):
             return raw
         if isinstance(raw, str):
-            return UNAVAILABLE if raw == self.modes.unavailable_value_placeholder else raw
+            return UNAVAILABLE if raw == self.modes.placeholder else raw
         try:
             return inferred_value(raw, modes=self.modes)
         except DecodeError as error:

@@ -6,7 +6,7 @@ JSON's own types. The names and defaults are Debezium's (3.5), ``decimal_format`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Literal
 
@@ -35,7 +35,8 @@ class DebeziumModes:
     ``time_zone`` is the zone in which a column that a table definition calls TIMESTAMP is written as
     text; every other instant has its offset in its text. The other fields are read only where a record
     has no schema, but for ``binary_handling_mode``, which with a schema too is the only thing that says
-    how text in a binary column is to be read, and the placeholder.
+    how text in a binary column is to be read, and ``unavailable_value_placeholder``: None is Debezium's own,
+    and none at all of a producer that ``sends_every_value``.
     """
 
     decimal_handling_mode: DecimalHandling = "precise"
@@ -44,9 +45,31 @@ class DebeziumModes:
     time_precision_mode: TimePrecision = "adaptive_time_microseconds"
     interval_handling_mode: IntervalHandling = "numeric"
     hstore_handling_mode: HstoreHandling = "json"
-    unavailable_value_placeholder: str = PLACEHOLDER
+    unavailable_value_placeholder: str | None = None
     time_zone: str = "UTC"
     decimal_format: DecimalFormat = "base64"
+    sends_every_value: bool = False
+
+    @property
+    def placeholder(self) -> str | None:
+        """What stands for a value that was not sent; None where what reads like it is a value."""
+        usual = None if self.sends_every_value else PLACEHOLDER
+        return usual if self.unavailable_value_placeholder is None else self.unavailable_value_placeholder
+
+    def of_ticdc(self) -> DebeziumModes:
+        """What holds for TiCDC's messages, whose records say that they are its own.
+
+        It has these handling modes and no others, and sends every value of a row
+        (``pkg/sink/codec/debezium``, b813e76). A placeholder that was given is one there too: tidesink's own
+        Kafka target writes it in TiCDC's form.
+        """
+        given = self.unavailable_value_placeholder
+        return replace(_TICDC, time_zone=self.time_zone, unavailable_value_placeholder=given)
+
+
+_TICDC: Final = DebeziumModes(
+    decimal_handling_mode="double", binary_handling_mode="base64", sends_every_value=True
+)
 
 
 class Unavailable(Enum):

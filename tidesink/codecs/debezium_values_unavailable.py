@@ -30,7 +30,9 @@ _SRID: Final = 4326
 
 def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, ...]:
     """The values of a schema, as the wire has them, that stand for an unavailable one."""
-    text = modes.unavailable_value_placeholder
+    text = modes.placeholder
+    if text is None:
+        return ()
     if schema.type == "string":
         return (text, *_encoded(text, modes))
     if schema.type == "bytes":

@@ -192,10 +192,9 @@ class DebeziumSettings(Model):
     binary_handling_mode: BinaryHandling = DebeziumModes.binary_handling_mode
     """How binary columns are written where a definition says that a text is one: `bytes`, `base64`,
     `base64-url-safe` or `hex`."""
-    unavailable_value_placeholder: str = Field(
-        default=DebeziumModes.unavailable_value_placeholder, min_length=1
-    )
-    """The connector's `unavailable.value.placeholder`: what stands for a value it was not sent."""
+    unavailable_value_placeholder: Annotated[str, Field(min_length=1)] | None = None
+    """The connector's `unavailable.value.placeholder`: what stands for a value it was not sent. Without it
+    Debezium's own, `__debezium_unavailable_value`, and none in TiCDC's messages, which have every value."""
     decimal_handling_mode: DecimalHandling = DebeziumModes.decimal_handling_mode
     """How decimals are written: `precise`, `string` or `double`. For records without a schema, as all that
     follow but the last."""
