@@ -37,15 +37,13 @@ def _postgres(request: pytest.FixtureRequest, _folder: Path) -> str:
 
 
 def _mariadb(request: pytest.FixtureRequest, _folder: Path) -> str:
-    server = mysql_server(request)
-    url = _database_url("mysql+pymysql", replace(server, database=f"tidesink_{uuid4().hex[:12]}"))
+    server, name = mysql_server(request), f"tidesink_{uuid4().hex[:12]}"
     engine = sa.create_engine(_database_url("mysql+pymysql", server))
     with engine.begin() as connection:
         # Whatever its default is: names are told apart by their letters, and may hold any character.
-        made = f"CREATE DATABASE {sa.make_url(url).database} CHARACTER SET latin1"
-        connection.execute(sa.text(made))
+        connection.execute(sa.text(f"CREATE DATABASE {name} CHARACTER SET latin1"))
     engine.dispose()
-    return url
+    return _database_url("mysql+pymysql", replace(server, database=name))
 
 
 def _database_url(driver: str, server: Endpoint) -> str:
