@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tidesink.config.database_url import database_url_problems
 from tidesink.config.kafka import KafkaProperties
 from tidesink.config.kafka_checks import file_problems, kafka_problems, security_problems
 from tidesink.config.large_messages import large_message_problems
@@ -302,24 +303,10 @@ def _clients(config: Config) -> Iterator[tuple[str, KafkaProperties]]:
 
 
 def _state(config: Config) -> Iterator[Problem]:
-    """A URL's database is one that SQLAlchemy knows, where it is installed; nothing is connected to."""
-    if "://" not in config.state:
-        return
-    try:
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-    except ImportError:
-        return
-    remedy = "give a path, or a URL such as postgresql+psycopg://user@host/database"
-    try:
-        url = make_url(config.state)
-    except (ArgumentError, ValueError):  # ValueError: of the port
-        yield Problem("state", "is no path and no SQLAlchemy URL", remedy)
-        return
-    try:
-        url.get_dialect()
-    except (NoSuchModuleError, ImportError):
-        yield Problem("state", f"SQLAlchemy knows no database {url.drivername}", remedy)
+    if "://" in config.state:
+        remedy = "give a path, or a URL such as postgresql+psycopg://user@host/database"
+        no_url = "is no path and no SQLAlchemy URL"
+        yield from database_url_problems("state", config.state, remedy=remedy, no_url=no_url)
 
 
 _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, SecretStr, ValidationInfo
 
+from tidesink.config.database_url import database_url_problems
 from tidesink.config.fields import beside_config
 from tidesink.config.problems import Problem
 
@@ -41,24 +42,5 @@ def large_message_problems(config: Config) -> Iterator[Problem]:
             "give the changefeed's claim-check-storage-uri, or a directory that holds the same files",
         )
     if source.upstream_url is not None:
-        yield from _upstream(source.upstream_url.get_secret_value())
-
-
-def _upstream(url: str) -> Iterator[Problem]:
-    """A URL's database is one that SQLAlchemy knows, where it is installed; nothing is connected to."""
-    try:
-        from sqlalchemy.engine import make_url
-        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-    except ImportError:
-        return
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):  # ValueError: of the port
-        yield Problem("source.upstream-url", "is no SQLAlchemy URL", _UPSTREAM_REMEDY)
-        return
-    try:
-        parsed.get_dialect()
-    except (NoSuchModuleError, ImportError):
-        yield Problem(
-            "source.upstream-url", f"SQLAlchemy knows no database {parsed.drivername}", _UPSTREAM_REMEDY
-        )
+        url = source.upstream_url.get_secret_value()
+        yield from database_url_problems("source.upstream-url", url, remedy=_UPSTREAM_REMEDY)
