@@ -169,8 +169,10 @@ stack.up(lambda line: print(line, flush=True))
 """
 
 
-def _interrupted_up(stack_directory: Path, moment: str) -> tuple[DevStack, list[int]]:
-    """Ctrl-C to an ``up`` at the moment it says a line that begins so."""
+def _interrupted_up(
+    stack_directory: Path, moment: str, number: signal.Signals = signal.SIGINT
+) -> tuple[DevStack, list[int]]:
+    """Ctrl-C, or another signal, to an ``up`` at the moment it says a line that begins so."""
     ports = free_ports(3)
     stack = DevStack(stack_directory, kafka_port=ports[0], controller_port=ports[1], registry_port=ports[2])
     command = [sys.executable, "-c", UP, str(stack_directory), *map(str, ports)]
@@ -178,11 +180,20 @@ def _interrupted_up(stack_directory: Path, moment: str) -> tuple[DevStack, list[
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(moment):
-                process.send_signal(signal.SIGINT)
+                if number == signal.SIGKILL:
+                    _wait_for_a_child(process.pid)
+                process.send_signal(number)
                 break
         _, errors = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in errors
+    assert process.returncode == -number
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
     return stack, ports
+
+
+def _wait_for_a_child(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, check=False).returncode:
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize(
@@ -199,8 +210,10 @@ def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: st
     assert [accepts(port) for port in ports] == [False] * 3
 
 
-def test_ctrl_c_while_formatting_leaves_nothing_broken(tmp_path: Path) -> None:
-    stack, _ = _interrupted_up(tmp_path, "kafka: formatting")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_an_end_while_formatting_leaves_nothing_broken(tmp_path: Path, number: signal.Signals) -> None:
+    """A killed ``up`` leaves Kafka's own tool at work beside the next one."""
+    stack, _ = _interrupted_up(tmp_path, "kafka: formatting", number)
     assert [service.state for service in stack.status()] == ["stopped"] * 2
     try:
         stack.up()

@@ -20,6 +20,7 @@ from tidesink.dev.processes import (
     RunningDaemon,
     accepts,
     find_running,
+    interrupts_wait,
     read_pid_file,
     require_free_port,
     start_daemon,
@@ -62,6 +63,20 @@ def test_a_daemon_has_its_own_session_log_and_pid_file(files: DaemonFiles) -> No
     assert find_running(files) == daemon
     assert os.getsid(daemon.pid) == daemon.pid != os.getsid(0)
     _wait_log(files, "here")
+
+
+def test_ctrl_c_waits_until_the_process_is_known(files: DaemonFiles) -> None:
+    started = []
+
+    def interrupted() -> None:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            started.append(start_daemon(files, SLEEP, port=1))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [find_running(files)] == started
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_stop_ends_it_and_removes_the_pid_file(files: DaemonFiles) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import subprocess
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from tidesink.dev.ivy import broker_jars
@@ -18,6 +20,7 @@ from tidesink.sinks.ivy import Progress
 
 NAME: Final = "kafka"
 _FORMAT_SECONDS: Final = 120
+_FORMATTING: Final = "formatting-"
 _JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 # Retention is off: a demo that is looked at again next week must not find its topics expired.
@@ -75,10 +78,11 @@ class Broker:
         jars = broker_jars(progress=progress)
         require_free_port(self.port, name="broker", option="--kafka-port")
         require_free_port(self.controller_port, name="broker's controller", option="--controller-port")
-        self._write_properties()
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._write_properties(self._properties, self._data)
         if not (self._data / "meta.properties").is_file():
             progress("kafka: formatting its storage")
-            _format(jars, self._properties)
+            self._format(jars)
 
     def start(self, progress: Progress) -> RunningDaemon:
         """Start the process; it answers some seconds later."""
@@ -97,19 +101,42 @@ class Broker:
     def _properties(self) -> Path:
         return self.directory / "kafka" / "server.properties"
 
-    def _write_properties(self) -> None:
-        self._data.mkdir(parents=True, exist_ok=True)
+    def _write_properties(self, path: Path, data: Path) -> None:
         text = _PROPERTIES.format(
-            host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=self._data.resolve()
+            host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=data.resolve()
         )
-        self._properties.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+
+    def _format(self, jars: Path) -> None:
+        """Make the data folder apart and put it in its place in one step.
+
+        Kafka's tool outlives a killed ``up``: in a folder of its own it cannot meet the next one's.
+        """
+        for left in self._data.parent.glob(f"{_FORMATTING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with TemporaryDirectory(
+            prefix=_FORMATTING, dir=self._data.parent, ignore_cleanup_errors=True
+        ) as folder:
+            properties, data = Path(folder, "server.properties"), Path(folder, "data")
+            self._write_properties(properties, data)
+            _run_format(jars, properties)
+            self._put_in_place(data)
+
+    def _put_in_place(self, formatted: Path) -> None:
+        try:
+            formatted.rename(self._data)
+        except OSError as exc:
+            raise DevStackError(
+                f"Kafka's new storage cannot become {self._data}: {exc.strerror}. "
+                "That folder holds no formatted storage: remove it and run the command again"
+            ) from exc
 
 
 def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
     return [str(find_java().path), "-Xmx512m", *_JVM, "-cp", f"{jars}/*", main, *map(str, arguments)]
 
 
-def _format(jars: Path, properties: Path) -> None:
+def _run_format(jars: Path, properties: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     command = _java(jars, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", properties)
     answer = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_SECONDS, check=False)

@@ -13,8 +13,9 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -61,9 +62,21 @@ def start_daemon(files: DaemonFiles, command: Sequence[str], *, port: int) -> Ru
     files.directory.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         files.log_file.replace(files.log_file.with_suffix(".log.1"))
+    with interrupts_wait():
+        process = _start(files, command)
+        # The daemon outlives this object by intent; without a code its collection would warn of that.
+        process.returncode = 0
+        try:
+            return _record(files, process.pid, port)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # without a pid file nobody could ever stop it
+            raise
+
+
+def _start(files: DaemonFiles, command: Sequence[str]) -> subprocess.Popen[bytes]:
     with files.log_file.open("wb") as log:
         try:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -72,13 +85,26 @@ def start_daemon(files: DaemonFiles, command: Sequence[str], *, port: int) -> Ru
             )
         except OSError as exc:
             raise DevStackError(f"{files.name} cannot start: {command[0]}: {exc.strerror}") from exc
-    # The daemon outlives this object by intent; without a code its collection would warn of that.
-    process.returncode = 0
+
+
+@contextlib.contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Ctrl-C takes effect behind the block: between a fork and its pid file it would leave an orphan.
+
+    Without effect in other threads than the main one, which alone receives Ctrl-C.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
     try:
-        return _record(files, process.pid, port)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # without a pid file nobody could ever stop it
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for number in waiting[:1]:
+            signal.raise_signal(number)
 
 
 def find_running(files: DaemonFiles) -> RunningDaemon | None:
