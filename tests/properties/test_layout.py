@@ -47,6 +47,7 @@ class Decoded(NamedTuple):
     shape: TableShape = SHAPE
     changes_keys: bool = True
     keeps_values: bool = False
+    kept_columns: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
 
     def decode(self, raw: DataFrame) -> DataFrame:
@@ -192,14 +193,19 @@ def test_a_null_leaves_what_is_stored_wherever_the_stream_is_cut(
     state: State = {}
     for start, end in pairwise(sorted({0, min(cut, len(events)), len(events)})):
         decoded = plan.decode(_frame(spark, events[start:end], start).drop("_kept"))
-        state = merged(reduce_frame(decoded, plan.shape, changes_keys=True, keeps_values=True), state)
+        state = merged(
+            reduce_frame(decoded, plan.shape, changes_keys=True, kept_columns=plan.kept_columns), state
+        )
     assert state == folded(events)
 
 
 def test_lists_of_names_are_the_targets(spark: SparkSession) -> None:
     plan = _plan(
-        spark, _layout(except_columns=("secret",), rename={"key b": "B"}), Decoded(keeps_values=True)
+        spark,
+        _layout(except_columns=("secret",), rename={"key b": "B"}),
+        Decoded(keeps_values=True, kept_columns=frozenset({"key b", "n", "secret"})),
     )
+    assert plan.kept_columns == {"B", "n"}
     row = {"id": 1, "n": 1, "key b": None, "secret": 1}
     frame = _frame(spark, [Event(1, row, kept=("key b", "n")), Event(2, {**row, "id": 2}, kept=("secret",))])
     first, second = plan.decode(frame).orderBy("_offset").collect()

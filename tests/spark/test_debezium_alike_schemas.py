@@ -96,6 +96,7 @@ def test_rows_of_all_versions_are_what_the_python_codec_reads(spark: SparkSessio
     topic.send(101, {"id": 0}, op="d")
     plan = _plan(topic)
     assert [record.ids for record in plan.values.records] == [(100, 101, 102), (103, 104)]
+    assert plan.kept_columns == {"s", "new", "e"}
     rows = _rows(spark, topic, plan)
     assert rows[0].after == {"id": 0, "a": 1, "s": "one", "new": None, "e": None}
     assert rows[1].after == {"id": 1, "a": 2, "s": "zwei", "new": "two", "e": None}

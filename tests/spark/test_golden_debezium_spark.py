@@ -143,6 +143,7 @@ def test_every_record_is_what_the_python_codec_reads(capture: Capture, spark: Sp
         placed += sum(row.raw[POSITION] is not None for row in decoded)
         wrong = all_differences(codec, sorted(messages, key=place), decoded, plan)
         assert not wrong, "\n".join([f"{table} {plan.shape.ddl}", *wrong[:30]])
+        assert {name for row in decoded for name in row.raw["_kept"] or ()} <= plan.kept_columns
         rows += sum(row.kind in ("upsert", "delete") for row in decoded)
     assert rows > 10
     # Flattened rows have the members that the connector was told to add.
@@ -178,6 +179,7 @@ def _ticdc_differences(folder: VectorFolder, records: list[Record], spark: Spark
         keys=None if events[0].key else (events[0].schema.columns[0].name,),
         positions=True,
     )
+    assert not plan.kept_columns
     decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
     return [
         f"{records[0].name}: {line}"

@@ -38,6 +38,7 @@ class Decoded:
     shape: TableShape
     changes_keys: bool = True
     keeps_values: bool = False
+    kept_columns: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
 
     def decode(self, raw: DataFrame) -> DataFrame:

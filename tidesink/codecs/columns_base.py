@@ -87,7 +87,14 @@ class DecodeColumns(Protocol):
 
     @property
     def keeps_values(self) -> bool:
-        """Whether the decoded frame has ``_kept``: a row may lack values that are to stay as stored."""
+        """Whether the decoded frame has ``_kept``: a row may lack values that are to stay as stored.
+
+        It does not change with a topic's records: a config that asks for what this forbids is told at once.
+        """
+
+    @property
+    def kept_columns(self) -> frozenset[str]:
+        """The columns of the shape that ``_kept`` may name: each costs the reduction an aggregate."""
 
     @property
     def gone(self) -> frozenset[str]:

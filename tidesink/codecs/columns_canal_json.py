@@ -96,6 +96,11 @@ class CanalJsonColumns:
         return False
 
     @property
+    def kept_columns(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
+    @property
     def gone(self) -> frozenset[str]:
         """The shape's columns that the table does not have now."""
         return frozenset(self.source.by_name) - self.current

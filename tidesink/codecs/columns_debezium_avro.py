@@ -104,8 +104,13 @@ class DebeziumAvroColumns:
 
     @property
     def keeps_values(self) -> bool:
-        """Whether a column may come without its value: any text or bytes can say so."""
-        return any(record.keeps for record in self.values.records)
+        """Always true: any record of this protocol may leave a value out."""
+        return True
+
+    @property
+    def kept_columns(self) -> frozenset[str]:
+        """Those whose values can say that they were not sent."""
+        return frozenset(name for record in self.values.records for name in record.keeps)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw Kafka frame."""
@@ -121,8 +126,6 @@ class DebeziumAvroColumns:
         last = output_columns(
             self.shape, key_id=ids[0], value_id=ids[1], keeps=F.col("kept"), said=F.col("op")
         )
-        if not self.keeps_values:
-            last = last[:-1]
         records = (*self.keys.records, *self.values.records)
         prepared = [column for record in records for column in record.prepared()]
         prepared += prepared_before(self.values.records) if self.logs else []

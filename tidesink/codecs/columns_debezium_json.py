@@ -87,8 +87,15 @@ class DebeziumJsonColumns:
 
     @property
     def keeps_values(self) -> bool:
-        """Whether a column may come without its value: any text or bytes can say so."""
-        return self.judges or any(record.keeps for record in self.values)
+        """Always true: any record of this protocol may leave a value out."""
+        return True
+
+    @property
+    def kept_columns(self) -> frozenset[str]:
+        """Those whose values can say that they were not sent: any, where Python may read the record."""
+        if self.judges:
+            return frozenset(column.name for column in self.shape.columns)
+        return frozenset(name for record in self.values for name in record.keeps)
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """The decoded frame of a raw Kafka frame."""
@@ -124,7 +131,7 @@ class DebeziumJsonColumns:
             [everything, *_keyed(self)],
             [everything, *_judged(self)],
             [
-                *(last if self.keeps_values else last[:-1]),
+                *last,
                 *(log_columns(self.shape) if self.logs else ()),
                 *((F.col(POSITION),) if self.positions else ()),
             ],

@@ -172,7 +172,7 @@ class RecordColumns:
 
     def kept(self, field: FieldOf) -> Column | None:
         """Whether the value says that the source did not send it; None where no value can."""
-        if field.wire is None:
+        if field.wire is None or self.modes.placeholder is None:
             return None
         wire, schema = self.row.getField(field.wire.wire), field.wire.field.schema
         if field.target.name in self._by_python:

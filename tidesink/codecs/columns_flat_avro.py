@@ -79,6 +79,11 @@ class FlatAvroColumns:
         return False
 
     @property
+    def kept_columns(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
+    @property
     def gone(self) -> frozenset[str]:
         """The shape's columns that the newest writer schema does not have."""
         newest = max(self.values.records, key=lambda record: max(record.ids), default=None)

@@ -89,6 +89,11 @@ class ColumnsAround:
         return self._inner.keeps_values
 
     @property
+    def kept_columns(self) -> frozenset[str]:
+        """As the plan inside."""
+        return self._inner.kept_columns
+
+    @property
     def gone(self) -> frozenset[str]:
         """As the plan inside."""
         return self._inner.gone

@@ -74,6 +74,14 @@ class LaidOutColumns(ColumnsAround):
         return self._inner.keeps_values or self._ignores_nulls
 
     @property
+    def kept_columns(self) -> frozenset[str]:
+        """The target's names of those of the plan below, or of all columns where a null is left out."""
+        if self._ignores_nulls:
+            return frozenset(self._found.sources)
+        below = self._inner.kept_columns
+        return frozenset(new for new, old in self._found.sources.items() if old in below)
+
+    @property
     def gone(self) -> frozenset[str]:
         """The target's names of columns that the source does not have any more, in lower case."""
         return frozenset(

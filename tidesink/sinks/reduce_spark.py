@@ -24,9 +24,9 @@ column                type              meaning
 ``_zero_dates``       array<string>     columns whose date no calendar has was made null
 ``_detail``           struct            what is no row: error, reason, key_id, value_id, fields, key, value;
                                         of a row to apply with a warning: the reason
-``_kept``             array<string>     with ``keeps_values`` alone: columns of ``after`` whose value the
+``_kept``             array<string>     with ``kept_columns`` alone: columns of ``after`` whose value the
                                         source did not send, so that what is stored stays; null for none
-``_anew``             boolean           with ``keeps_values`` alone: the batch deletes the key before this
+``_anew``             boolean           with ``kept_columns`` alone: the batch deletes the key before this
                                         row, so that nothing stored is the row's
 ``_unmatched``        bigint            under a filter alone: events among them whose row does not satisfy it
 ``_position``         string            where the decoded frame has it and it is asked for: of the event that
@@ -41,7 +41,7 @@ source that holds 'a' and 'A' for one key never sends them as two rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column
@@ -56,6 +56,7 @@ from tidesink.codecs.columns_base import (
     TRUNCATE,
     UPSERT,
 )
+from tidesink.codecs.columns_faults import STRINGS, null
 from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
 from tidesink.sinks.told_values_spark import ToldValues
 from tidesink.typemap.shape import TableShape
@@ -113,7 +114,7 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
     sequence_by: SequenceBy = "kafka",
     *,
     changes_keys: bool = True,
-    keeps_values: bool = False,
+    kept_columns: Collection[str] | None = None,
     versions: bool = False,
     filters: bool = False,
     positions: bool = False,
@@ -122,7 +123,8 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
 
     ``changes_keys``: whether a record may stand for several rows: for an update that comes with its old
     key, or because it holds several events (a plan's ``changes_keys``). False spares the step, and the
-    offset alone is the order. ``keeps_values``: whether the frame has ``_kept`` (a plan's ``keeps_values``).
+    offset alone is the order. ``kept_columns``: what ``_kept`` may name (a plan's ``kept_columns``), None
+    where the frame has none.
     Order by ``source`` needs a ``_commit_ts`` in every row event (``refuse_unplaced``), and no kept values.
     ``versions``: a key has a row for each commit_ts, as ``history`` says, whatever ``sequence_by``; it needs
     one in every row event too (``refuse_undated``). ``filters``: whether the frame has ``_unmatched``;
@@ -141,16 +143,20 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
         )
         return grouped.agg(*_aggregates(_first_write(), told), *unmatched).select(*output)
     order = _order(sequence_by, changes_keys=changes_keys)
-    kept = [F.col("_kept")] if keeps_values else []
+    kept = [] if kept_columns is None else [F.col("_kept")]
     groups = _prepared(rows, keys, more=[*kept, *more]).groupBy("group_hash", *key_names)
     aggregates = [*_aggregates(order, told), *unmatched]
     if sequence_by == "source":
         greatest = F.max(order).alias("greatest")
         return groups.agg(*aggregates, greatest).select(*output, _sequence(F.col("greatest")))
-    if not keeps_values:
+    if kept_columns is None:
         return groups.agg(*aggregates).select(*output)
     names = [column.name for column in shape.columns]
-    values = ToldValues(names, [name for name in names if name not in keys], order)
+    may_lack = [name for name in names if name in kept_columns and name not in keys]
+    if not may_lack:
+        nothing = (null(STRINGS).alias("_kept"), F.lit(False).alias("_anew"))
+        return groups.agg(*aggregates).select(*output, *nothing)
+    values = ToldValues(names, may_lack, order)
     completed = values.completed(groups.agg(*aggregates, *values.aggregates()))
     return completed.select(*output, "_kept", "_anew")
 

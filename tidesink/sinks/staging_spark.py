@@ -34,7 +34,7 @@ def staged_frame(decoded: DataFrame, columns: DecodeColumns, settings: TableConf
         columns.shape,
         settings.sequence_by,
         changes_keys=columns.changes_keys,
-        keeps_values=columns.keeps_values,
+        kept_columns=columns.kept_columns if columns.keeps_values else None,
         versions=settings.mode == "history",
         filters=settings.layout.row_filter is not None,
         positions=positions,
