@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tidesink.dev.ports import free_ports
 from tidesink.schema_registry import RetryPolicy, SchemaRegistryClient
 
 FAST = RetryPolicy(attempts=3, base_seconds=0.01)
@@ -129,6 +129,4 @@ def registry_clients() -> Iterator[Client]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]

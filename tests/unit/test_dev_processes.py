@@ -186,6 +186,16 @@ def test_a_free_port_passes() -> None:
         assert port_owner(port) == ""
 
 
+def test_free_ports_are_none_that_the_system_gives_to_connections() -> None:
+    given_out = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    if not given_out.exists():
+        pytest.skip("this system does not say which ports it gives to connections")
+    lowest = int(given_out.read_text().split()[0])
+    if lowest <= 11_000:
+        pytest.skip("this system gives nearly all ports to connections")
+    assert max(free_ports(50)) < lowest
+
+
 def test_a_port_that_is_not_one_is_refused() -> None:
     with pytest.raises(DevStackError, match=r"port 70000.*--kafka-port"):
         require_free_port(70000, name="broker", option="--kafka-port")

@@ -3,21 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 LOOPBACK: Final = "127.0.0.1"
 _LISTEN: Final = "0A"
+# Below lie the ports of well-known services, above those that systems give to connections.
+_LOWEST: Final = 10_000
+_HIGHEST: Final = 32_767
+_GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_ANY: Final = 0
+_TRIES: Final = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nothing listens on at this moment."""
+    """Different ports that nothing listens on at this moment.
+
+    The system gives none of them to a connection, or to who listens anywhere: a service takes seconds to
+    start, and would find its port in use.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
+        for port in _candidates():
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind((LOOPBACK, port))
+                found.append(one.getsockname()[1])
+            if len(found) == count:
+                break
+    return found
+
+
+def _candidates() -> Iterator[int]:
+    """Ports to try, in no order, so that two who look at once find others; then whatever the system gives."""
+    highest = _HIGHEST
+    with contextlib.suppress(OSError, ValueError):
+        highest = min(highest, int(_GIVEN_OUT.read_text(encoding="ascii").split()[0]) - 1)
+    ports = range(_LOWEST, highest + 1)
+    yield from random.SystemRandom().sample(ports, min(len(ports), _TRIES))
+    while True:
+        yield _ANY
 
 
 def port_owner(port: int) -> str:
