@@ -181,10 +181,12 @@ class EventConsumer:
     def _fetch(self) -> bool:
         since = time.monotonic()
         while not self._stopped.is_set():
+            waited = self._group.waits_for_records
             self._fetched.extend(self._group.fetch(self._batch_records))
             if self._fetched:
                 return True
-            if not self._group.waits_for_records:
+            # What the group takes to say which partitions are ours, within a fetch too, is no idle time.
+            if not (waited and self._group.waits_for_records):
                 since = time.monotonic()
             idle = time.monotonic() - since
             if self._stop_after_idle is not None and idle >= self._stop_after_idle:

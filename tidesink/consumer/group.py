@@ -186,7 +186,7 @@ class ConsumerGroup:
         if found != self._topics:
             self._topics = found
             if found:
-                self._consumer.subscribe(list(found), on_assign=self._assigned)
+                self._consumer.subscribe(list(found), on_assign=self._assigned, on_revoke=self._revoked)
             else:
                 self._consumer.unsubscribe()
 
@@ -201,6 +201,10 @@ class ConsumerGroup:
         if ends:
             # Else what comes until the first commit would be passed over by whoever is assigned it next.
             consumer.commit(offsets=ends, asynchronous=False)
+
+    def _revoked(self, _consumer: Consumer, _places: list[TopicPartition]) -> None:
+        """The group shares the partitions out anew."""
+        self._joined = False
 
     def _beginning(self, place: TopicPartition) -> int:
         """Where a partition begins that the group has committed nothing of; a new one at its first record."""
