@@ -68,13 +68,25 @@ def local_stack(directory: Path) -> Iterator[DevStack]:
 
 
 def create_topics(brokers: str, partitions: Mapping[str, int]) -> None:
-    """Create topics and wait until the broker has them."""
+    """Create topics and wait until the broker has them: the controller answers before it has heard."""
     admin = AdminClient({"bootstrap.servers": brokers})
     topics = [
         NewTopic(name, num_partitions=count, replication_factor=1) for name, count in partitions.items()
     ]
     for future in admin.create_topics(topics, operation_timeout=30).values():
         future.result()
+    deadline = time.monotonic() + 60
+    for name, count in partitions.items():
+        while not _served(admin, name, count):
+            assert time.monotonic() < deadline, f"{name} is not there"
+            time.sleep(0.02)
+
+
+def _served(admin: AdminClient, topic: str, partitions: int) -> bool:
+    """Whether the broker shows each partition of a topic with a leader."""
+    found = admin.list_topics(topic, timeout=30).topics[topic]
+    leaders = [partition.leader for partition in found.partitions.values()]
+    return found.error is None and len(leaders) == partitions and min(leaders) >= 0
 
 
 def delete_topic(brokers: str, topic: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tidesink.change import Message
 
 _MEMORY: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+_REST_SECONDS: Final = 60.0
 # Small frames: one partition is quicker than many.
 _SMALL: Final = {
     "spark.sql.shuffle.partitions": "2",
@@ -69,7 +71,21 @@ def let_go(request: pytest.FixtureRequest) -> Iterator[None]:
     """Frames that a test left persisted are let go of: each holds its session, and a run has a thousand."""
     yield
     if "spark" in request.fixturenames:
-        request.getfixturevalue("spark").catalog.clearCache()
+        session = request.getfixturevalue("spark")
+        # To let go of frames and a job that fills one lock each other out for good (Spark 4.0).
+        if _is_at_rest(session):
+            session.catalog.clearCache()
+
+
+def _is_at_rest(spark: SparkSession) -> bool:
+    """Wait until no job runs: what a killed worker asked of the JVM goes on there. False where it goes on."""
+    scheduler: Any = spark.sparkContext._jsc.sc().dagScheduler()  # type: ignore[union-attr]
+    deadline = time.monotonic() + _REST_SECONDS
+    while scheduler.activeJobs().size():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def raw_frame(spark: SparkSession, messages: list[Message]) -> DataFrame:

@@ -124,7 +124,7 @@ def test_what_is_not_there_is_named_with_the_way_out(repository: Path) -> None:
 
 
 FETCH: Final = """
-import sys, time
+import sys
 from pathlib import Path
 from tidesink.sinks.ivy import fetch
 from tidesink.sinks.jar_set import JarSet
@@ -132,16 +132,19 @@ from tidesink.sinks.spark_versions import Coordinate
 
 def slowly(folder: Path) -> None:
     print("half way", flush=True)
-    time.sleep(float(sys.argv[1]))
+    sys.stdin.read()  # until the test lets go
 
 one = JarSet("x", (Coordinate("org.example", "one", "1.0"),))
 print(fetch(one, progress=lambda line: print(line, flush=True), finish=slowly), flush=True)
 """
 
 
-def _start(seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", FETCH, str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+def _start() -> subprocess.Popen[str]:
+    """A fetch that stands half way until its standard input ends."""
+    command = [sys.executable, "-c", FETCH]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
 
 
 def _read_until(process: subprocess.Popen[str], word: str) -> None:
@@ -153,7 +156,7 @@ def _read_until(process: subprocess.Popen[str], word: str) -> None:
 
 
 def test_killed_half_way_then_whole(repository: Path) -> None:
-    with _start(60) as process:
+    with _start() as process:
         _read_until(process, "half way")
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -164,13 +167,17 @@ def test_killed_half_way_then_whole(repository: Path) -> None:
 
 def test_two_at_once_fetch_once(repository: Path) -> None:
     said: list[str] = []
-    with _start(2) as first:
+    with _start() as first:
         _read_until(first, "half way")
-        started = time.monotonic()
         second = threading.Thread(target=lambda: fetch(JarSet("x", (ONE,)), progress=said.append))
         second.start()
+        deadline = time.monotonic() + 60
+        while not said:
+            assert time.monotonic() < deadline, "the second one does not wait"
+            time.sleep(0.02)
+        second.join(1)
+        assert second.is_alive()
         first.communicate()
         second.join()
-    assert time.monotonic() - started > 1
     assert [line for line in said if "waiting for it" in line] == said
     assert len(said) == 1
