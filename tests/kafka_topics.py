@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidesink.change import Message
 
-_PATIENCE = 15.0
+_PATIENCE = 60.0
 _NO_LEADER_YET = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,

@@ -34,7 +34,7 @@ innodb-buffer-pool-size=16M
 skip-log-bin
 local-infile=1
 """
-_PATIENCE: Final = 60.0
+_PATIENCE: Final = 240.0
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ def _server(folder: Path) -> Iterator[int]:
     config.write_text(_CONFIG.format(folder, port), encoding="utf-8")
     defaults = f"--defaults-file={config}"
     install = ["mariadb-install-db", defaults, "--auth-root-authentication-method=normal", "--skip-test-db"]
-    subprocess.run(install, check=True, capture_output=True, timeout=120)
+    subprocess.run(install, check=True, capture_output=True, timeout=_PATIENCE)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(["mariadbd", defaults], stdout=log, stderr=log)
     try:

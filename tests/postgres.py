@@ -33,7 +33,7 @@ shared_buffers = 32MB
 max_connections = 50
 """
 _OWNER: Final = "postgres"
-_SECONDS: Final = 60
+_SECONDS: Final = 240
 
 
 @pytest.fixture(scope="session")
@@ -84,8 +84,12 @@ def _server(programs: Path, folder: Path) -> Iterator[int]:
     config = data / "postgresql.conf"
     config.write_text(config.read_text(encoding="utf-8") + _CONFIG.format(port=port, folder=folder))
     control = [*as_owner, programs / "pg_ctl", "-D", data, "-w", "-t", str(_SECONDS)]
-    subprocess.run([*control, "-l", folder / "log", "start"], check=True, capture_output=True, timeout=90)
+    subprocess.run(
+        [*control, "-l", folder / "log", "start"], check=True, capture_output=True, timeout=_SECONDS + 30
+    )
     try:
         yield port
     finally:
-        subprocess.run([*control, "-m", "immediate", "stop"], check=True, capture_output=True, timeout=90)
+        subprocess.run(
+            [*control, "-m", "immediate", "stop"], check=True, capture_output=True, timeout=_SECONDS + 30
+        )

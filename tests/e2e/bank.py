@@ -195,7 +195,7 @@ class Feed:
             assert record is not None
             partition = crc32(repr(key_of(change.schema, change.row)).encode()) % PARTITIONS
             self._producer.produce(topic, key=record.key, value=record.value, partition=partition)
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(120) == 0
 
 
 def _event(change: Change, topic: str) -> ChangeEvent:

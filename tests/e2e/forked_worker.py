@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PATIENCE_SECONDS = 240.0
-# How often a suspended worker is let go on for a moment.
-_TRIES = 4
+# For how long a suspended worker is let go on, once and again, while it stands at its failpoint.
+_MOMENT_SECONDS = 0.05
 
 
 class ForkedWorker:
@@ -75,14 +75,15 @@ class ForkedWorker:
         One that is stopped while another of its threads writes its sign of life holds SQLite's lock for good.
         """
         self._wait_stopped()
-        for _ in range(_TRIES):
-            if not _is_locked(state):
-                return
+        # From when it is let go on its failpoint's own time runs, suspended or not.
+        began = time.monotonic()
+        while _is_locked(state):
             os.kill(self.pid, signal.SIGCONT)
-            time.sleep(GRACE_SECONDS / (_TRIES + 1))
+            time.sleep(_MOMENT_SECONDS)
             os.kill(self.pid, signal.SIGSTOP)
             self._wait_stopped()
-        raise TimeoutError("the suspended worker holds its state store")
+            if time.monotonic() - began > GRACE_SECONDS:
+                raise TimeoutError("the suspended worker holds its state store")
 
     def _wait_stopped(self) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS

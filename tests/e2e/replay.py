@@ -80,7 +80,7 @@ def replay(
             timestamp=record["timestamp"],
         )
         producer.poll(0)
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
     return Replayed(prefix, counts)
 
 

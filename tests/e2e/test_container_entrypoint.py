@@ -115,7 +115,7 @@ def test_works_is_healthy_and_ends_on_sigterm(
         _wait(drained, process)
         assert _healthy(container)
         process.send_signal(signal.SIGTERM)  # to process 1 alone, as an engine stops a container
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=_SECONDS)
         assert process.returncode == 130, said
         assert "interrupted" in said
     assert not _healthy(container)
@@ -133,14 +133,14 @@ def test_is_unhealthy_once_it_is_killed(container: dict[str, str], tmp_path: Pat
 
 def test_a_wrong_config_ends_it_before_spark_starts(container: dict[str, str]) -> None:
     with _started(container | {"BROKERS": "not a broker"}) as process:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=_SECONDS)
     assert process.returncode == 2
     assert "source.brokers" in said
 
 
 def test_other_arguments_are_tidesink_commands(container: dict[str, str]) -> None:
     with _started(container, "status", "-o", "json") as process:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=_SECONDS)
     status = json.loads(said)
     assert process.returncode == 0
     assert (status["pipeline"], status["worker"]["alive"], status["tables"]) == ("shop", False, [])

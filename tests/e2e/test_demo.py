@@ -21,12 +21,15 @@ from tidesink.change import TableId
 from tidesink.dev.check import check_table
 from tidesink.dev.workload.expected import load_expected
 
-pytestmark = [pytest.mark.servers, pytest.mark.spark]
+# Some of these are three demos one after the other.
+pytestmark = [pytest.mark.servers, pytest.mark.spark, pytest.mark.timeout(2400)]
 
 _TIDESINK: Final = [sys.executable, "-c", "from tidesink.cli.main import run; run()"]
 _TABLES: Final = {"customers": 10, "products": 8, "orders": 7, "order_items": 5, "every_type": 42}
 _SECONDS: Final = 600
-_STOP_SECONDS: Final = 90
+_STOP_SECONDS: Final = 300
+# The kernel takes its time over the last threads of a process whose output has ended.
+_GONE_SECONDS: Final = 10
 
 
 @contextmanager
@@ -75,11 +78,18 @@ def _left_running(session: int, directory: Path) -> dict[int, str]:
     return found
 
 
+def _assert_nothing_left(session: int, directory: Path) -> None:
+    deadline = time.monotonic() + _GONE_SECONDS
+    while (left := _left_running(session, directory)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == {}
+
+
 def _run_demo(directory: Path, *more: str) -> dict[str, Any]:
     with _demo(directory, "-o", "json", *more) as process:
         output, errors = process.communicate(timeout=_SECONDS)
         assert process.returncode == 0, errors.decode()[-4_000:] + output.decode()
-        assert _left_running(process.pid, directory) == {}
+        _assert_nothing_left(process.pid, directory)
     answer: dict[str, Any] = json.loads(output)
     return answer
 
@@ -147,7 +157,7 @@ def test_stopped_at_any_moment_it_leaves_nothing_running(
         assert process.returncode == 130, errors.decode()
         assert "Traceback" not in errors.decode()
         assert output == b""
-        assert _left_running(process.pid, tmp_path) == {}
+        _assert_nothing_left(process.pid, tmp_path)
 
 
 def test_killed_and_stopped_twice_and_run_again_every_value_is_right(tmp_path: Path) -> None:
@@ -166,7 +176,7 @@ def test_killed_and_stopped_twice_and_run_again_every_value_is_right(tmp_path: P
             time.sleep(0.3)
         process.communicate(timeout=_STOP_SECONDS)
         assert process.returncode == 130
-        assert _left_running(process.pid, tmp_path) == {}
+        _assert_nothing_left(process.pid, tmp_path)
     _check_every_value(tmp_path, "flat-avro")
 
 

@@ -53,7 +53,7 @@ def run(folder: Path, *command: str, code: int = 0) -> str:
     """What a command prints."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == code, done.stderr
     return done.stdout

@@ -87,7 +87,7 @@ class Shop:
 
 
 def _wait(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.2)

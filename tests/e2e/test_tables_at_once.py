@@ -64,7 +64,7 @@ class Observer:
 
     def _meet(self) -> None:
         """Wait for the other table's batch, then give a third one time to begin too."""
-        self._meeting.wait(60)
+        self._meeting.wait(240)
         self.together = True
         self._one_more.wait(HELD_SECONDS)
 

@@ -81,7 +81,7 @@ class TableWriter:
     def send(self, key: bytes | None, value: bytes | None, *, partition: int = 0) -> None:
         """Send bytes."""
         self._producer.produce(self.topic, key=key, value=value, partition=partition)
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(120) == 0
 
 
 def shop_config(directory: Path, servers: Servers, more: Mapping[str, Any] | None = None) -> Path:

@@ -23,7 +23,8 @@ from typing import Final
 from tidesink.dev.ports import LOOPBACK, port_owner
 from tidesink.errors import DevStackError
 
-READY_SECONDS: Final = 90.0
+# A JVM beside others on a small machine takes a minute; one that ends is seen at once.
+READY_SECONDS: Final = 240.0
 STOP_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.1
 _LOG_LINES: Final = 15
