@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +16,7 @@ from tidesink.change import Column, ColumnType, Value
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.assembly import assembled
+from tidesink.sinks.listener import BatchStarted, TableChanged, WorkerEvent
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport, TableReport
 from tidesink.sinks.stopping import StopFlag
@@ -79,6 +82,69 @@ def _alter_and_go_on(folder: Path, servers: Servers, writers: dict[str, TableWri
     labels = {key: found["label"] for key, found in lake_rows(folder, "told").items()}
     assert labels == {1: "basic", 2: "basic", 3: "gold", 4: "basic"}
     assert set(lake_rows(folder, "later")) == {9}
+
+
+class _Pause:
+    """Hears when a batch is under way, and when its table waits."""
+
+    def __init__(self) -> None:
+        self.begun, self.waits = threading.Event(), threading.Event()
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Called in the thread of the batch's table."""
+        if isinstance(event, BatchStarted):
+            self.begun.set()
+        elif isinstance(event, TableChanged) and event.status.state == "PAUSED":
+            self.waits.set()
+
+
+class _LongLook(dict[str, TopicOffsets]):
+    """Topics as they were found; to look through them takes until the batch under way has ended."""
+
+    def __init__(self, found: dict[str, TopicOffsets], pause: _Pause) -> None:
+        super().__init__(found)
+        self._pause = pause
+
+    def items(self) -> Any:
+        """Each topic and its offsets, and then the wait."""
+        yield from super().items()
+        if self._pause.begun.is_set() and self._pause.waits.wait(120):
+            time.sleep(1)  # what is left of the batch's thread
+
+
+class _LongLooks(KafkaOffsets):
+    """Each look is a long one."""
+
+    def __init__(self, config: Config, pause: _Pause) -> None:
+        super().__init__(config.source.confluent_properties())
+        self._pause = pause
+
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        return _LongLook(super().lookup(topics), self._pause)
+
+
+def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_end(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    """Once its only table waits, a topic is looked into for others: the next look says so, not this one."""
+    topic = f"{servers['prefix']}cdc"
+    create_topics(servers["brokers"], {topic: 1})
+    told, behind = (
+        TableWriter(servers, schema_of(name), protocol="canal-json", topic=topic)
+        for name in ("told", "behind")
+    )
+    told.upsert({"id": 1, "name": "one"})
+    told.send(None, b"{")
+    behind.upsert({"id": 7, "name": "seven"})
+    config, pause = _config(tmp_path, servers, topic), _Pause()
+    with assembled(config, (pause,), StopFlag()) as around:
+        # As if the topic had had no other table when it was first looked into.
+        around.topics.tables(topic).add([told.schema.table])
+        report = Worker(around, until="drained", offsets=_LongLooks(config, pause)).run()
+    assert {table.table.name: table.state for table in report.tables} == {
+        "told": "PAUSED",
+        "behind": "PAUSED",
+    }
 
 
 class _LateDdl(KafkaOffsets):

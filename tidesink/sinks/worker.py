@@ -118,6 +118,8 @@ class Worker:
         """Look once and give out turns; False when the run is over."""
         self._heartbeat.beat()
         self._requests.look()
+        # What a batch found out by its end is seen by the look behind it: one that ends meanwhile is at work.
+        self._collect()
         seen = self._look()
         idle = self._idle()
         for lane in idle:
@@ -154,7 +156,6 @@ class Worker:
             self._busy[start_thread(self._around.spark, work, name=str(lane.table))] = lane
 
     def _idle(self) -> list[Lane]:
-        self._collect()
         busy = {id(lane) for lane in self._busy.values()}
         return [lane for lane in self._lanes if id(lane) not in busy]
 
