@@ -110,12 +110,17 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # Connections that find the queue full come again a second later, or later still.
+    request_queue_size = 128
+
+
 @contextmanager
 def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     """An endpoint that listens on a port of its own."""
     receiver = Receiver()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(receiver))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _handler(receiver))
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     receiver.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
