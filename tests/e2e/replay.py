@@ -152,7 +152,7 @@ def replay_config(
         "source": source,
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
-        "retry": {"for": "30s"},
+        "retry": {"for": "120s"},
         "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
     }
     if max_records is not None:

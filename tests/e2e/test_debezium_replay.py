@@ -115,7 +115,7 @@ def _config(folder: Path, capture: Capture, servers: Servers, size: int | None) 
         "tables": list(_tables(capture)),
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
-        "retry": {"for": "30s"},
+        "retry": {"for": "120s"},
         "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
     }
     if size is not None:

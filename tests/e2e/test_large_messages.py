@@ -30,9 +30,9 @@ MOMENT: Final = datetime(2026, 1, 1, tzinfo=timezone.utc)
 CREATE: Final = "CREATE TABLE shop.{} (id BIGINT PRIMARY KEY, name TEXT)"
 
 
-def _run(folder: Path, servers: Servers, topic: str, **source: Any) -> RunReport:
+def _run(folder: Path, servers: Servers, topic: str, retry: str = "120s", **source: Any) -> RunReport:
     given = {"brokers": servers["brokers"], "protocol": "canal-json", "topics": [topic], **source}
-    config: Config = load_config(shop_config(folder, servers, {"source": given, "retry": {"for": "1s"}}))
+    config: Config = load_config(shop_config(folder, servers, {"source": given, "retry": {"for": retry}}))
     return run(config, until="drained")
 
 
@@ -103,7 +103,8 @@ def test_rows_cut_down_wait_for_their_upstream(
     lacking = _run(tmp_path, servers, topic)
     assert _states(lacking) == {"one": "PAUSED"}
     assert "give upstream-url" in str(lacking.tables[0].error)
-    silent = _run(tmp_path, servers, topic, **{"upstream-url": "mysql+pymysql://u:SECRET@127.0.0.1:1/"})
+    nowhere = "mysql+pymysql://u:SECRET@127.0.0.1:1/"
+    silent = _run(tmp_path, servers, topic, retry="1s", **{"upstream-url": nowhere})
     assert _states(silent) == {"one": "FAILING"}
     assert "the upstream does not answer" in str(silent.tables[0].error)
     assert "SECRET" not in repr(silent)

@@ -96,7 +96,8 @@ def shop_config(directory: Path, servers: Servers, more: Mapping[str, Any] | Non
         },
         "target": {"type": "delta", "path": "./lake"},
         "state": "./state.db",
-        "retry": {"for": "20s"},
+        # Longer than a batch's first try takes on a slow machine: behind that nothing is tried again.
+        "retry": {"for": "120s"},
         "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
         **(more or {}),
     }
