@@ -249,6 +249,23 @@ def test_many_tables_have_their_first_rows_at_once(store: StateStore) -> None:
     assert len(store.statuses("shop")) == 40
 
 
+def test_of_many_who_make_a_store_at_once_each_has_it(place: str) -> None:
+    """A worker that starts and whoever asks for its status, or the workers of several pipelines."""
+    start = threading.Barrier(4)
+
+    def make(number: int) -> None:
+        start.wait(60)
+        opened = open_state_store(place)
+        opened.save_status(TableStatus("shop", TableId("shop", f"t{number}"), "IDLE"))
+        opened.close()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(make, range(4))) == [None] * 4
+    store = open_state_store(place)
+    assert len(store.statuses("shop")) == 4
+    store.close()
+
+
 def test_what_is_written_outlives_the_store(place: str) -> None:
     first = open_state_store(place)
     first.record_progress(progress(3, 4))

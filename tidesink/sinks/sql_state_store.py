@@ -7,6 +7,8 @@ own, so that threads of a worker share the store. Tested on SQLite, Postgres and
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -15,7 +17,14 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 
 from tidesink.change import TableId
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
@@ -27,6 +36,7 @@ STORE_VERSION: Final = 1
 # History of a table beyond this many batches is dropped: Delta keeps its own log for 30 days.
 KEPT_BATCHES: Final = 1000
 _LOCK_SECONDS: Final = 30
+_LOCK_PAUSE: Final = 0.02
 
 _MYSQL: Final = ("mysql", "mariadb")
 
@@ -78,9 +88,7 @@ class SqlStateStore:
     def __init__(self, url: str) -> None:
         self._engine = _engine(url)
         self._recorded: dict[tuple[str, TableId], Progress] = {}
-        with self._transaction() as connection:
-            _metadata.create_all(connection)
-            _check_version(connection)
+        self._make_tables()
 
     def record_progress(self, progress: Progress) -> None:
         """Remember what a batch will have applied, before its commit."""
@@ -184,6 +192,20 @@ class SqlStateStore:
         """Give back connections."""
         self._engine.dispose()
 
+    def _make_tables(self) -> None:
+        """Make what is not there yet; others may make it at the same moment, each table only one of all."""
+        for left in reversed(range(len(_metadata.tables) + 2)):
+            try:
+                with self._transaction() as connection:
+                    _metadata.create_all(connection)
+                    _check_version(connection)
+            except StateStoreError as exc:
+                # What somebody else made is found at the next look, so that each look gets further.
+                if not left or not _made_by_others(exc.__cause__):
+                    raise
+            else:
+                return
+
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         try:
@@ -237,8 +259,30 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
     def _set_pragmas(connection: Any, _record: Any) -> None:
         # WAL lets `tidesink status` read while a worker writes.
         cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode=WAL")
+        _set_wal(cursor)
         cursor.close()
+
+
+def _set_wal(cursor: Any) -> None:
+    """Of those who set it at once on a new file SQLite refuses some without the wait that they asked for."""
+    until = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as exc:
+            if "locked" not in str(exc) or time.monotonic() > until:
+                raise
+            time.sleep(_LOCK_PAUSE)
+        else:
+            return
+
+
+def _made_by_others(error: BaseException | None) -> bool:
+    """Whether a table or the version's row was there when it was to be made, which it was not before."""
+    # Postgres says of a table that it breaks the uniqueness of its catalog, or that it is there.
+    return isinstance(error, IntegrityError) or (
+        isinstance(error, (OperationalError, ProgrammingError)) and "already exists" in str(error.orig)
+    )
 
 
 def _check_version(connection: sa.Connection) -> None:
