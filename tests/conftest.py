@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.mariadb import mariadb_url
 from tests.postgres import postgres
@@ -27,6 +28,10 @@ __all__ = [
     "topic_prefix",
     "vectors_dir",
 ]
+
+# How long an example takes says how busy the machine is: where time is what a test checks, it measures it.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # A test that asks for one of these fixtures is marked by it, so that the fast set never starts a server.
 _MARKED_BY: Final = {
