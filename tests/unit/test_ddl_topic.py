@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from tests.watched_lock import WatchedLock
 from tidesink.change import TableId
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
@@ -267,12 +268,12 @@ def _all_it_knows(ddl: TopicDdl) -> object:
 
 def _waiting(ddl: _SlowDdl) -> list[_Scanning]:
     """One table that reads, and three that wait for it."""
+    ddl._reading = lock = cast("Any", WatchedLock())
     first = _Scanning(ddl, _ends(1))
     assert ddl.begun.wait(20)
     others = [_Scanning(ddl, _ends(1)) for _ in range(3)]
-    for other in others:
-        other.join(0.1)
-        assert other.is_alive()
+    lock.wait_for(1 + len(others))
+    assert all(other.is_alive() for other in others)
     return [first, *others]
 
 

@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from tests.watched_lock import WatchedLock
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.kept_read_spark import KeptRead
 from tidesink.sinks.ranges import OffsetRange, RecordSize
 from tidesink.sinks.source import KafkaSource
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
+_SESSION = cast("Any", None)
 
 
 class _Silent(KafkaSource):
@@ -37,37 +39,29 @@ class _Asking(threading.Thread):
         super().__init__(daemon=True)
         self._kept = kept
         self.heard: Exception | None = None
-        self.asks = threading.Event()
         self.start()
 
     def run(self) -> None:
         try:
-            self._kept.records(_session(self.asks))
+            self._kept.records(_SESSION)
         except SourceUnavailableError as exc:
             self.heard = exc
-
-
-def _session(asks: threading.Event | None = None) -> Any:
-    if asks is not None:
-        asks.set()
-    return cast("Any", None)
 
 
 def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     source = _Silent()
     kept = KeptRead(source, cast("Any", None), RANGES, RecordSize())
+    kept._lock = lock = cast("Any", WatchedLock())
     first = _Asking(kept)
     assert source.begun.wait(20)
     others = [_Asking(kept) for _ in range(3)]
-    for other in others:
-        assert other.asks.wait(20)
-        other.join(0.1)  # it waits for the first one's answer
-        assert other.is_alive()
+    lock.wait_for(1 + len(others))  # they wait for the first one's answer
+    assert all(other.is_alive() for other in others)
     source.gives_up.set()
     for thread in (first, *others):
         thread.join(20)
     assert source.asked == 1
     assert all(isinstance(thread.heard, SourceUnavailableError) for thread in (first, *others))
     with pytest.raises(SourceUnavailableError):
-        kept.records(_session())
+        kept.records(_SESSION)
     assert source.asked == 2
