@@ -147,7 +147,12 @@ def test_a_daemon_that_ends_while_starting_shows_its_log(files: DaemonFiles) -> 
     program = [
         sys.executable,
         "-c",
-        "import time; time.sleep(0.3); print('no such topic'); raise SystemExit(3)",
+        # Not before it is known: what ends sooner has ended at once.
+        "import pathlib, sys, time\n"
+        "while not pathlib.Path(sys.argv[1]).exists():\n"
+        "    time.sleep(0.02)\n"
+        "print('no such topic'); raise SystemExit(3)",
+        str(files.pid_file),
     ]
     daemon = start_daemon(files, program, port=1)
     with pytest.raises(DevStackError, match=r"thing ended while starting\.(.|\n)*no such topic"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
@@ -60,7 +61,9 @@ def test_a_registry_that_stays_down_is_unavailable(serve: Serve, client: Client)
     with pytest.raises(RegistryUnavailableError) as caught:
         client(server.url).subjects()
     message = str(caught.value)
-    assert message.startswith("the schema registry gave no usable answer in 3 attempts over 0.")
+    assert re.match(r"the schema registry gave no usable answer in 3 attempts over \d+\.\d s ", message), (
+        message
+    )
     assert message.endswith(f"({server.url}: HTTP 503 (no leader)): is it running, and is the URL right?")
     assert caught.value.remedy == "retry"
     assert len(server.seen) == 3
@@ -69,7 +72,9 @@ def test_a_registry_that_stays_down_is_unavailable(serve: Serve, client: Client)
 def test_a_slow_registry_is_unavailable(serve: Serve, client: Client) -> None:
     server = serve(Reply(delay=30))
     started = time.monotonic()
-    with pytest.raises(RegistryUnavailableError, match=r"1 attempt over 0\.\d s .*: no answer within 0\.2 s"):
+    with pytest.raises(
+        RegistryUnavailableError, match=r"1 attempt over \d\.\d s .*: no answer within 0\.2 s"
+    ):
         client(server.url, retry=ONCE, timeouts=Timeouts(1, 0.2)).subjects()
     assert time.monotonic() - started < 5
 
@@ -126,13 +131,16 @@ def test_waits_are_random_up_to_a_doubling_ceiling(serve: Serve) -> None:
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_after_is_honoured(serve: Serve, form: str) -> None:
+    started = time.monotonic()
     date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=21), usegmt=True)
     value = {"seconds": "20", "date": date}[form]
     server = serve(Reply(429, headers={"Retry-After": value}), Reply(body=[]))
     transport, slept = recording(server.url, RetryPolicy())
     assert transport.send("GET", "/subjects").body == []
     transport.close()
-    assert [round(wait) for wait in slept] in ([19], [20], [21])
+    (waits,) = slept
+    # The date is without its fraction, and some of the time to it has passed when it is read.
+    assert 19.5 - (time.monotonic() - started) < waits < 21.5
 
 
 def test_a_retry_after_beyond_the_time_given_ends_at_once(serve: Serve) -> None:
