@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tidesink.dev.ports import free_ports
 from tidesink.schema_registry import RetryPolicy, SchemaRegistryClient
 
 FAST = RetryPolicy(attempts=3, base_seconds=0.01)
@@ -126,7 +125,3 @@ def registry_clients() -> Iterator[Client]:
     yield connect
     for one in opened:
         one.close()
-
-
-def free_port() -> int:
-    return free_ports(1)[0]

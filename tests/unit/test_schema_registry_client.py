@@ -13,10 +13,10 @@ from tests.scripted_registry import (
     Client,
     Reply,
     Serve,
-    free_port,
     registry_clients,
     scripted_registries,
 )
+from tidesink.dev.ports import free_ports
 from tidesink.errors import (
     ConfigError,
     IncompatibleSchemaError,
@@ -273,7 +273,7 @@ def test_open_registry_by_url(serve: Serve) -> None:
     server = serve(Reply(body=[]))
     with SchemaRegistryClient(server.url) as direct:
         assert direct.subjects() == []
-    opened = open_registry(f"http://u:pa,ss@127.0.0.1:{free_port()}, {server.url}", retry=FAST)
+    opened = open_registry(f"http://u:pa,ss@127.0.0.1:{free_ports(1)[0]}, {server.url}", retry=FAST)
     assert opened.subjects() == []
     opened.close()
     assert "pa,ss" not in repr(opened)

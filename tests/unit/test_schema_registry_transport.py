@@ -16,10 +16,10 @@ from tests.scripted_registry import (
     Client,
     Reply,
     Serve,
-    free_port,
     registry_clients,
     scripted_registries,
 )
+from tidesink.dev.ports import free_ports
 from tidesink.errors import (
     RegistryError,
     RegistryUnavailableError,
@@ -81,7 +81,7 @@ def test_a_slow_registry_is_unavailable(serve: Serve, client: Client) -> None:
 
 def test_a_refused_connection_is_unavailable(client: Client) -> None:
     with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:\d+: connection refused\)"):
-        client(f"http://127.0.0.1:{free_port()}", retry=ONCE).subjects()
+        client(f"http://127.0.0.1:{free_ports(1)[0]}", retry=ONCE).subjects()
 
 
 def test_an_unknown_host_is_unavailable(client: Client) -> None:
@@ -97,14 +97,14 @@ def test_a_connection_cut_in_mid_answer_is_tried_again(serve: Serve, client: Cli
 
 def test_the_second_address_answers_when_the_first_does_not(serve: Serve, client: Client) -> None:
     down, up = serve(Reply(503)), serve(Reply(body={"schema": OLD}))
-    registry = client(f"http://127.0.0.1:{free_port()}", down.url, up.url)
+    registry = client(f"http://127.0.0.1:{free_ports(1)[0]}", down.url, up.url)
     assert registry.schema_by_id(1) == OLD
     assert registry.schema_by_id(2) == OLD
     assert (len(down.seen), len(up.seen)) == (1, 2), "the address that answered is asked first from then on"
 
 
 def test_when_all_addresses_fail_each_is_named(serve: Serve, client: Client) -> None:
-    dead, down = f"http://127.0.0.1:{free_port()}", serve(Reply(500, b"oops"))
+    dead, down = f"http://127.0.0.1:{free_ports(1)[0]}", serve(Reply(500, b"oops"))
     with pytest.raises(RegistryUnavailableError) as caught:
         client(dead, down.url, retry=ONCE).subjects()
     assert f"({dead}: connection refused; {down.url}: HTTP 500 (oops))" in str(caught.value)

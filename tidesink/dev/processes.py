@@ -128,8 +128,8 @@ def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
 def stop_daemons(all_files: Sequence[DaemonFiles], *, grace: float = STOP_SECONDS) -> list[str]:
     """End the processes together: SIGTERM, after ``grace`` seconds SIGKILL. The names of those that ran."""
     running = {files.name: daemon for files in all_files if (daemon := find_running(files))}
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + grace
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, STOP_SECONDS)):
+        deadline = time.monotonic() + seconds
         for daemon in running.values():
             _signal(daemon, number)
         if all(_wait_gone(daemon, deadline) for daemon in running.values()):
