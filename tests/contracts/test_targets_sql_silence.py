@@ -22,6 +22,8 @@ from tidesink.sinks.targets.sql_record_tasks import RecordWriter
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 SHAPE = shape()
+# Seconds: longer than a busy machine keeps the worker waiting between two of its statements.
+_SILENCE: Final = 4
 
 
 class Freezing(Connections):
@@ -41,7 +43,7 @@ class Freezing(Connections):
 def test_who_freezes_in_a_transaction_loses_the_table(sql: Bed, request: pytest.FixtureRequest) -> None:
     """Its lock on the ledger's row goes with its transaction, and nothing of that is written."""
     server = target_of(sql).connections
-    freezing = Freezing(server.dialect, replace(server.endpoint, silence=1))
+    freezing = Freezing(server.dialect, replace(server.endpoint, silence=_SILENCE))
     bed = sql_bed(request, freezing)
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
@@ -65,7 +67,7 @@ def test_who_freezes_in_a_transaction_loses_the_table(sql: Bed, request: pytest.
 def test_a_long_change_of_columns_keeps_the_table(mysql_sql: Bed, request: pytest.FixtureRequest) -> None:
     """It is another connection's, and the one with the ledger's row has nothing to say meanwhile."""
     server = target_of(mysql_sql).connections
-    bed = sql_bed(request, Connections(server.dialect, replace(server.endpoint, silence=2)))
+    bed = sql_bed(request, Connections(server.dialect, replace(server.endpoint, silence=_SILENCE)))
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
     table.apply(bed.batch(SHAPE, [row(1)]), progress(1, 1))
@@ -73,7 +75,7 @@ def test_a_long_change_of_columns_keeps_the_table(mysql_sql: Bed, request: pytes
     with reader.cursor() as cursor:
         # An ALTER waits until whoever reads the table has done.
         cursor.execute(f"SELECT * FROM {bed.target.place_of(TABLE).location}")
-    threading.Timer(3.5, reader.close).start()
+    threading.Timer(1.75 * _SILENCE, reader.close).start()
     wider = shape(ID, NAME, AMOUNT, Column("more", ColumnType("int"), default="7"))
     assert table.evolve(wider).added == ("more",)
     table.apply(bed.batch(wider, [{**row(2), "more": 8}]), progress(1, 2))
