@@ -11,10 +11,11 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.local_server import LocalServer
 from tidesink.errors import IncompatibleSchemaError, RegistryError, SchemaNotFoundError
 from tidesink.schema_registry import MemorySchemaRegistry, RegisteredSchema
 
@@ -130,7 +131,7 @@ class Server:
 
     def __init__(self, registry: ConfluentRegistry) -> None:
         self.registry = registry
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(registry))
+        self._server = LocalServer(("127.0.0.1", 0), _handler(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from tests.local_server import LocalServer
 from tidesink.change import TableId
 
 
@@ -110,17 +111,12 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    # Connections that find the queue full come again a second later, or later still.
-    request_queue_size = 128
-
-
 @contextmanager
 def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     """An endpoint that listens on a port of its own."""
     receiver = Receiver()
-    server = _Server(("127.0.0.1", 0), _handler(receiver))
+    server = LocalServer(("127.0.0.1", 0), _handler(receiver))
+    server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     receiver.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"

@@ -6,9 +6,10 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from tests.local_server import LocalServer
 from tidesink.schema_registry import RetryPolicy, SchemaRegistryClient
 
 FAST = RetryPolicy(attempts=3, base_seconds=0.01)
@@ -43,7 +44,7 @@ class ScriptedRegistry:
         self.replies = replies
         self.seen: list[Seen] = []
         self.closing = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.server = LocalServer(("127.0.0.1", 0), self._handler())
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
         self.scheme = "http"
 

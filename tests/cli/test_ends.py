@@ -30,7 +30,7 @@ def test_an_interrupt_ends_with_130(number: signal.Signals) -> None:
         process.stdin.flush()
         assert b'"insert"' in process.stdout.readline()
         os.kill(process.pid, number)
-        process.wait(30)
+        process.wait(120)
         assert process.returncode == 130
         assert b"Traceback" not in process.stderr.read()
 
@@ -45,6 +45,6 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
         with suppress(BrokenPipeError):  # it may have left before all was written
             process.stdin.write(text.encode())
             process.stdin.close()
-        process.wait(30)
+        process.wait(120)
         assert process.stderr.read() == b""
         assert process.returncode == 0

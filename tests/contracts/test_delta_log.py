@@ -36,6 +36,8 @@ def jobs(spark: SparkSession, group: str) -> Iterator[list[int]]:
     try:
         yield found
     finally:
+        # Of the jobs a bus tells, some time after they began.
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # type: ignore[union-attr]
         found.extend(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
 
