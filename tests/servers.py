@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from tests.containers import container_stack, engine_answers
 from tidesink.dev.ports import free_ports
@@ -68,25 +68,26 @@ def local_stack(directory: Path) -> Iterator[DevStack]:
 
 
 def create_topics(brokers: str, partitions: Mapping[str, int]) -> None:
-    """Create topics and wait until the broker has them: the controller answers before it has heard."""
+    """Create topics and wait until the broker has them."""
     admin = AdminClient({"bootstrap.servers": brokers})
     topics = [
         NewTopic(name, num_partitions=count, replication_factor=1) for name, count in partitions.items()
     ]
     for future in admin.create_topics(topics, operation_timeout=30).values():
         future.result()
-    deadline = time.monotonic() + 60
-    for name, count in partitions.items():
-        while not _served(admin, name, count):
-            assert time.monotonic() < deadline, f"{name} is not there"
-            time.sleep(0.02)
+    # The controller answers before the broker has heard.
+    _wait_until(lambda: _led(admin, partitions), f"not all of {', '.join(partitions)} came")
 
 
-def _served(admin: AdminClient, topic: str, partitions: int) -> bool:
-    """Whether the broker shows each partition of a topic with a leader."""
-    found = admin.list_topics(topic, timeout=30).topics[topic]
-    leaders = [partition.leader for partition in found.partitions.values()]
-    return found.error is None and len(leaders) == partitions and min(leaders) >= 0
+def _led(admin: AdminClient, partitions: Mapping[str, int]) -> bool:
+    """Whether the broker shows topics with all their partitions, each with a leader."""
+    found = admin.list_topics(timeout=10).topics
+    return all(
+        name in found
+        and len(found[name].partitions) == count
+        and all(one.leader >= 0 for one in found[name].partitions.values())
+        for name, count in partitions.items()
+    )
 
 
 def delete_topic(brokers: str, topic: str) -> None:
@@ -94,7 +95,24 @@ def delete_topic(brokers: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": brokers})
     for future in admin.delete_topics([topic], operation_timeout=30).values():
         future.result()
+    _wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} is still there")
+
+
+def limit_messages(brokers: str, topic: str, most: int) -> None:
+    """Set a topic's ``max.message.bytes`` and wait until the broker goes by it."""
+    admin, name = AdminClient({"bootstrap.servers": brokers}), "max.message.bytes"
+    entry = ConfigEntry(name, str(most), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result()
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    _wait_until(
+        lambda: admin.describe_configs([asked])[asked].result()[name].value == str(most),
+        f"{topic} has another {name}",
+    )
+
+
+def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
     deadline = time.monotonic() + 60
-    while topic in admin.list_topics(timeout=10).topics:
-        assert time.monotonic() < deadline, f"{topic} is still there"
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
         time.sleep(0.05)

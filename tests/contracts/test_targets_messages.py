@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.kafka_topics import topic_messages
+from tests.servers import delete_topic, limit_messages
 from tidesink.change import ChangeEvent, Column, ColumnType
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
@@ -218,8 +218,7 @@ def test_a_topic_that_was_made_again_is_another(kafka: Bed, brokers: str) -> Non
     epoch = table.claim().epoch
     table.apply(kafka.batch(SHAPE, [row(1)]), progress(epoch, 1))
     topic = kafka.target.settings.rule.topic_for(SHAPE.table)
-    admin = AdminClient({"bootstrap.servers": brokers})
-    admin.delete_topics([topic])[topic].result()
+    delete_topic(brokers, topic)
     with pytest.raises(StaleProgressError, match="start the worker again"):
         table.apply(kafka.batch(SHAPE, [row(2)]), progress(epoch, 2))
     again = kafka.reopen().open_table(SHAPE, pipeline="shop")
@@ -238,19 +237,15 @@ def test_a_message_that_is_too_large_ends_the_batch(kafka: Bed) -> None:
     assert table.committed() is None
 
 
-def set_topic(bed: Bed, brokers: str, name: str, value: int) -> None:
+def set_most_bytes(bed: Bed, brokers: str, most: int) -> None:
     assert isinstance(bed.target, KafkaTarget)
-    entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
-    topic = bed.target.settings.rule.topic_for(SHAPE.table)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": brokers})
-    admin.incremental_alter_configs([resource])[resource].result()
+    limit_messages(brokers, bed.target.settings.rule.topic_for(SHAPE.table), most)
 
 
 def test_a_message_above_the_topics_limit_ends_the_batch_and_is_not_lost(kafka: Bed, brokers: str) -> None:
     table = kafka.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
-    set_topic(kafka, brokers, "max.message.bytes", 20_000)
+    set_most_bytes(kafka, brokers, 20_000)
     table.apply(kafka.batch(SHAPE, [row(1)]), progress(epoch, 1))
     large = kafka.batch(SHAPE, [row(1, "b"), row(2, "x" * 30_000), row(3)], [{"id": 4}])
     with pytest.raises(
@@ -259,7 +254,7 @@ def test_a_message_above_the_topics_limit_ends_the_batch_and_is_not_lost(kafka: 
         table.apply(large, progress(epoch, 2))
     assert not isinstance(caught.value, TransientTargetError)
     assert table.committed() == progress(epoch, 1)
-    set_topic(kafka, brokers, "max.message.bytes", 40_000)
+    set_most_bytes(kafka, brokers, 40_000)
     again = kafka.reopen().open_table(SHAPE, pipeline="shop")
     epoch = again.claim().epoch
     assert again.apply(large, progress(epoch, 2)).applied == 4
@@ -268,7 +263,7 @@ def test_a_message_above_the_topics_limit_ends_the_batch_and_is_not_lost(kafka: 
 
 def test_messages_are_sent_together_up_to_the_size_that_the_target_says(kafka: Bed, brokers: str) -> None:
     kafka.target.open_table(SHAPE, pipeline="shop")
-    set_topic(kafka, brokers, "max.message.bytes", 20_000)
+    set_most_bytes(kafka, brokers, 20_000)
     store = SqlStateStore(":memory:")
     rows = [row(number, "x" * 500) for number in range(300)]
     table = KafkaTarget(settings_of(kafka), store).open_table(SHAPE, pipeline="shop")
