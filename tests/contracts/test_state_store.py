@@ -173,6 +173,19 @@ def test_documents_are_kept_by_kind_and_name(store: StateStore) -> None:
     assert store.load_document("other", "stream") == [1]
 
 
+def test_of_many_who_keep_the_first_document_of_a_name_at_once_none_fails(store: StateStore) -> None:
+    start = threading.Barrier(4)
+
+    def keep(number: int) -> None:
+        for each in range(10):
+            start.wait(60)
+            store.save_document("definitions", f"d{each}", number)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(keep, range(4))) == [None] * 4
+    assert all(store.load_document("definitions", f"d{each}") in range(4) for each in range(10))
+
+
 def test_a_document_is_swapped_only_for_the_one_that_was_seen(store: StateStore) -> None:
     assert not store.swap_document("ledger", "t", old={"epoch": 1}, new={"epoch": 2})
     assert store.swap_document("ledger", "t", old=None, new={"epoch": 1, "name": "ü"})

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
@@ -32,6 +33,7 @@ from tidesink.errors import ConfigError, StateStoreError
 from tidesink.sinks.progress import Progress, from_json, to_json
 from tidesink.sinks.state_store import TableStatus
 
+T = TypeVar("T")
 STORE_VERSION: Final = 1
 # History of a table beyond this many batches is dropped: Delta keeps its own log for 30 days.
 KEPT_BATCHES: Final = 1000
@@ -98,10 +100,14 @@ class SqlStateStore:
             return
         name, now = _table_key(progress.table), datetime.now(timezone.utc)
         key = {"pipeline": progress.pipeline, "table_name": name, "txn_version": progress.txn_version}
-        with self._transaction() as connection:
-            _replace(connection, _history, key, {"progress": to_json(progress), "written": now})
-            if progress.batch % KEPT_BATCHES == 0:
-                _prune(connection, progress.pipeline, name)
+
+        def record() -> None:
+            with self._transaction() as connection:
+                _replace(connection, _history, key, {"progress": to_json(progress), "written": now})
+                if progress.batch % KEPT_BATCHES == 0:
+                    _prune(connection, progress.pipeline, name)
+
+        _though_another_was_first(record)
         self._recorded[place] = progress
 
     def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
@@ -117,12 +123,7 @@ class SqlStateStore:
 
     def save_status(self, status: TableStatus) -> bool:
         """Replace a table's status in one step unless it has a greater rank; whether it was replaced."""
-        try:
-            return self._replace_status(status)
-        except StateStoreError as exc:
-            if not isinstance(exc.__cause__, IntegrityError):
-                raise
-        return self._replace_status(status)  # somebody else's first one was there first
+        return _though_another_was_first(partial(self._replace_status, status))
 
     def _replace_status(self, status: TableStatus) -> bool:
         mine = _status_row(status.pipeline, status.table)
@@ -156,8 +157,13 @@ class SqlStateStore:
 
     def save_document(self, kind: str, name: str, document: Any) -> None:
         """Keep a JSON-able document under kind and name."""
-        with self._transaction() as connection:
-            _replace(connection, _documents, {"kind": kind, "name": name}, {"document": json.dumps(document)})
+
+        def save() -> None:
+            with self._transaction() as connection:
+                row = {"document": json.dumps(document)}
+                _replace(connection, _documents, {"kind": kind, "name": name}, row)
+
+        _though_another_was_first(save)
 
     def load_document(self, kind: str, name: str) -> Any | None:
         """The document kept under kind and name; None where there is none."""
@@ -294,6 +300,16 @@ def _check_version(connection: sa.Connection) -> None:
             f"the state store has version {found}, this tidesink writes {STORE_VERSION}; "
             "use the tidesink version that made it, or point state at a new place"
         )
+
+
+def _though_another_was_first(step: Callable[[], T]) -> T:
+    """What a step gives that replaces a row or makes it; once more where somebody made it meanwhile."""
+    try:
+        return step()
+    except StateStoreError as exc:
+        if not isinstance(exc.__cause__, IntegrityError):
+            raise
+    return step()
 
 
 def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], row: dict[str, Any]) -> None:
