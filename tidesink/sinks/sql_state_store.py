@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -26,6 +25,7 @@ from sqlalchemy.exc import (
     ProgrammingError,
     SQLAlchemyError,
 )
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from tidesink.change import TableId
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
@@ -271,16 +271,17 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
 def _set_wal(cursor: Any) -> None:
     """Of those who set it at once on a new file SQLite refuses some without the wait that they asked for."""
-    until = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-        except sqlite3.OperationalError as exc:
-            if "locked" not in str(exc) or time.monotonic() > until:
-                raise
-            time.sleep(_LOCK_PAUSE)
-        else:
-            return
+    retrying = Retrying(
+        retry=retry_if_exception(_is_locked),
+        stop=stop_after_delay(_LOCK_SECONDS),
+        wait=wait_fixed(_LOCK_PAUSE),
+        reraise=True,
+    )
+    retrying(cursor.execute, "PRAGMA journal_mode=WAL")
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 
 def _made_by_others(error: BaseException | None) -> bool:
