@@ -46,6 +46,7 @@ EXAMPLES: Final = 3
 _TABLE: Final = TableId("lab", "t")
 _CONNECT: Final = {"int": "int32", "long": "int64"}
 _WHERE: Final = {"connector": "postgresql", "db": "shop", "schema": "lab", "table": "t"}
+_ID: Final = Column("id", ColumnType("bigint", sql="bigint"), nullable=False, handle=True, primary_key=True)
 # What a member can hold that its schema does not say.
 _ODD: Final = (
     *('"text"', '"12"', "12", "1.5", "1e400", "-0", "true", "[]", "[1,null]", "{}", '{"a":1}', '""'),
@@ -234,9 +235,28 @@ def test_what_is_damaged_is_refused_as_python_refuses_it(spark: SparkSession) ->
     assert not wrong, "\n".join(wrong[:40])
 
 
+def test_a_value_that_was_not_sent_is_a_connectors_and_a_text_ticdcs_in_one_topic(
+    spark: SparkSession,
+) -> None:
+    """TiCDC sends every value; the connector that wrote to the topic before it did not."""
+    text = "__debezium_unavailable_value"
+    codec = open_codec("debezium-json", options=CodecOptions(enable_tidb_extension=True))
+    schema, row = TableSchema(_TABLE, (_ID, Column("words", ColumnType("text", sql="text")))), {"words": text}
+    event = ChangeEvent(Op.INSERT, _TABLE, {"id": 7}, None, {"id": 7, **row}, 5, Position("", 0, 1), schema)
+    sent = codec.encode(event, topic="t")
+    assert sent is not None
+    messages = [_record(6, "words", _dumped(text)), _message(7, sent.key, sent.value)]
+    heads = heads_in(raw_frame(spark, messages))
+    plan = debezium_json_columns(_TABLE, key_heads=heads.key, value_heads=heads.value, judges=False)
+    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    assert [one.raw["_kept"] for one in rows] == [["words"], None]
+    assert (rows[1].after or {})["words"] == text
+    assert "words" in plan.kept_columns
+
+
 def test_ticdcs_watermarks_and_rows_are_read_without_python(spark: SparkSession) -> None:
     columns = (
-        Column("id", ColumnType("bigint", sql="bigint"), nullable=False, handle=True, primary_key=True),
+        _ID,
         Column("n", ColumnType("varchar", length=9, sql="varchar(9)")),
     )
     codec = open_codec("debezium-json", options=CodecOptions(enable_tidb_extension=True))

@@ -104,6 +104,21 @@ def test_rows_of_all_versions_are_what_the_python_codec_reads(spark: SparkSessio
     assert [row.kind for row in rows] == ["upsert"] * 5 + ["delete"]
 
 
+def test_a_value_that_was_not_sent_is_a_connectors_and_a_text_ticdcs_in_one_topic(
+    spark: SparkSession,
+) -> None:
+    """TiCDC sends every value; the connector that wrote to the topic before it did not."""
+    ticdc = Version({"s": _TEXT}, ("commit_ts",), {"commit_ts": "long"})
+    topic = Versions(Version({"s": _TEXT}), ticdc)
+    for schema_id, source in ((100, {}), (101, {"connector": "TiCDC", "db": "lab", "commit_ts": 5})):
+        topic.send(schema_id, {"s": "__debezium_unavailable_value"}, **source)
+    plan = _plan(topic)
+    unsent, sent = _rows(spark, topic, plan)
+    assert (unsent.raw["_kept"], sent.raw["_kept"]) == (["s"], None)
+    assert (sent.after or {})["s"] == "__debezium_unavailable_value"
+    assert plan.kept_columns == {"s"}
+
+
 def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none(spark: SparkSession) -> None:
     topic = Versions(
         Version({"a": _INT}),

@@ -66,13 +66,13 @@ class Alike:
 
 def alike(
     schemas: Mapping[int, RecordSchema],
-    reading: Callable[[WireColumn], object],
+    reading: Callable[[RecordSchema, WireColumn], object],
     source: Collection[str] = SOURCE_MEMBERS,
 ) -> tuple[Alike, ...]:
     """The schemas in as few groups as there are ways to read them.
 
-    ``reading`` says of a column all that its conversion depends on beyond its Avro type, ``source`` which
-    members of a source block are asked for. A column that some writers lack stands in nobody's way.
+    ``reading`` says of a schema's column all that its conversion depends on beyond its Avro type, ``source``
+    which members of a source block are asked for. A column that some writers lack stands in nobody's way.
     """
     groups: list[tuple[Facts, Alike]] = []
     for schema_id, schema in sorted(schemas.items()):
@@ -102,7 +102,7 @@ def _joined(group: Alike, schema_id: int, schema: RecordSchema) -> Alike:
 def _facts(
     schema_id: int,
     schema: RecordSchema,
-    reading: Callable[[WireColumn], object],
+    reading: Callable[[RecordSchema, WireColumn], object],
     source: Collection[str],
 ) -> Facts:
     """What must not differ between two schemas that are read alike, where both have it."""
@@ -115,7 +115,7 @@ def _facts(
     for column in schema.columns:
         name = column.field.name.lower()
         facts["wire", name] = column.wire
-        facts["column", column.wire] = name, types[column.wire], reading(column)
+        facts["column", column.wire] = name, types[column.wire], reading(schema, column)
     for one in (_inner(schema.bare, _SOURCE) or {"fields": []})["fields"]:
         if one["name"] in source:
             facts["source", one["name"]] = json.dumps(_plain(one["type"]))

@@ -173,14 +173,14 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     """
     key_side, value_side = _Schemas.of(key_schemas, key=True), _Schemas.of(value_schemas, key=False)
     ticdc = any(schema.is_ticdc for schema in value_side.rows.values())
-    if ticdc:
-        modes = modes.of_ticdc()
+    # A key record does not say who wrote it.
+    key_modes = modes.of_ticdc() if ticdc else modes
     defined: Defined = definition.by_name if definition is not None else {}
     named = _key_names(table, keys, base, key_side.rows, needed=not logs)
     told = value_side.rows or key_side.rows
     shapes = [
         shape_of(
-            TableSchema(table, tuple(source_column(wire, modes, defined) for wire in schema.columns)),
+            TableSchema(table, tuple(source_column(schema, wire, modes, defined) for wire in schema.columns)),
             keys=named,
             zero_date=zero_date,
             time_zone=time_zone,
@@ -196,7 +196,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     return DebeziumAvroColumns(
         shape,
         Side(
-            record_columns(key_side.rows, shape, "key", modes=modes, defined=defined),
+            record_columns(key_side.rows, shape, "key", modes=key_modes, defined=defined),
             key_side.refused,
             unknown_ids,
         ),

@@ -63,10 +63,11 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     key_schemas, value_schemas = read_heads(key_heads, key=True), read_heads(value_heads, key=False)
     rows = {number: one for number, one in value_schemas.items() if one.kind == "envelope"}
     modes = options.debezium
-    if any(schema.is_ticdc for schema in value_schemas.values()):
-        modes = modes.of_ticdc()
+    # A key record does not say who wrote it.
+    ticdc = any(schema.is_ticdc for schema in value_schemas.values())
+    key_modes = modes.of_ticdc() if ticdc else modes
     defined: Defined = definition.by_name if definition is not None else {}
-    found = [tuple(source_column(wire, modes, defined) for wire in one.columns) for one in rows.values()]
+    found = [tuple(source_column(one, wire, modes, defined) for wire in one.columns) for one in rows.values()]
     if not found and definition is not None:
         found.append(definition.columns)
     if told:
@@ -88,7 +89,7 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     records = json_records(value_schemas, shape, "value", modes=modes, defined=defined, source=source)
     return DebeziumJsonColumns(
         shape,
-        json_records(key_schemas, shape, "key", modes=modes, defined=defined),
+        json_records(key_schemas, shape, "key", modes=key_modes, defined=defined),
         tuple(record for record in records if not record.is_control),
         tuple(record for record in records if record.is_control),
         key_schemas,

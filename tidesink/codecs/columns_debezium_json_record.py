@@ -17,9 +17,15 @@ from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike
 from tidesink.codecs.columns_debezium_json_schema import JsonSchema
 from tidesink.codecs.columns_debezium_json_text import wire_ddl
 from tidesink.codecs.columns_debezium_python import python_read
-from tidesink.codecs.columns_debezium_readers import Defined, field_of, reads_as, source_column
+from tidesink.codecs.columns_debezium_readers import Defined, field_of, modes_of, reads_as, source_column
 from tidesink.codecs.columns_debezium_record import FieldOf, RecordColumns
-from tidesink.codecs.columns_debezium_schema import COMMIT_TS, IMAGES, WireColumn, is_spark_decimal
+from tidesink.codecs.columns_debezium_schema import (
+    COMMIT_TS,
+    IMAGES,
+    RecordSchema,
+    WireColumn,
+    is_spark_decimal,
+)
 from tidesink.codecs.columns_faults import null
 from tidesink.codecs.columns_types import lit_binary
 from tidesink.codecs.connect_schema import ConnectSchema
@@ -158,11 +164,11 @@ def json_records(
     """The readers of one side of a topic's records: one for all writers that read alike."""
     targets = shape.key_columns if part == "key" else shape.columns
 
-    def source_of(wire: WireColumn) -> SourceColumn:
-        return source_column(wire, modes, defined)
+    def source_of(schema: RecordSchema, wire: WireColumn) -> SourceColumn:
+        return source_column(schema, wire, modes, defined)
 
-    def reading(wire: WireColumn) -> object:
-        return wire.field.schema.type, reads_as(wire, source_of(wire))
+    def reading(schema: RecordSchema, wire: WireColumn) -> object:
+        return wire.field.schema.type, reads_as(wire, source_of(schema, wire))
 
     return tuple(
         JsonRecord(
@@ -172,18 +178,20 @@ def json_records(
             True,
             shape,
             tuple(field_of(target, group, source_of=source_of, all_schemas=schemas) for target in targets),
-            modes,
+            modes_of(group.schema, modes),
             source=source,
         )
         for number, group in enumerate(_alike(schemas, reading))
     )
 
 
-def _alike(schemas: Mapping[int, JsonSchema], reading: Callable[[WireColumn], object]) -> list[Alike]:
+def _alike(
+    schemas: Mapping[int, JsonSchema], reading: Callable[[RecordSchema, WireColumn], object]
+) -> list[Alike]:
     """The schemas in as few groups as there are ways to read them: JSON has its names in it."""
     groups: list[tuple[dict[str, object], Alike]] = []
     for number, schema in sorted(schemas.items()):
-        facts: dict[str, object] = {one.field.wire: reading(one) for one in schema.columns}
+        facts: dict[str, object] = {one.field.wire: reading(schema, one) for one in schema.columns}
         facts |= {f"\0{one.field.name.lower()}": one.field.wire for one in schema.columns}
         facts["\0\0"] = schema.kind, schema.is_ticdc
         for place, (known, group) in enumerate(groups):

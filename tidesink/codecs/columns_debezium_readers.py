@@ -31,11 +31,11 @@ def record_columns(  # noqa: PLR0913  (all that a reader rests on)
     """The readers of one side of a topic's records: one for all schemas that read alike."""
     targets = shape.key_columns if part == "key" else shape.columns
 
-    def source_of(wire: WireColumn) -> SourceColumn:
-        return source_column(wire, modes, defined)
+    def source_of(schema: RecordSchema, wire: WireColumn) -> SourceColumn:
+        return source_column(schema, wire, modes, defined)
 
-    def reading(wire: WireColumn) -> object:
-        return reads_as(wire, source_of(wire))
+    def reading(schema: RecordSchema, wire: WireColumn) -> object:
+        return reads_as(wire, source_of(schema, wire))
 
     return tuple(
         RecordColumns(
@@ -45,7 +45,7 @@ def record_columns(  # noqa: PLR0913  (all that a reader rests on)
             old_keys,
             shape,
             tuple(field_of(target, group, source_of=source_of, all_schemas=schemas) for target in targets),
-            modes,
+            modes_of(group.schema, modes),
             logs,
             source,
         )
@@ -68,14 +68,14 @@ def field_of(
     target: ShapeColumn,
     group: Alike,
     *,
-    source_of: Callable[[WireColumn], SourceColumn],
+    source_of: Callable[[RecordSchema, WireColumn], SourceColumn],
     all_schemas: Mapping[int, RecordSchema],
 ) -> FieldOf:
     wire = _named(group.schema, target.name)
     # A key record without a column of the key names no row; the row's own column may hold anything.
     fills = group.schema.kind != "row" and target.default is not None
     filled = _filled(target, group, all_schemas) if fills else ()
-    return FieldOf(target, wire, None if wire is None else source_of(wire), filled)
+    return FieldOf(target, wire, None if wire is None else source_of(group.schema, wire), filled)
 
 
 def _filled(target: ShapeColumn, group: Alike, schemas: Mapping[int, RecordSchema]) -> tuple[int, ...]:
@@ -89,9 +89,16 @@ def _filled(target: ShapeColumn, group: Alike, schemas: Mapping[int, RecordSchem
     )
 
 
-def source_column(wire: WireColumn, modes: DebeziumModes, defined: Defined) -> SourceColumn:
-    """The column a field stands for: as it is defined, else as its schema says."""
-    return defined.get(wire.field.name) or column_of(wire.field, modes=modes)
+def source_column(
+    schema: RecordSchema, wire: WireColumn, modes: DebeziumModes, defined: Defined
+) -> SourceColumn:
+    """The column a field of a schema stands for: as it is defined, else as the schema says."""
+    return defined.get(wire.field.name) or column_of(wire.field, modes=modes_of(schema, modes))
+
+
+def modes_of(schema: RecordSchema, modes: DebeziumModes) -> DebeziumModes:
+    """The modes of the records of a schema: a topic may hold a connector's records and TiCDC's after them."""
+    return modes.of_ticdc() if schema.is_ticdc else modes
 
 
 def _named(schema: RecordSchema, name: str) -> WireColumn | None:
