@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -74,8 +75,10 @@ class Shop:
 
     def replay(self, *words: str, code: int = 0) -> Mapping[str, Any]:
         command = ["dlq", "replay", f"shop.{self.name}", *words, "--config", str(self.config), "-o", "json"]
+        interrupts = signal.getsignal(signal.SIGINT)
         done = CliRunner().invoke(app, command)
         assert done.exit_code == code, (done.output, done.exception)
+        assert signal.getsignal(signal.SIGINT) is interrupts
         return json.loads(done.stdout) if done.stdout else {}
 
     def names(self) -> dict[int, str]:

@@ -65,6 +65,15 @@ def test_a_daemon_has_its_own_session_log_and_pid_file(files: DaemonFiles) -> No
     _wait_log(files, "here")
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, whatever Spark in this process would do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_waits_until_the_process_is_known(files: DaemonFiles) -> None:
     started = []
 

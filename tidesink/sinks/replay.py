@@ -30,7 +30,7 @@ from tidesink.sinks.replay_spark import (
     letter_counts,
     ready_letters,
 )
-from tidesink.sinks.stopping import StopFlag, stop_on_signals
+from tidesink.sinks.stopping import StopFlag, signals_kept, stop_on_signals
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.table_control import NOTHING_ASKED, read_controls
 
@@ -74,7 +74,7 @@ def replay(config: Config, chosen: Chosen) -> ReplayReport:
     """
     _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
     flag = StopFlag()
-    with assembled(config, (), flag) as around:
+    with signals_kept(), assembled(config, (), flag) as around:
         _refuse_beside_worker(config, seconds_since_beat(around.store, config.pipeline))
         beat = Heartbeat(around.store, config.pipeline)
         beat.beat()
