@@ -3,64 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
+from tests.unit.worker_bed import surroundings
 from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.lanes import Lanes
-from tidesink.sinks.listener import Listeners
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.table_control import NOTHING_ASKED, TableControl
-from tidesink.sinks.topics import Topics
 
 SALES, LEGACY = TableId("sales", "orders"), TableId("legacy", "orders")
 HTTP = {"type": "http", "url": "http://127.0.0.1:1/x"}
 ROUTED = changed(CANAL_JSON, target=HTTP, routes=[{"match": r"legacy\.orders", "to": "sales.orders"}])
 
 
-class _Session:
-    """What a lane asks of Spark before it has anything to read."""
-
-    def __init__(self) -> None:
-        self.conf = SimpleNamespace(set=lambda _name, _value: None)
-
-    def newSession(self) -> _Session:  # noqa: N802  (Spark's own name)
-        return _Session()
-
-
 @pytest.fixture
 def around(tmp_path: Path) -> Iterator[Callable[[Config], Surroundings]]:
     store = SqlStateStore(str(tmp_path / "state.db"))
-
-    def made(config: Config) -> Surroundings:
-        nothing: Any = None
-        return Surroundings(
-            config=config,
-            spark=cast("Any", _Session()),
-            source=KafkaSource({}),
-            target=nothing,
-            store=store,
-            dead_letters=nothing,
-            registry=None,
-            topics=Topics(config.pipeline, KafkaSource({}), store),
-            failpoints=Failpoints(None),
-            listeners=Listeners(),
-            stop=StopFlag(),
-        )
-
-    yield made
+    yield partial(surroundings, store=store)
     store.close()
 
 

@@ -115,13 +115,29 @@ class Worker:
         cancel_jobs(self._around.spark)
 
     def _turn(self) -> bool:
-        """Look once and give out turns; False when the run is over."""
+        """Look once and give out turns; False when the run is over.
+
+        It ends by a look that still holds: what a batch found out by its end while that look was taken is for
+        another look.
+        """
         self._heartbeat.beat()
         self._requests.look()
-        # What a batch found out by its end is seen by the look behind it: one that ends meanwhile is at work.
         self._collect()
         seen = self._look()
+        # Others may take the places of these now: only the end waits for what they found out.
+        ended = self._collect()
         idle = self._idle()
+        self._go_on(idle, seen)
+        if self._busy:
+            wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+            return True
+        # Kafka's silence stops every topic: another look would find no more.
+        if ended and not isinstance(seen, SourceError):
+            return True
+        return self._rest(idle)
+
+    def _go_on(self, idle: list[Lane], seen: Found | SourceError) -> None:
+        """Have lanes that are not at work heed what is asked of them, and work by what was seen."""
         for lane in idle:
             lane.heed(self._requests.of(lane.table))
         if isinstance(seen, SourceError):
@@ -130,9 +146,9 @@ class Worker:
                 lane.fail(seen)
         else:
             self._give_turns(idle, seen)
-        if self._busy:
-            wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
-            return True
+
+    def _rest(self, idle: list[Lane]) -> bool:
+        """All that was there is read; False where that is the end, or a stop comes before the next look."""
         for lane in idle:
             lane.rest()
         self._tell_idle_patterns()
@@ -196,11 +212,14 @@ class Worker:
         """Those first which had the fewest turns."""
         return sorted(ready, key=lambda lane: lane.batches)
 
-    def _collect(self) -> None:
-        for future in [future for future in self._busy if future.done()]:
+    def _collect(self) -> bool:
+        """Know of the batches that ended; whether there were any."""
+        ended = [future for future in self._busy if future.done()]
+        for future in ended:
             del self._busy[future]
             # A lane keeps its failures to itself: what comes out is a fault of the worker.
             future.result()
+        return bool(ended)
 
     def _late(self) -> set[Future[None]]:
         """Batches that did not end: with a stop in the time of grace, without one there are none."""

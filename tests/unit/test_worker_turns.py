@@ -1,0 +1,95 @@
+"""A worker's turns: who is given one, and by which look a run ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tests.unit.worker_bed import surroundings
+from tidesink.change import TableId
+from tidesink.errors import RegistryError, SourceUnavailableError
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.report import RunReport
+from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.worker import Worker
+
+FIRST, SECOND = TableId("shop", "first"), TableId("shop", "second")
+HTTP: Final = {"type": "http", "url": "http://127.0.0.1:1/x"}
+ONE_AT_ONCE: Final = {"max-tables": 1, "poll-interval": "10ms"}
+
+
+class _Looks(KafkaOffsets):
+    """Topics that hold something; each look takes until the tables at work have ended, which it notes.
+
+    ``silent``: the look, counted from 1, that nobody answers.
+    """
+
+    def __init__(self, *tables: TableId, silent: int | None = None) -> None:
+        self.at_work: list[list[str]] = []
+        self.looking = threading.Event()
+        self._topics = {f"{table.schema}_{table.name}": str(table) for table in tables}
+        self._silent = silent
+
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._topics)
+
+    def lookup(self, topics: Sequence[str]) -> dict[str, TopicOffsets]:
+        working = [thread for thread in threading.enumerate() if thread.name in self._topics.values()]
+        self.at_work.append([thread.name for thread in working])
+        self.looking.set()
+        for thread in working:
+            thread.join(60)
+        self.looking.clear()
+        if len(self.at_work) == self._silent:
+            raise SourceUnavailableError("no answer")
+        return {topic: TopicOffsets(topic, f"id of {topic}", {0: PartitionOffsets(0, 9)}) for topic in topics}
+
+
+class _Refusing(MemorySchemaRegistry):
+    """Keeps whoever asks for a table's schemas until the worker looks, and then says no."""
+
+    def __init__(self, looks: _Looks) -> None:
+        super().__init__()
+        self._looks = looks
+
+    def versions(self, subject: str) -> list[int]:
+        self._looks.looking.wait(60)
+        raise RegistryError(f"{subject} is not for you")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStateStore]:
+    store = SqlStateStore(str(tmp_path / "state.db"))
+    yield store
+    store.close()
+
+
+def _drain(store: SqlStateStore, looks: _Looks, **settings: Any) -> RunReport:
+    config = right(changed(FLAT_AVRO, target=HTTP, batch=ONE_AT_ONCE, **settings))
+    around = surroundings(config, store=store, registry=_Refusing(looks))
+    return Worker(around, until="drained", offsets=looks).run()
+
+
+def test_the_place_of_a_batch_that_ends_during_a_look_is_given_out_by_that_look(store: SqlStateStore) -> None:
+    looks = _Looks(FIRST, SECOND)
+    report = _drain(store, looks)
+    assert [(table.table, table.state) for table in report.tables] == [
+        (FIRST, "FAILING"),
+        (SECOND, "FAILING"),
+    ]
+    # The last look is for what the last batch found out.
+    assert looks.at_work == [[], ["shop.first"], ["shop.second"], []]
+
+
+def test_what_kafkas_silence_stopped_is_not_looked_for_again(store: SqlStateStore) -> None:
+    looks = _Looks(FIRST, SECOND, silent=2)
+    first, second = _drain(store, looks, retry={"for": "0s"}).tables
+    assert "is not for you" in str(first.error)
+    assert "no answer" in str(second.error)
+    assert looks.at_work == [[], ["shop.first"]]

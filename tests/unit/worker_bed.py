@@ -1,0 +1,47 @@
+"""What lanes and a worker need around them before there is anything to read: no Spark, no Kafka."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tidesink.config import Config
+from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.listener import Listeners
+from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.state_store import StateStore
+from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.topics import Topics
+
+
+class _Session:
+    """What a lane and its thread ask of Spark before a record is read."""
+
+    def __init__(self) -> None:
+        self.conf = SimpleNamespace(set=lambda _name, _value: None)
+        self.sparkContext = SimpleNamespace(_gateway=None)
+
+    def newSession(self) -> _Session:  # noqa: N802  (Spark's own name)
+        return _Session()
+
+
+def surroundings(
+    config: Config, *, store: StateStore, registry: SchemaRegistry | None = None
+) -> Surroundings:
+    """The parts of a worker that never comes to open a table."""
+    nothing: Any = None
+    return Surroundings(
+        config=config,
+        spark=cast("Any", _Session()),
+        source=KafkaSource({}),
+        target=nothing,
+        store=store,
+        dead_letters=nothing,
+        registry=registry,
+        topics=Topics(config.pipeline, KafkaSource({}), store),
+        failpoints=Failpoints(None),
+        listeners=Listeners(),
+        stop=StopFlag(),
+    )
