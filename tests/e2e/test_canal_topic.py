@@ -20,6 +20,7 @@ from tidesink.sinks.listener import BatchStarted, TableChanged, WorkerEvent
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport, TableReport
 from tidesink.sinks.stopping import StopFlag
+from tidesink.sinks.table_control import TableControl, change_control
 from tidesink.sinks.worker import Worker, run
 
 if TYPE_CHECKING:
@@ -145,6 +146,26 @@ def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_en
         "told": "PAUSED",
         "behind": "PAUSED",
     }
+
+
+def test_a_table_behind_one_that_rests_is_met(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
+    """Also by a run that would end at once, as each of cron's does: nobody reads on to it."""
+    topic = f"{servers['prefix']}cdc"
+    create_topics(servers["brokers"], {topic: 1})
+    told, behind = (
+        TableWriter(servers, schema_of(name), protocol="canal-json", topic=topic)
+        for name in ("told", "behind")
+    )
+    told.upsert({"id": 1, "name": "one"})
+    behind.upsert({"id": 7, "name": "seven"})
+    config = _config(tmp_path, servers, topic)
+    with assembled(config, (), StopFlag()) as around:
+        # As an earlier run left it, before anything was written of the other.
+        around.topics.tables(topic).add([told.schema.table])
+        change_control(around.store, config.pipeline, told.schema.table, TableControl.pause)
+        report = Worker(around, until="drained").run()
+    assert {table.table.name: table.state for table in report.tables} == {"told": "PAUSED", "behind": "IDLE"}
+    assert set(lake_rows(tmp_path, "behind")) == {7}
 
 
 class _LateDdl(KafkaOffsets):

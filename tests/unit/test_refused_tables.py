@@ -81,3 +81,22 @@ def test_a_table_that_failed_for_another_reason_goes_on(around: Callable[[Config
     for control in RESUMED():
         lane.heed(control)
     assert lane.state == "IDLE"
+
+
+def test_a_topic_whose_only_table_is_refused_when_it_is_met_is_followed_again(
+    around: Callable[[Config], Surroundings],
+) -> None:
+    """Nobody else would meet the tables behind it: of a table that waits the next look is told."""
+    told: list[tuple[str, bool]] = []
+
+    def tables_of(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
+        told.append((found.topic, stuck))
+        return (SALES,)
+
+    lanes = Lanes(around(right(CANAL_JSON)), tables_of)
+    found = {topic: _offsets(topic) for topic in ("app", "again")}
+    lanes.follow(found)
+    assert lanes.newly_stuck()
+    lanes.follow(found)
+    assert not lanes.newly_stuck()
+    assert told == [("app", False), ("again", False), ("app", False), ("again", True)]

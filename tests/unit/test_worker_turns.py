@@ -17,6 +17,7 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.table_control import TableControl, change_control
 from tidesink.sinks.worker import Worker
 
 FIRST, SECOND = TableId("shop", "first"), TableId("shop", "second")
@@ -85,6 +86,13 @@ def test_the_place_of_a_batch_that_ends_during_a_look_is_given_out_by_that_look(
     ]
     # The last look is for what the last batch found out.
     assert looks.at_work == [[], ["shop.first"], ["shop.second"], []]
+
+
+def test_a_run_does_not_end_by_a_look_before_a_topics_only_table_rested(store: SqlStateStore) -> None:
+    change_control(store, "shop", FIRST, TableControl.pause)
+    looks = _Looks(FIRST)
+    assert [table.state for table in _drain(store, looks).tables] == ["PAUSED"]
+    assert looks.at_work == [[], []]
 
 
 def test_what_kafkas_silence_stopped_is_not_looked_for_again(store: SqlStateStore) -> None:

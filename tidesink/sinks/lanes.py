@@ -31,6 +31,8 @@ class Lanes:
         self._owners: dict[TableId, str] = {}
         self._goals = Goals(around.config.destination)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
+        # Topics that were left to their lanes when they were last followed.
+        self._read_on: set[str] = set()
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(list(self._lanes.values()))
@@ -56,6 +58,7 @@ class Lanes:
                 self._add(topic, table)
                 self._lanes[topic, table].fail(topic_gone(topic))
         self._earlier = ()
+        self._read_on.clear()
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
@@ -63,6 +66,13 @@ class Lanes:
         for topic in self._around.config.fixed_topics:
             if topic not in found and topic not in known:
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
+
+    def newly_stuck(self) -> bool:
+        """Whether a topic that was left to its lanes when it was last followed has none that reads on by now.
+
+        Nobody would meet its other tables: it is to be followed once more, which looks into it to its end.
+        """
+        return any(self._stuck(topic) for topic in self._read_on)
 
     def close(self) -> None:
         """Let go of every table."""
@@ -86,11 +96,14 @@ class Lanes:
         refused = self._lanes.get((topic, _unknown(topic)))
         if refused is not None and refused.cools_down:
             return
+        stuck = self._stuck(topic)
         try:
-            tables = self._tables_of(offsets, self._stuck(topic))
+            tables = self._tables_of(offsets, stuck)
         except TidesinkError as exc:
             self._refuse(topic, exc)
             return
+        if not stuck:
+            self._read_on.add(topic)
         self._lanes.pop((topic, _unknown(topic)), None)
         for table in tables:
             if (topic, table) not in self._lanes:

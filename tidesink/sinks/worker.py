@@ -117,8 +117,8 @@ class Worker:
     def _turn(self) -> bool:
         """Look once and give out turns; False when the run is over.
 
-        It ends by a look that still holds: what a batch found out by its end while that look was taken is for
-        another look.
+        It ends by a look that still holds: what a batch found out by its end while that look was taken, and
+        a topic none of whose tables reads on since, are for another look.
         """
         self._heartbeat.beat()
         self._requests.look()
@@ -132,7 +132,7 @@ class Worker:
             wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True
         # Kafka's silence stops every topic: another look would find no more.
-        if ended and not isinstance(seen, SourceError):
+        if not isinstance(seen, SourceError) and (ended or self._lanes.newly_stuck()):
             return True
         return self._rest(idle)
 
