@@ -41,6 +41,9 @@ _LOCK_SECONDS: Final = 30
 _LOCK_PAUSE: Final = 0.02
 
 _MYSQL: Final = ("mysql", "mariadb")
+# A table, its type or its row in the catalog is there: Postgres' codes and MySQL's. Their words may be in
+# any language.
+_IS_THERE: Final = ("42P07", "42710", "23505", 1050)
 
 
 def _key(width: int) -> sa.types.TypeEngine[str]:
@@ -245,12 +248,9 @@ def _engine(url: str) -> sa.Engine:
 
 
 def _options(url: sa.URL) -> dict[str, Any]:
-    backend = url.get_backend_name()
-    if backend == "sqlite":
-        return {"connect_args": {"timeout": _LOCK_SECONDS}}
     # What is locked is read after it is locked, in any of them; MySQL's usual level locks gaps besides, and
     # two tables whose first rows fall into one would deadlock.
-    return {"isolation_level": "READ COMMITTED"} if backend in _MYSQL else {}
+    return {"isolation_level": "READ COMMITTED"} if url.get_backend_name() in _MYSQL else {}
 
 
 def _prepare_sqlite(engine: sa.Engine) -> None:
@@ -265,12 +265,15 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
     def _set_pragmas(connection: Any, _record: Any) -> None:
         # WAL lets `tidesink status` read while a worker writes.
         cursor = connection.cursor()
+        # Only the retries wait: a try that did so besides could begin at the end of their time.
+        cursor.execute("PRAGMA busy_timeout=0")
         _set_wal(cursor)
+        cursor.execute(f"PRAGMA busy_timeout={_LOCK_SECONDS * 1000}")
         cursor.close()
 
 
 def _set_wal(cursor: Any) -> None:
-    """Of those who set it at once on a new file SQLite refuses some without the wait that they asked for."""
+    """Of those who set it at once on a new file SQLite refuses some at once, whatever wait they asked for."""
     retrying = Retrying(
         retry=retry_if_exception(_is_locked),
         stop=stop_after_delay(_LOCK_SECONDS),
@@ -286,10 +289,16 @@ def _is_locked(error: BaseException) -> bool:
 
 def _made_by_others(error: BaseException | None) -> bool:
     """Whether a table or the version's row was there when it was to be made, which it was not before."""
-    # Postgres says of a table that it breaks the uniqueness of its catalog, or that it is there.
     return isinstance(error, IntegrityError) or (
-        isinstance(error, (OperationalError, ProgrammingError)) and "already exists" in str(error.orig)
+        isinstance(error, (OperationalError, ProgrammingError)) and _is_there(error.orig)
     )
+
+
+def _is_there(error: BaseException | None) -> bool:
+    if error is None or isinstance(error, sqlite3.Error):
+        return "already exists" in str(error)  # SQLite has no code of its own for it
+    codes = (getattr(error, "sqlstate", None), getattr(error, "pgcode", None), *error.args[:1])
+    return any(code in _IS_THERE for code in codes)
 
 
 def _check_version(connection: sa.Connection) -> None:
