@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import tidesink
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tidesink import ChangeEvent, Op
-from tidesink.consumer import BadRecord, EventConsumer
+from tidesink.consumer import BadRecord, EventConsumer, group
 from tidesink.errors import (
     ConfigError,
     FramingError,
@@ -305,6 +305,34 @@ def test_records_that_kafka_no_longer_holds_are_said(
         list(events)
     events.close()
     assert committed(servers, orders.topic) == [1]
+
+
+class OnceUnanswered(Consumer):  # type: ignore[misc]
+    """A consumer whose first question of where its group is has no answer."""
+
+    asked = False
+
+    def committed(self, *places: Any, **more: Any) -> list[TopicPartition]:
+        if not self.asked:
+            self.asked = True
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return super().committed(*places, **more)  # type: ignore[no-any-return]
+
+
+def test_a_round_that_fails_is_said_and_the_next_call_goes_on(
+    tmp_path: Path, servers: Servers, orders: TableWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consumer(tmp_path, servers) as events:
+        next(events)
+    monkeypatch.setattr(group, "Consumer", OnceUnanswered)
+    with consumer(tmp_path, servers) as events:
+        with pytest.raises(SourceError, match="Timed out"):
+            next(events)
+        late = threading.Timer(PATIENCE, events.stop)
+        late.start()
+        assert [event.position.offset for event in events] == list(range(1, 11))
+        assert late.is_alive()  # idle, and not stopped
+        late.cancel()
 
 
 def test_a_broker_that_does_not_answer_is_said(tmp_path: Path, servers: Servers) -> None:

@@ -179,17 +179,14 @@ class EventConsumer:
         return True
 
     def _fetch(self) -> bool:
-        since = time.monotonic()
+        began = time.monotonic()
         while not self._stopped.is_set():
-            waited = self._group.waits_for_records
             self._fetched.extend(self._group.fetch(self._batch_records))
             if self._fetched:
                 return True
             # What the group takes to say which partitions are ours, within a fetch too, is no idle time.
-            if not (waited and self._group.waits_for_records):
-                since = time.monotonic()
-            idle = time.monotonic() - since
-            if self._stop_after_idle is not None and idle >= self._stop_after_idle:
+            since = max(began, self._group.waits_since())
+            if self._stop_after_idle is not None and time.monotonic() - since >= self._stop_after_idle:
                 return False
         return False
 

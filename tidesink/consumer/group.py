@@ -89,17 +89,18 @@ class ConsumerGroup:
         self._consumer = Consumer({**properties, **own}, logger=_LOG)
         self._topics: tuple[str, ...] = ()
         self._looked = self._heard = 0.0
-        self._joined = False
+        self._joined: float | None = None  # when the group last said which partitions are ours
 
     @property
     def topics(self) -> tuple[str, ...]:
         """The topics that are read now."""
         return self._topics
 
-    @property
-    def waits_for_records(self) -> bool:
-        """Whether only records are missing: the group has said which partitions are ours, or has none."""
-        return self._joined or not self._topics
+    def waits_since(self) -> float:
+        """When the wait for records alone began (``time.monotonic()``); now, while partitions are shared."""
+        if not self._topics:
+            return 0.0
+        return time.monotonic() if self._joined is None else self._joined
 
     def open(self) -> None:
         """Take part in the group.
@@ -191,12 +192,19 @@ class ConsumerGroup:
                 self._consumer.unsubscribe()
 
     def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        try:
+            self._take(consumer, places)
+        finally:
+            # They are ours whatever failed: the library assigns itself what we did not.
+            self._joined = time.monotonic()
+
+    def _take(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        """Read the partitions from where the group is, or begins."""
         begins = consumer.committed(places, timeout=_TIMEOUT)
         new = [place for place in begins if place.offset < 0]
         for place in new:
             place.offset = self._beginning(place)
         consumer.assign(begins)
-        self._joined = True
         ends = [place for place in new if place.offset >= 0]
         if ends:
             # Else what comes until the first commit would be passed over by whoever is assigned it next.
@@ -204,7 +212,7 @@ class ConsumerGroup:
 
     def _revoked(self, _consumer: Consumer, _places: list[TopicPartition]) -> None:
         """The group shares the partitions out anew."""
-        self._joined = False
+        self._joined = None
 
     def _beginning(self, place: TopicPartition) -> int:
         """Where a partition begins that the group has committed nothing of; a new one at its first record."""
