@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tidesink.dev import ports
 from tidesink.dev.ports import LOOPBACK, free_ports, port_owner
 from tidesink.dev.processes import (
     DaemonFiles,
@@ -193,9 +194,9 @@ def test_a_busy_port_is_named_with_its_holder_and_the_way_out() -> None:
 
 
 def test_a_free_port_passes() -> None:
-    ports = free_ports(3)
-    assert len(set(ports)) == 3
-    for port in ports:
+    found = free_ports(3)
+    assert len(set(found)) == 3
+    for port in found:
         require_free_port(port, name="broker", option="--kafka-port")
         assert port_owner(port) == ""
 
@@ -207,7 +208,18 @@ def test_free_ports_are_none_that_the_system_gives_to_connections() -> None:
     lowest = int(given_out.read_text().split()[0])
     if lowest <= 11_000:
         pytest.skip("this system gives nearly all ports to connections")
-    assert max(free_ports(50)) < lowest
+    # Nor NodePorts of Kubernetes.
+    assert max(free_ports(50)) < min(lowest, 30_000)
+
+
+def test_no_ports_are_none() -> None:
+    assert free_ports(0) == []
+
+
+def test_a_machine_without_loopback_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "LOOPBACK", "192.0.2.1")  # of documentation, and no machine's
+    with pytest.raises(OSError, match="assign requested address"):
+        free_ports(1)
 
 
 def test_a_port_that_is_not_one_is_refused() -> None:

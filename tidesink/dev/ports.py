@@ -11,9 +11,10 @@ from typing import Final
 
 LOOPBACK: Final = "127.0.0.1"
 _LISTEN: Final = "0A"
-# Below lie the ports of well-known services, above those that systems give to connections.
+# Below lie the ports of well-known services, above Kubernetes' NodePorts and those that systems give to
+# connections.
 _LOWEST: Final = 10_000
-_HIGHEST: Final = 32_767
+_HIGHEST: Final = 29_999
 _GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _ANY: Final = 0
 _TRIES: Final = 100
@@ -23,18 +24,25 @@ def free_ports(count: int) -> list[int]:
     """Different ports that nothing listens on at this moment.
 
     The system gives none of them to a connection, or to who listens anywhere: a service takes seconds to
-    start, and would find its port in use.
+    start, and would find its port in use. Raises OSError where there is none to be had.
     """
     found: list[int] = []
+    candidates = _candidates()
     with contextlib.ExitStack() as stack:
-        for port in _candidates():
-            one = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                one.bind((LOOPBACK, port))
-                found.append(one.getsockname()[1])
-            if len(found) == count:
-                break
+        while len(found) < count:
+            found += _bound(stack.enter_context(socket.socket()), next(candidates))
     return found
+
+
+def _bound(one: socket.socket, port: int) -> list[int]:
+    """The port that the socket has now; none where that one cannot be had."""
+    try:
+        one.bind((LOOPBACK, port))
+    except OSError:
+        if port == _ANY:
+            raise  # the system has none, and would say so for ever
+        return []
+    return [one.getsockname()[1]]
 
 
 def _candidates() -> Iterator[int]:
