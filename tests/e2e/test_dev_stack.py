@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
@@ -19,10 +20,12 @@ from confluent_kafka.admin import AdminClient
 
 from tests.servers import create_topics, local_stack
 from tests.soak import SOAK
+from tidesink.dev.broker import Broker, _run_format
 from tidesink.dev.ports import LOOPBACK, free_ports
 from tidesink.dev.processes import accepts, start_of
 from tidesink.dev.stack import DevStack
 from tidesink.errors import DevStackError
+from tidesink.sinks.ivy import silent
 
 pytestmark = pytest.mark.servers
 
@@ -223,6 +226,66 @@ def test_an_end_while_formatting_leaves_nothing_broken(tmp_path: Path, number: s
         assert [service.state for service in stack.status()] == ["running"] * 2
     finally:
         stack.down()
+
+
+def _broker(directory: Path) -> Broker:
+    return Broker(directory, *free_ports(2))
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_data_folder_on_another_disk_is_formatted_and_serves(tmp_path: Path) -> None:
+    disk = Path("/dev/shm")  # noqa: S108
+    if not disk.is_dir() or disk.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("this system has no second disk")
+    with TemporaryDirectory(dir=disk) as other:
+        (tmp_path / "kafka").mkdir()
+        (tmp_path / "kafka" / "data").symlink_to(other)
+        with local_stack(tmp_path) as stack:
+            create_topics(stack.addresses.brokers, {"there": 1})
+        assert {"meta.properties", "there-0"} <= {path.name for path in Path(other).iterdir()}
+    assert sorted(path.name for path in (tmp_path / "kafka").iterdir()) == ["data", "server.properties"]
+
+
+def test_what_an_interrupted_format_left_is_replaced(tmp_path: Path) -> None:
+    """Whatever Kafka's tool had made by then, and what a killed ``up`` had not moved whole."""
+    data = tmp_path / "kafka" / "data"
+    _broker(tmp_path).prepare(silent)
+    whole = _files(data)
+    (data / "meta.properties").rename(data / "meta.properties.part")
+    for left in whole.keys() - {"meta.properties"}:
+        (data / left).write_bytes(b"half of it")
+    _broker(tmp_path).prepare(silent)
+    again = _files(data)
+    assert again.keys() == whole.keys()
+    assert b"half of it" not in again.values()
+
+
+@pytest.mark.parametrize("partition", ["orders-0", "__cluster_metadata-0"])
+def test_topics_whose_cluster_is_not_known_are_left_alone(tmp_path: Path, partition: str) -> None:
+    data = tmp_path / "kafka" / "data"
+    (data / partition).mkdir(parents=True)
+    (data / partition / "00000000000000000000.log").write_bytes(b"records")
+    before = _files(data)
+    with pytest.raises(
+        DevStackError, match=r"holds topics without the meta\.properties .* put that file back"
+    ):
+        _broker(tmp_path).prepare(silent)
+    assert _files(data) == before
+
+
+def test_a_format_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\nexec sleep 60\n")
+    java.chmod(0o755)
+    (tmp_path / "jdk" / "release").write_text('JAVA_VERSION="21"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    with pytest.raises(DevStackError, match=r"has not formatted its storage .* within 0 s"):
+        _run_format(tmp_path, tmp_path / "server.properties", seconds=0.2)
 
 
 def test_two_at_once_start_one_stack(tmp_path: Path) -> None:

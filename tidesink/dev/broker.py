@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shutil
 import subprocess
 import uuid
@@ -14,13 +15,23 @@ from typing import Final
 from tidesink.dev.ivy import broker_jars
 from tidesink.dev.java import find_java
 from tidesink.dev.ports import LOOPBACK
-from tidesink.dev.processes import DaemonFiles, RunningDaemon, accepts, require_free_port, start_daemon
+from tidesink.dev.processes import (
+    READY_SECONDS,
+    DaemonFiles,
+    RunningDaemon,
+    accepts,
+    require_free_port,
+    start_daemon,
+)
 from tidesink.errors import DevStackError
 from tidesink.sinks.ivy import Progress
 
 NAME: Final = "kafka"
-_FORMAT_SECONDS: Final = 120
 _FORMATTING: Final = "formatting-"
+# Kafka's word that a folder is formatted, and of which cluster.
+_FORMATTED: Final = "meta.properties"
+_CLUSTER: Final = "__cluster_metadata-0"
+_PARTITION: Final = re.compile(r".+-\d+")
 _JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 # Retention is off: a demo that is looked at again next week must not find its topics expired.
@@ -80,7 +91,8 @@ class Broker:
         require_free_port(self.controller_port, name="broker's controller", option="--controller-port")
         self._data.mkdir(parents=True, exist_ok=True)
         self._write_properties(self._properties, self._data)
-        if not (self._data / "meta.properties").is_file():
+        if not (self._data / _FORMATTED).is_file():
+            _require_no_topics(self._data.resolve())
             progress("kafka: formatting its storage")
             self._format(jars)
 
@@ -108,7 +120,7 @@ class Broker:
         path.write_text(text, encoding="utf-8")
 
     def _format(self, jars: Path) -> None:
-        """Make the data folder apart and put it in its place in one step.
+        """Make the storage apart and put it into the data folder.
 
         Kafka's tool outlives a killed ``up``: in a folder of its own it cannot meet the next one's.
         """
@@ -120,26 +132,52 @@ class Broker:
             properties, data = Path(folder, "server.properties"), Path(folder, "data")
             self._write_properties(properties, data)
             _run_format(jars, properties)
-            self._put_in_place(data)
+            _put_in_place(data, self._data.resolve())
 
-    def _put_in_place(self, formatted: Path) -> None:
-        try:
-            formatted.rename(self._data)
-        except OSError as exc:
-            raise DevStackError(
-                f"Kafka's new storage cannot become {self._data}: {exc.strerror}. "
-                "That folder holds no formatted storage: remove it and run the command again"
-            ) from exc
+
+def _require_no_topics(data: Path) -> None:
+    """A broker has been at work there where a partition is; formatting leaves one, without segments."""
+    partitions = [child for child in data.iterdir() if _PARTITION.fullmatch(child.name) and child.is_dir()]
+    if any(child.name != _CLUSTER or any(child.glob("*.log")) for child in partitions):
+        raise DevStackError(
+            f"{data} holds topics without the {_FORMATTED} they were written under: put that file back, or "
+            "move what is there away to begin with an empty broker. Nothing was changed"
+        )
+
+
+def _put_in_place(formatted: Path, data: Path) -> None:
+    """What says that the storage is whole comes last: without it the next ``up`` does all of this again."""
+    try:
+        for child in sorted(formatted.iterdir(), key=lambda child: child.name == _FORMATTED):
+            _move(child, data / child.name)
+    except OSError as exc:
+        raise DevStackError(f"Kafka's new storage cannot be put into {data}: {exc}") from exc
+
+
+def _move(child: Path, place: Path) -> None:
+    """Whole or not at all, to another disk too; what an interrupted ``up`` left there goes."""
+    part = place.with_name(f"{place.name}.part")
+    for left in (part, place):
+        if left.is_dir():
+            shutil.rmtree(left)
+    shutil.move(child, part)
+    part.replace(place)
 
 
 def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
     return [str(find_java().path), "-Xmx512m", *_JVM, "-cp", f"{jars}/*", main, *map(str, arguments)]
 
 
-def _run_format(jars: Path, properties: Path) -> None:
+def _run_format(jars: Path, properties: Path, seconds: float = READY_SECONDS) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     command = _java(jars, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", properties)
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_SECONDS, check=False)
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as exc:
+        raise DevStackError(
+            f"Kafka has not formatted its storage ({properties}) within {seconds:.0f} s; is the machine "
+            "busy, or its disk full? Run the command again"
+        ) from exc
     if answer.returncode:
         said = (answer.stderr + answer.stdout).strip()[-2000:]
         raise DevStackError(f"Kafka cannot format its storage ({properties}):\n{said}")
