@@ -326,7 +326,7 @@ def test_a_round_that_fails_is_said_and_the_next_call_goes_on(
         next(events)
     monkeypatch.setattr(group, "Consumer", OnceUnanswered)
     with consumer(tmp_path, servers) as events:
-        with pytest.raises(SourceError, match="Timed out"):
+        with pytest.raises(SourceUnavailableError, match="Timed out"):
             next(events)
         late = threading.Timer(PATIENCE, events.stop)
         late.start()

@@ -41,6 +41,8 @@ _MOVED: Final = frozenset(
         KafkaError._STATE,
     )
 )
+# No broker answers, or not in time.
+_SILENT: Final = frozenset((KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT))
 # A topic that is being made or deleted: the next look at the topics says which.
 _PASSING: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 
@@ -89,6 +91,7 @@ class ConsumerGroup:
         self._consumer = Consumer({**properties, **own}, logger=_LOG)
         self._topics: tuple[str, ...] = ()
         self._looked = self._heard = 0.0
+        self._untaken: list[TopicPartition] | None = None  # ours, and not read yet
         self._joined: float | None = None  # when the group last said which partitions are ours
 
     @property
@@ -117,7 +120,7 @@ class ConsumerGroup:
         """Up to ``most`` records, waiting up to half a second for the first; in each partition's order.
 
         Raises:
-            SourceUnavailableError: the brokers have not answered for a minute.
+            SourceUnavailableError: the brokers have not answered for a minute, or not said where to begin.
             SourceError: Kafka refuses, or no longer holds the records that come next.
         """
         self._look_again()
@@ -125,6 +128,8 @@ class ConsumerGroup:
             time.sleep(min(_POLL, self._refresh))
             return []
         try:
+            if self._untaken is not None:
+                self._take(self._untaken)
             records = self._consumer.consume(most, timeout=_POLL)
         except KafkaException as error:
             raise self._failure(error.args[0]) from error
@@ -191,28 +196,27 @@ class ConsumerGroup:
             else:
                 self._consumer.unsubscribe()
 
-    def _assigned(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        try:
-            self._take(consumer, places)
-        finally:
-            # They are ours whatever failed: the library assigns itself what we did not.
-            self._joined = time.monotonic()
+    def _assigned(self, _consumer: Consumer, places: list[TopicPartition]) -> None:
+        # They stay ours where this fails, and nobody reads them: the next fetch takes them then.
+        self._untaken = places
+        self._take(places)
 
-    def _take(self, consumer: Consumer, places: list[TopicPartition]) -> None:
-        """Read the partitions from where the group is, or begins."""
-        begins = consumer.committed(places, timeout=_TIMEOUT)
+    def _take(self, places: list[TopicPartition]) -> None:
+        """Read the partitions that are ours from where the group is, or begins."""
+        begins = self._consumer.committed(places, timeout=_TIMEOUT)
         new = [place for place in begins if place.offset < 0]
         for place in new:
             place.offset = self._beginning(place)
-        consumer.assign(begins)
+        self._consumer.assign(begins)
+        self._untaken, self._joined = None, time.monotonic()
         ends = [place for place in new if place.offset >= 0]
         if ends:
             # Else what comes until the first commit would be passed over by whoever is assigned it next.
-            consumer.commit(offsets=ends, asynchronous=False)
+            self._consumer.commit(offsets=ends, asynchronous=False)
 
     def _revoked(self, _consumer: Consumer, _places: list[TopicPartition]) -> None:
         """The group shares the partitions out anew."""
-        self._joined = None
+        self._untaken = self._joined = None
 
     def _beginning(self, place: TopicPartition) -> int:
         """Where a partition begins that the group has committed nothing of; a new one at its first record."""
@@ -228,7 +232,7 @@ class ConsumerGroup:
                 "offsets where to go on (kafka-consumer-groups --reset-offsets), or take a new group",
                 **where,
             )
-        if error.retriable() or error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT):
+        if error.retriable() or error.code() in _SILENT:
             return SourceUnavailableError(f"no answer from {self._brokers}: {error.str()}", **where)
         return SourceError(f"{error.str()}; does the group have the rights it needs?", **where)
 
