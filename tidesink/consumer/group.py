@@ -204,6 +204,9 @@ class ConsumerGroup:
     def _take(self, places: list[TopicPartition]) -> None:
         """Read the partitions that are ours from where the group is, or begins."""
         begins = self._consumer.committed(places, timeout=_TIMEOUT)
+        for place in begins:
+            if place.error is not None:  # else it would count as one that nothing was committed of
+                raise KafkaException(place.error)
         new = [place for place in begins if place.offset < 0]
         for place in new:
             place.offset = self._beginning(place)
