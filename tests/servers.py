@@ -14,7 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 
 from tests.containers import container_stack, engine_answers
 from tidesink.dev.ports import free_ports
@@ -77,6 +84,14 @@ def create_topics(brokers: str, partitions: Mapping[str, int]) -> None:
         future.result()
     # The controller answers before the broker has heard.
     _wait_until(lambda: _led(admin, partitions), f"not all of {', '.join(partitions)} came")
+
+
+def add_partitions(brokers: str, topic: str, count: int) -> None:
+    """Give a topic more partitions, ``count`` in all, and wait until the broker has them."""
+    admin = AdminClient({"bootstrap.servers": brokers})
+    for future in admin.create_partitions([NewPartitions(topic, count)]).values():
+        future.result(30)
+    _wait_until(lambda: _led(admin, {topic: count}), f"{topic} has not {count} partitions")
 
 
 def _led(admin: AdminClient, partitions: Mapping[str, int]) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from confluent_kafka.admin import AdminClient, NewPartitions
-
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.servers import add_partitions
 from tidesink.config import load_config
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
@@ -18,16 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 30
-
-
-def _grow(servers: Servers, topic: str, partitions: int) -> None:
-    admin = AdminClient({"bootstrap.servers": servers["brokers"]})
-    for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
-        future.result(30)
-    deadline = time.monotonic() + 60
-    while len(admin.list_topics(topic, timeout=10).topics[topic].partitions) < partitions:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _run(folder: Path, servers: Servers, *, records: int) -> RunReport:
@@ -45,7 +33,7 @@ def test_a_table_read_anew_reads_the_old_partitions_first(
     for key in range(ROWS):
         writer.upsert({"id": key, "name": "old"})
     assert _run(tmp_path / "one", servers, records=1_000).exit_code == 0
-    _grow(servers, writer.topic, 2)
+    add_partitions(servers["brokers"], writer.topic, 2)
     # A producer made before does not know the partition yet.
     writer = TableWriter(servers, writer.schema, topic=writer.topic)
     for key in range(ROWS):

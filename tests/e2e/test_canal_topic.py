@@ -124,16 +124,21 @@ class _LongLooks(KafkaOffsets):
         return _LongLook(super().lookup(topics), self._pause)
 
 
-def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_end(
-    spark: SparkSession, tmp_path: Path, servers: Servers
-) -> None:
-    """Once its only table waits, a topic is looked into for others: the next look says so, not this one."""
+def _two_tables(servers: Servers) -> tuple[str, TableWriter, TableWriter]:
     topic = f"{servers['prefix']}cdc"
     create_topics(servers["brokers"], {topic: 1})
     told, behind = (
         TableWriter(servers, schema_of(name), protocol="canal-json", topic=topic)
         for name in ("told", "behind")
     )
+    return topic, told, behind
+
+
+def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_end(
+    spark: SparkSession, tmp_path: Path, servers: Servers
+) -> None:
+    """Once its only table waits, a topic is looked into for others: the next look says so, not this one."""
+    topic, told, behind = _two_tables(servers)
     told.upsert({"id": 1, "name": "one"})
     told.send(None, b"{")
     behind.upsert({"id": 7, "name": "seven"})
@@ -150,12 +155,7 @@ def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_en
 
 def test_a_table_behind_one_that_rests_is_met(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     """Also by a run that would end at once, as each of cron's does: nobody reads on to it."""
-    topic = f"{servers['prefix']}cdc"
-    create_topics(servers["brokers"], {topic: 1})
-    told, behind = (
-        TableWriter(servers, schema_of(name), protocol="canal-json", topic=topic)
-        for name in ("told", "behind")
-    )
+    topic, told, behind = _two_tables(servers)
     told.upsert({"id": 1, "name": "one"})
     behind.upsert({"id": 7, "name": "seven"})
     config = _config(tmp_path, servers, topic)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
-from tests.servers import delete_topic
+from tests.servers import add_partitions, delete_topic
 from tidesink.config import load_config
 from tidesink.dev.ports import free_ports
 from tidesink.errors import SourceUnavailableError
@@ -41,13 +41,6 @@ def _expire(servers: Servers, topic: str, before: int) -> None:
     admin = _admin(servers)
     for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
         future.result(60)
-
-
-def _add_partition(servers: Servers, topic: str) -> None:
-    admin = _admin(servers)
-    for future in admin.create_partitions([NewPartitions(topic, 2)]).values():
-        future.result()
-    _wait(lambda: len(admin.list_topics(topic, timeout=10).topics[topic].partitions) == 2)
 
 
 def _wait(done: Callable[[], bool]) -> None:
@@ -86,7 +79,7 @@ def _spoil(servers: Servers, writers: dict[str, TableWriter]) -> None:
         writers[name].upsert({"id": 2, "name": "two"})
     writers["expired"].upsert({"id": 3, "name": "three"})
     _expire(servers, writers["expired"].topic, 2)
-    _add_partition(servers, writers["grown"].topic)
+    add_partitions(servers["brokers"], writers["grown"].topic, 2)
     # The same key in the new partition: its old change is in the old one, below the end seen first.
     # A producer made before does not know the partition yet.
     grown = TableWriter(servers, schema_of("grown"), topic=writers["grown"].topic)

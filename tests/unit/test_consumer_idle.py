@@ -17,8 +17,9 @@ from tidesink.consumer import group
 from tidesink.consumer.events import EventConsumer
 
 PLACES: Final = [TopicPartition("app", 0, 7)]
-ROUNDS: Final = 12
-FETCH: Final = 0.05
+ROUNDS: Final = 8
+# Long beside what a busy machine takes between a round and the look at the clock.
+FETCH: Final = 0.5
 
 
 class Library:

@@ -50,8 +50,14 @@ def test_a_file_that_another_has_locked_is_waited_for(tmp_path: Path) -> None:
 def _locked_for_a_while(place: Path) -> Iterator[None]:
     holder = sqlite3.connect(place, isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN EXCLUSIVE")
-    end = threading.Timer(0.5, holder.close)
+    released = threading.Event()
+
+    def release() -> None:
+        released.set()
+        holder.close()
+
+    end = threading.Timer(0.5, release)
     end.start()
     yield
-    assert not end.is_alive()
+    assert released.is_set()
     end.join()

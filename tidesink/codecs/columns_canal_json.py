@@ -97,7 +97,7 @@ class CanalJsonColumns:
 
     @property
     def kept_columns(self) -> frozenset[str]:
-        """None."""
+        """Always empty: a row comes with all its values."""
         return frozenset()
 
     @property

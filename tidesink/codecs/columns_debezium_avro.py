@@ -32,7 +32,7 @@ from tidesink.codecs.columns_debezium_faults import (
     watermark_faults,
 )
 from tidesink.codecs.columns_debezium_keys import old_key, row_key, value_fault
-from tidesink.codecs.columns_debezium_readers import Defined, record_columns, source_column
+from tidesink.codecs.columns_debezium_readers import Defined, modes_of_keys, record_columns, source_column
 from tidesink.codecs.columns_debezium_record import (
     SOURCE_AND_POSITION,
     Images,
@@ -173,8 +173,7 @@ def debezium_avro_columns(  # noqa: PLR0913  (all that a plan rests on)
     """
     key_side, value_side = _Schemas.of(key_schemas, key=True), _Schemas.of(value_schemas, key=False)
     ticdc = any(schema.is_ticdc for schema in value_side.rows.values())
-    # A key record does not say who wrote it.
-    key_modes = modes.of_ticdc() if ticdc else modes
+    key_modes = modes_of_keys(value_side.rows.values(), modes)
     defined: Defined = definition.by_name if definition is not None else {}
     named = _key_names(table, keys, base, key_side.rows, needed=not logs)
     told = value_side.rows or key_side.rows

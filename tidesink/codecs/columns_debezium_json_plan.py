@@ -14,7 +14,7 @@ from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
 from tidesink.codecs.columns_debezium_json_judge import Judging
 from tidesink.codecs.columns_debezium_json_record import json_records
 from tidesink.codecs.columns_debezium_json_schema import JsonSchema, is_flattened_head, read_heads
-from tidesink.codecs.columns_debezium_readers import Defined, source_column
+from tidesink.codecs.columns_debezium_readers import Defined, modes_of_keys, source_column
 from tidesink.codecs.columns_debezium_record import SOURCE_AND_POSITION
 from tidesink.codecs.columns_debezium_schema import gone_columns
 from tidesink.errors import ConfigError
@@ -63,9 +63,7 @@ def debezium_json_columns(  # noqa: PLR0913  (all that a plan rests on)
     key_schemas, value_schemas = read_heads(key_heads, key=True), read_heads(value_heads, key=False)
     rows = {number: one for number, one in value_schemas.items() if one.kind == "envelope"}
     modes = options.debezium
-    # A key record does not say who wrote it.
-    ticdc = any(schema.is_ticdc for schema in value_schemas.values())
-    key_modes = modes.of_ticdc() if ticdc else modes
+    key_modes = modes_of_keys(value_schemas.values(), modes)
     defined: Defined = definition.by_name if definition is not None else {}
     found = [tuple(source_column(one, wire, modes, defined) for wire in one.columns) for one in rows.values()]
     if not found and definition is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from tidesink.change import Column as SourceColumn
@@ -99,6 +99,11 @@ def source_column(
 def modes_of(schema: RecordSchema, modes: DebeziumModes) -> DebeziumModes:
     """The modes of the records of a schema: a topic may hold a connector's records and TiCDC's after them."""
     return modes.of_ticdc() if schema.is_ticdc else modes
+
+
+def modes_of_keys(values: Iterable[RecordSchema], modes: DebeziumModes) -> DebeziumModes:
+    """The modes of a topic's key records, which do not say who wrote them: TiCDC's where a value is."""
+    return modes.of_ticdc() if any(schema.is_ticdc for schema in values) else modes
 
 
 def _named(schema: RecordSchema, name: str) -> WireColumn | None:

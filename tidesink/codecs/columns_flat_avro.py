@@ -80,7 +80,7 @@ class FlatAvroColumns:
 
     @property
     def kept_columns(self) -> frozenset[str]:
-        """None."""
+        """Always empty: a row comes with all its values."""
         return frozenset()
 
     @property

@@ -25,7 +25,7 @@ from sqlalchemy.exc import (
     ProgrammingError,
     SQLAlchemyError,
 )
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
 
 from tidesink.change import TableId
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
@@ -203,17 +203,18 @@ class SqlStateStore:
 
     def _make_tables(self) -> None:
         """Make what is not there yet; others may make it at the same moment, each table only one of all."""
-        for left in reversed(range(len(_metadata.tables) + 2)):
-            try:
-                with self._transaction() as connection:
-                    _metadata.create_all(connection)
-                    _check_version(connection)
-            except StateStoreError as exc:
-                # What somebody else made is found at the next look, so that each look gets further.
-                if not left or not _made_by_others(exc.__cause__):
-                    raise
-            else:
-                return
+        retrying = Retrying(
+            # What somebody else made is found at the next look, so that each look gets further.
+            retry=retry_if_exception(lambda error: _made_by_others(error.__cause__)),
+            stop=stop_after_attempt(len(_metadata.tables) + 2),
+            reraise=True,
+        )
+        retrying(self._make_missing)
+
+    def _make_missing(self) -> None:
+        with self._transaction() as connection:
+            _metadata.create_all(connection)
+            _check_version(connection)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
