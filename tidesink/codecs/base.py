@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from tidesink.change import Event, Message, TableId
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.codecs.debezium_values_modes import DebeziumModes
-from tidesink.typemap.render import DecimalMode, UnsignedMode
+from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidesink.codecs.batch import DecodedBatch
 
 Producer = Literal["classic", "new"]
 LargeMessageOption = Literal["none", "claim-check", "handle-key-only"]
@@ -97,6 +102,16 @@ class Codec(Protocol):
         Raises:
             DecodeError: this record cannot be decoded; context has topic, partition, offset.
             RegistryError: the writer's schema cannot be had.
+        """
+
+    def decode_batch(
+        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+    ) -> DecodedBatch:
+        """The events of many Kafka records as Arrow tables: the same as ``decode`` of each in turn.
+
+        Raises:
+            SchemaMismatchError: ``records`` lacks a column that is needed.
+            RegistryError: a writer's schema cannot be had.
         """
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:

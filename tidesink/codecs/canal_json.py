@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tidesink.change import ChangeEvent, DdlEvent, Event, Message, TableSchema, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
@@ -19,6 +20,12 @@ from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.typemap.ddl_history import ddl_moment, row_moment
 from tidesink.typemap.definitions import TableDefinitions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.typemap.render import ZeroDate
 
 _KEPT_WRITERS = 256
 
@@ -47,7 +54,7 @@ class CanalJsonCodec:
         clock: Callable[[], int] = _now_ms,
         large: LargeMessages | None = None,
     ) -> None:
-        options = options or CodecOptions()
+        options = self._options = options or CodecOptions()
         self.definitions = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
         self._shapes = RowShapes(self.definitions, keys)
@@ -66,6 +73,25 @@ class CanalJsonCodec:
             ConfigError: one of them cannot be opened as it is configured.
         """
         return self._reader.events(message)
+
+    def decode_batch(
+        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+    ) -> DecodedBatch:
+        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+
+        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
+        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
+        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
+        ``time_zone``.
+
+        Raises:
+            SchemaMismatchError: ``records`` lacks a column.
+            RegistryError: a writer's schema cannot be had.
+        """
+        from tidesink.codecs.batch import ValueOptions, rows_from_events
+
+        options = ValueOptions(zero_date, self._options.time_zone)
+        return rows_from_events(records, self.decode, options)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None for a watermark without the TiDB extension.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.change import ChangeEvent, DdlEvent, Event, Message, MessageEvent, Op, Position, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
@@ -56,6 +56,12 @@ from tidesink.errors import (
 )
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.typemap.render import ZeroDate
 
 _MOST_TOPICS: Final = 65536
 _MOST_UNREAD: Final = 1000
@@ -99,6 +105,25 @@ class DebeziumCodec:
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
         return () if event is None else (event,)
+
+    def decode_batch(
+        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+    ) -> DecodedBatch:
+        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+
+        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
+        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
+        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
+        ``time_zone``.
+
+        Raises:
+            SchemaMismatchError: ``records`` lacks a column.
+            RegistryError: a writer's schema cannot be had.
+        """
+        from tidesink.codecs.batch import ValueOptions, rows_from_events
+
+        options = ValueOptions(zero_date, self._options.time_zone)
+        return rows_from_events(records, self.decode, options)
 
     def _event(self, message: Message) -> Event | None:
         value = self._parser.read(message, "value")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.change import (
     ChangeEvent,
@@ -49,6 +49,12 @@ from tidesink.errors import (
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.glue import SchemaSource
 from tidesink.schema_registry.naming import SubjectPart, subject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.typemap.render import ZeroDate
 
 # Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
 _RECORD_OVERHEAD: Final = 36
@@ -108,6 +114,25 @@ class FlatAvroCodec:
             return (plan.read(message) if plan.sums is None else self._summed(message, plan.sums, plan),)
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
+
+    def decode_batch(
+        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+    ) -> DecodedBatch:
+        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+
+        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
+        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
+        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
+        ``time_zone``.
+
+        Raises:
+            SchemaMismatchError: ``records`` lacks a column.
+            RegistryError: a writer's schema cannot be had.
+        """
+        from tidesink.codecs.batch import ValueOptions, rows_from_events
+
+        options = ValueOptions(zero_date, self._options.time_zone)
+        return rows_from_events(records, self.decode, options)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of an event, its schemas registered under the topic's subjects.

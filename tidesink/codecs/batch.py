@@ -1,0 +1,552 @@
+"""A batch of Kafka records as Arrow tables: what ``decode_batch`` gives, and how it is put together.
+
+A codec's columnar step decodes many records at once. It proves a value or leaves the record: what it
+cannot prove goes through the row path (``Codec.decode``, then ``typemap.parse`` value by value), which
+alone names faults. ``decode_in_columns`` runs both and puts their rows in the order of the input. The
+result is the same as if every record had gone through the row path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import tzinfo
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.change import (
+    UNAVAILABLE,
+    ChangeEvent,
+    Column,
+    DdlEvent,
+    Event,
+    Message,
+    MessageEvent,
+    Op,
+    Row,
+    SchemaIds,
+    TableId,
+    TableSchema,
+    Value,
+    WatermarkEvent,
+)
+from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.typemap.arrow import arrow_type
+from tidesink.typemap.parse import TargetValue, target_reader
+from tidesink.typemap.render import ZeroDate
+
+ControlEvent = DdlEvent | WatermarkEvent | MessageEvent
+Decode = Callable[[Message], tuple[Event, ...]]
+Indices = npt.NDArray[np.int64]
+
+OP_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
+TOPIC_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
+NAMES_TYPE: Final = pa.list_(pa.string())
+# The values of ``op``, in the order of their dictionary.
+OPS: Final = tuple(op.value for op in Op)
+_OP_CODES: Final = {op: code for code, op in enumerate(Op)}
+_HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+class Fault(NamedTuple):
+    """A record that cannot be decoded. ``record`` is its index in the input."""
+
+    record: int
+    error: DecodeError
+
+
+@dataclass(frozen=True)
+class ChangeTable:
+    """The row changes of one table under one writer's schema, in the order of the input.
+
+    ``rows`` has one row a change:
+
+    ===============  =========================  =====================================================
+    column           type                       meaning
+    ===============  =========================  =====================================================
+    ``record``       int64                      index of the Kafka record in the input
+    ``index``        int32                      which event of its record
+    ``op``           dictionary<int8, string>   insert, update, delete, upsert, truncate
+    ``topic``        dictionary<int32, string>
+    ``partition``    int32
+    ``offset``       int64
+    ``commit_ts``    int64                      TiDB TSO; null where the wire does not say
+    ``source``       list<int64>                position at the source (``Position.source``), or null
+    ``key``          struct                     the key columns; null where nothing names the row
+    ``before``       struct                     the row before the change, where the wire has it
+    ``after``        struct                     the row after the change; null for a delete
+    ``unavailable``  list<string>               columns of ``after`` whose value the source did not send
+    ``zero_dates``   list<string>               columns whose date no calendar has, made null by policy
+    ===============  =========================  =====================================================
+
+    The members of ``before`` and ``after`` are the columns of ``schema`` in its order. A member that a row
+    lacks is null. Types are those of ``typemap.arrow.arrow_type``.
+    """
+
+    table: TableId
+    schema: TableSchema
+    schema_id: SchemaIds | None
+    rows: pa.Table
+
+    def flat(self) -> pa.Table:
+        """The rows as a plain table for Polars, pandas or DuckDB.
+
+        The columns of the row after the change (of a delete the row before it, else the key) stand beside
+        ``_op``, ``_commit_ts``, ``_topic``, ``_partition`` and ``_offset``.
+        """
+        deleted = pc.equal(self.rows["op"].cast(pa.string()), Op.DELETE.value)
+        columns = {
+            f"_{name}": self.rows[name] for name in ("op", "commit_ts", "topic", "partition", "offset")
+        }
+        for column in self.schema.columns:
+            images = [_member(self.rows[image], column.name) for image in ("before", "key")]
+            found = [image for image in images if image is not None]
+            after = _member(self.rows["after"], column.name)
+            columns[column.name] = pc.if_else(deleted, pc.coalesce(*found), after) if found else after
+        return pa.table(columns)
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    """What a batch of Kafka records holds.
+
+    ``events`` are the DDL events, watermarks and messages in the order of the input. ``records`` counts
+    the input, ``row_codec_records`` those of them that the columnar step left to the row codec.
+    """
+
+    tables: tuple[ChangeTable, ...]
+    events: tuple[ControlEvent, ...]
+    faults: tuple[Fault, ...]
+    records: int
+    row_codec_records: int
+
+
+@dataclass(frozen=True)
+class ValueOptions:
+    """How values become those of a target: the policy for zero dates, and the zone of TIMESTAMP texts."""
+
+    zero_date: ZeroDate = "null"
+    time_zone: str = "UTC"
+
+    @cached_property
+    def zone(self) -> tzinfo:
+        """The time zone."""
+        return ZoneInfo(self.time_zone)
+
+
+@dataclass(frozen=True)
+class Records:
+    """Kafka records as Arrow arrays, one record a row. ``start`` is the index of the first in the input."""
+
+    topic: pa.Array
+    partition: pa.Array
+    offset: pa.Array
+    key: pa.Array
+    value: pa.Array
+    timestamp: pa.Array | None = None
+    headers: pa.Array | None = None
+    start: int = 0
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    def slice(self, start: int, length: int | None = None) -> Records:
+        """Some of the records, without a copy."""
+        fields = ("topic", "partition", "offset", "key", "value", "timestamp", "headers")
+        arrays = {name: getattr(self, name) for name in fields}
+        cut = {name: array and array.slice(start, length) for name, array in arrays.items()}
+        return replace(self, **cut, start=self.start + start)
+
+    def take(self, indices: Indices) -> Iterator[tuple[int, Message]]:
+        """The records at these indices (of this object), each with its index in the input."""
+        where = pa.array(indices)
+        columns = [
+            _python(array, where)
+            for array in (self.topic, self.partition, self.offset, self.key, self.value, self.timestamp)
+        ]
+        headers = _python(self.headers, where)
+        for at, *fields, own in zip(indices.tolist(), *columns, headers, strict=True):
+            topic, partition, offset, key, value, timestamp = fields
+            pairs = tuple((one["key"], one["value"]) for one in own or ())
+            yield self.start + at, Message(topic, partition, offset, key, value, timestamp, pairs)
+
+
+@dataclass(frozen=True)
+class ColumnarResult:
+    """What a columnar step made of the first ``consumed`` of its records.
+
+    ``tables`` and ``events`` are of the records that it proved; ``record`` in them counts from the
+    input's start. ``left`` are the indices (of the step's own records, ascending) of all others among the
+    consumed ones. A step consumes fewer than it was given where a record changes how the next are read.
+    """
+
+    consumed: int
+    tables: Sequence[ChangeTable] = ()
+    events: Sequence[tuple[int, ControlEvent]] = ()
+    left: Indices = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+Columnar = Callable[[Records], ColumnarResult]
+
+
+def decode_in_columns(
+    records: pa.RecordBatch | pa.Table, *, columnar: Columnar | None, decode: Decode, options: ValueOptions
+) -> DecodedBatch:
+    """Decode records by a codec's columnar step, and by its row decoder what that leaves.
+
+    Raises:
+        SchemaMismatchError: ``records`` lacks a column, or one has another type.
+        RegistryError, SourceUnavailableError: as ``decode``.
+    """
+    found = _Found()
+    row_path = RowPath(decode, options)
+    for part in _parts(records):
+        rest = part
+        while len(rest):
+            done = columnar(rest) if columnar is not None else _nothing_proven(rest)
+            found.add(done)
+            found.left += len(done.left)
+            row_path.read(rest, done.left, found)
+            rest = rest.slice(done.consumed)
+    return found.batch(len(records))
+
+
+def rows_from_events(
+    records: pa.RecordBatch | pa.Table, decode: Decode, options: ValueOptions
+) -> DecodedBatch:
+    """The row path alone: what every columnar step is held to.
+
+    Raises: as ``decode_in_columns``.
+    """
+    return decode_in_columns(records, columnar=None, decode=decode, options=options)
+
+
+def _nothing_proven(records: Records) -> ColumnarResult:
+    return ColumnarResult(len(records), left=np.arange(len(records), dtype=np.int64))
+
+
+def _member(images: pa.ChunkedArray, name: str) -> pa.ChunkedArray | None:
+    if images.type.get_field_index(name) < 0:
+        return None
+    return pc.struct_field(images, [name])
+
+
+def _python(array: pa.Array | None, where: pa.Array) -> list[Any]:
+    return [None] * len(where) if array is None else array.take(where).to_pylist()
+
+
+# The input
+
+
+def _parts(records: pa.RecordBatch | pa.Table) -> Iterator[Records]:
+    start = 0
+    batches = [records] if isinstance(records, pa.RecordBatch) else records.to_batches()
+    for batch in batches:
+        yield _records(batch, start)
+        start += len(batch)
+
+
+def _records(batch: pa.RecordBatch, start: int) -> Records:
+    count = len(batch)
+    columns: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    return Records(
+        topic=_column(columns, "topic", TOPIC_TYPE, lambda: [""] * count),
+        partition=_column(columns, "partition", pa.int32(), lambda: [0] * count),
+        offset=_column(columns, "offset", pa.int64(), lambda: range(start, start + count)),
+        key=_bytes(columns, "key", count),
+        value=_bytes(columns, "value", count),
+        timestamp=_timestamps(columns.get("timestamp")),
+        headers=_column(columns, "headers", _HEADERS_TYPE, None) if "headers" in columns else None,
+        start=start,
+    )
+
+
+def _column(
+    columns: Mapping[str, pa.Array], name: str, kind: pa.DataType, default: Callable[[], Any] | None
+) -> pa.Array:
+    found = columns.get(name)
+    if found is None and default is not None:
+        return pa.array(list(default())).cast(kind)
+    try:
+        return found if found.type == kind else found.cast(kind)  # type: ignore[union-attr]
+    except pa.ArrowInvalid as error:
+        raise _wrong(name, found, kind) from error
+    except pa.ArrowNotImplementedError as error:
+        raise _wrong(name, found, kind) from error
+
+
+def _bytes(columns: Mapping[str, pa.Array], name: str, count: int) -> pa.Array:
+    found = columns.get(name)
+    if found is None and name == "key":
+        return pa.nulls(count, pa.binary())
+    if found is None:
+        raise SchemaMismatchError(
+            f"the records have no column {name!r}: give key and value as Kafka has them"
+        )
+    if found.type in (pa.binary(), pa.large_binary()):
+        return found
+    return _column(columns, name, pa.binary(), None)
+
+
+def _wrong(name: str, found: pa.Array, kind: pa.DataType) -> SchemaMismatchError:
+    return SchemaMismatchError(f"column {name!r} of the records is {found.type}; it must be {kind}")
+
+
+def _timestamps(found: pa.Array | None) -> pa.Array | None:
+    if found is None or pa.types.is_integer(found.type):
+        return found
+    return found.cast(pa.timestamp("ms", found.type.tz), safe=False).cast(pa.int64())
+
+
+# The row path
+
+
+class RowPath:
+    """Decodes records one by one and puts their values into the Arrow types of ``typemap``."""
+
+    def __init__(self, decode: Decode, options: ValueOptions) -> None:
+        self._decode = decode
+        self._options = options
+
+    def read(self, records: Records, indices: Indices, found: _Found) -> None:
+        """Add what the records at ``indices`` hold to ``found``."""
+        groups: dict[Any, _RowGroup] = {}
+        for record, message in records.take(indices):
+            try:
+                events = self._decode(message)
+                rows = [(self._group(groups, one), one) for one in events if isinstance(one, ChangeEvent)]
+                converted = [(group, group.converted(one)) for group, one in rows]
+            except DecodeError as error:
+                error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+                found.faults.append(Fault(record, error))
+                continue
+            for group, row in converted:
+                group.add(record, row)
+            found.events += [(record, one) for one in events if not isinstance(one, ChangeEvent)]
+        found.tables += [group.table() for group in groups.values()]
+
+    def _group(self, groups: dict[Any, _RowGroup], event: ChangeEvent) -> _RowGroup:
+        key = None if event.key is None else tuple(event.key)
+        name = (event.table, id(event.schema), event.schema_id, key)
+        group = groups.get(name)
+        if group is None:
+            # The group holds the schema, so that its id stays its own.
+            group = groups[name] = _RowGroup(event, self._options)
+        return group
+
+
+class _TypedRow(NamedTuple):
+    event: ChangeEvent
+    key: dict[str, TargetValue] | None
+    before: dict[str, TargetValue] | None
+    after: dict[str, TargetValue] | None
+    zero_dates: list[str] | None
+
+
+class _RowGroup:
+    """The rows of one table, writer's schema and key."""
+
+    def __init__(self, event: ChangeEvent, options: ValueOptions) -> None:
+        schema = event.schema or TableSchema(event.table, ())
+        self._first, self._schema = event, schema
+        self._types = RowTypes(schema, None if event.key is None else tuple(event.key), options)
+        self._readers = {
+            column.name: target_reader(
+                column.type,
+                time_zone=options.zone,
+                zero_date=self._types.zero_date_of(column),
+            )
+            for column in schema.columns
+        }
+        self._rows: list[_TypedRow] = []
+        self._records: list[int] = []
+
+    def converted(self, event: ChangeEvent) -> _TypedRow:
+        """The event's values as the target's.
+
+        Raises:
+            DecodeError: a value that its column's type does not hold.
+        """
+        key = self._values(event.key)
+        before, after = self._values(event.before), self._values(event.after)
+        told, typed = (event.after, after) if event.after is not None else (event.before, before)
+        zero = [name for name, value in (told or {}).items() if value is not None and typed[name] is None]  # type: ignore[index]
+        return _TypedRow(event, key, before, after, zero or None)
+
+    def add(self, record: int, row: _TypedRow) -> None:
+        """Take a converted row of the record with this index in the input."""
+        self._records.append(record)
+        self._rows.append(row)
+
+    def table(self) -> ChangeTable:
+        """The rows as Arrow."""
+        rows, events = self._rows, [row.event for row in self._rows]
+        types = self._types
+        columns = {
+            "record": pa.array(self._records, pa.int64()),
+            "index": pa.array([one.position.index for one in events], pa.int32()),
+            "op": op_array([_OP_CODES[one.op] for one in events]),
+            "topic": pa.array([one.position.topic for one in events], pa.string()).cast(TOPIC_TYPE),
+            "partition": pa.array([one.position.partition for one in events], pa.int32()),
+            "offset": pa.array([one.position.offset for one in events], pa.int64()),
+            "commit_ts": pa.array([one.commit_ts for one in events], pa.int64()),
+            "source": pa.array([one.position.source for one in events], pa.list_(pa.int64())),
+            "key": _structs([row.key for row in rows], types.key),
+            "before": _structs([row.before for row in rows], types.row),
+            "after": _structs([row.after for row in rows], types.row),
+            "unavailable": pa.array([_unavailable(one) for one in events], NAMES_TYPE),
+            "zero_dates": pa.array([row.zero_dates for row in rows], NAMES_TYPE),
+        }
+        first = self._first
+        return ChangeTable(first.table, self._schema, first.schema_id, pa.table(columns, schema=types.table))
+
+    def _values(self, row: Row | None) -> dict[str, TargetValue] | None:
+        if row is None:
+            return None
+        typed: dict[str, TargetValue] = {}
+        for name, value in row.items():
+            typed[name] = self._value(name, value)
+        return typed
+
+    def _value(self, name: str, value: Value) -> TargetValue:
+        reader = self._readers.get(name)
+        if reader is None:
+            raise SchemaMismatchError("the row has a column that its schema lacks", column=name)
+        try:
+            return reader(value)
+        except DecodeError as error:
+            error.with_context(table=str(self._first.table), column=name)
+            raise
+
+
+class RowTypes:
+    """The Arrow types of the rows of one writer's schema. ``keys`` names the key columns; None: no key."""
+
+    def __init__(self, schema: TableSchema, keys: tuple[str, ...] | None, options: ValueOptions) -> None:
+        self._keys = frozenset(keys or ())
+        self._zero_date = options.zero_date
+        types = {column.name: self._type(column) for column in schema.columns}
+        self.row = pa.struct(list(types.items()))
+        self.key = pa.struct([(name, types[name]) for name in keys or () if name in types])
+        self.table = rows_schema(self.key, self.row)
+
+    def zero_date_of(self, column: Column) -> ZeroDate:
+        """The policy for a column. A null key names no row: there a date no calendar has is an error."""
+        return "error" if column.name in self._keys else self._zero_date
+
+    def _type(self, column: Column) -> pa.DataType:
+        return arrow_type(column.type, zero_date=self.zero_date_of(column))
+
+
+def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
+    """The schema of ``ChangeTable.rows`` for a key and a row of these types."""
+    return pa.schema(
+        [
+            ("record", pa.int64()),
+            ("index", pa.int32()),
+            ("op", OP_TYPE),
+            ("topic", TOPIC_TYPE),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("commit_ts", pa.int64()),
+            ("source", pa.list_(pa.int64())),
+            ("key", key),
+            ("before", row),
+            ("after", row),
+            ("unavailable", NAMES_TYPE),
+            ("zero_dates", NAMES_TYPE),
+        ]
+    )
+
+
+def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
+    """Ops by their place in ``OPS``."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), pa.array(OPS, pa.string()))
+
+
+def op_code(op: Op) -> int:
+    """The place of an op in ``OPS``."""
+    return _OP_CODES[op]
+
+
+def _structs(rows: list[dict[str, TargetValue] | None], kind: pa.StructType) -> pa.StructArray:
+    # From the columns, each by its own type: pyarrow's own way over dicts asks for every name of each row.
+    mask = pa.array([row is None for row in rows], pa.bool_())
+    arrays = [
+        pa.array([None if row is None else row.get(member.name) for row in rows], member.type)
+        for member in kind
+    ]
+    if not arrays:
+        return pa.array([None if row is None else {} for row in rows], kind)
+    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
+
+
+def _unavailable(event: ChangeEvent) -> Sequence[str] | None:
+    names: Any = (event.extension or {}).get(UNAVAILABLE)
+    return list(names) if names else None
+
+
+# Both together
+
+
+class _Found:
+    """What was found so far, by either way."""
+
+    def __init__(self) -> None:
+        self.tables: list[ChangeTable] = []
+        self.events: list[tuple[int, ControlEvent]] = []
+        self.faults: list[Fault] = []
+        self.left = 0
+
+    def add(self, done: ColumnarResult) -> None:
+        self.tables += done.tables
+        self.events += done.events
+
+    def batch(self, records: int) -> DecodedBatch:
+        self.events.sort(key=lambda found: found[0])  # stable: a record's own events stay in order
+        self.faults.sort(key=lambda fault: fault.record)
+        return DecodedBatch(
+            tuple(merged(self.tables)),
+            tuple(event for _, event in self.events),
+            tuple(self.faults),
+            records,
+            self.left,
+        )
+
+
+def merged(tables: Iterable[ChangeTable]) -> list[ChangeTable]:
+    """One table for all that are of the same table, schema, ids and types; its rows in the input's order."""
+    groups: list[list[ChangeTable]] = []
+    for one in tables:
+        if not len(one.rows):
+            continue
+        same = next((group for group in groups if _fits(group[0], one)), None)
+        if same is None:
+            groups.append([one])
+        else:
+            same.append(one)
+    return sorted((_joined(group) for group in groups), key=lambda one: one.rows["record"][0].as_py())
+
+
+def _fits(one: ChangeTable, other: ChangeTable) -> bool:
+    same = one.table == other.table and one.schema_id == other.schema_id
+    if not same or not one.rows.schema.equals(other.rows.schema):
+        return False
+    return one.schema is other.schema or one.schema == other.schema
+
+
+def _joined(group: Sequence[ChangeTable]) -> ChangeTable:
+    first = group[0]
+    if len(group) == 1:
+        return first
+    rows = pa.concat_tables([one.rows for one in group]).unify_dictionaries().combine_chunks()
+    order = np.lexsort((rows["index"].to_numpy(), rows["record"].to_numpy()))
+    if (np.diff(order) == 1).all():
+        return replace(first, rows=rows)
+    return replace(first, rows=rows.take(pa.array(order)))
