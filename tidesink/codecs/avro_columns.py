@@ -87,7 +87,11 @@ class RecordBytes:
 
     def words(self) -> Words:
         """The first eight bytes of each record as a little-endian number; what follows it may be in it."""
-        parts = [_Rows.of(one, one.start).words_at(one.start) for one in self.chunks()]
+        parts = []
+        for one in self.chunks():
+            start = np.minimum(one.start, one.end)
+            rows = _Rows.of(one, start)
+            parts.append(rows.words_at(start - rows.base))
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
@@ -271,7 +275,8 @@ def _ninth_and_tenth(rows: _Rows, position: Positions, raw: Words) -> tuple[Word
 
 
 def _unzigzag(raw: Words) -> npt.NDArray[np.int64]:
-    return ((raw >> _ONE) ^ -(raw & _ONE).view(np.int64).view(np.uint64)).view(np.int64)
+    signed: npt.NDArray[np.int64] = ((raw >> _ONE) ^ -(raw & _ONE)).view(np.int64)
+    return signed
 
 
 class _Long:
