@@ -275,7 +275,7 @@ class _GroupDecoder:
             "op": op_array(found.ops),
             "commit_ts": pa.nulls(count, pa.int64()) if found.commit_ts is None else found.commit_ts,
             "source": _sources(found.commit_ts, count),
-            "key": pa.nulls(count, self.types.key) if key is None else _struct(self.types.key, key.row.arrays),
+            "key": self._keys(key, count),
             "before": found.before,
             "after": found.after,
             "unavailable": pa.nulls(count, NAMES_TYPE),
@@ -285,6 +285,11 @@ class _GroupDecoder:
         batch_of_rows = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
         unproven = proof.unproven
         return batch_of_rows, unproven if unproven is not None and unproven.any() else None
+
+    def _keys(self, key: _Half | None, count: int) -> pa.StructArray:
+        if key is None:
+            return pa.nulls(count, self.types.key)
+        return _struct(self.types.key, key.row.arrays)
 
     def _deletes(self, key: _Half) -> _Rows:
         """Deletes whose value is null or a marker: the key is all that is known of the row."""
@@ -364,7 +369,8 @@ def _ops(values: pa.Array | None, count: int) -> tuple[npt.NDArray[np.int8], Mas
     """The ops of ``_tidb_op``'s texts, and which are none."""
     if values is None:
         return np.full(count, op_code(Op.UPSERT), np.int8), None
-    found = values.dictionary_encode()
+    # A null is a text that is no UTF-8, whose record is not proven.
+    found = values.fill_null("").dictionary_encode()
     texts = found.dictionary.to_pylist()
     codes = np.array([op_code(_OPS.get(text, Op.UPSERT)) for text in texts], np.int8)
     indices = found.indices.to_numpy(zero_copy_only=False)
