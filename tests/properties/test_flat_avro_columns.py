@@ -112,7 +112,7 @@ def _check(
 
 
 @given(_streams(), _ZERO_DATES)
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_batch_is_as_its_records_one_by_one(
     stream: tuple[FlatAvroCodec, list[Message]], zero_date: ZeroDate
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_batch_is_as_its_records_one_by_one(
 
 
 @given(_streams(), _ZERO_DATES, st.data())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_damaged_records_are_the_faults_that_the_row_codec_names(
     stream: tuple[FlatAvroCodec, list[Message]], zero_date: ZeroDate, data: st.DataObject
 ) -> None:
@@ -133,7 +133,7 @@ def test_damaged_records_are_the_faults_that_the_row_codec_names(
 
 
 @given(_streams(), st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_a_record_damaged_at_any_byte_is_as_the_row_codec_has_it(
     stream: tuple[FlatAvroCodec, list[Message]], data: st.DataObject
 ) -> None:
@@ -157,7 +157,7 @@ def _damaged(whole: bytes) -> Iterator[bytes]:
 
 
 @given(_streams(), st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_neither_slices_nor_chunks_change_what_is_decoded(
     stream: tuple[FlatAvroCodec, list[Message]], data: st.DataObject
 ) -> None:
