@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -125,7 +126,7 @@ def test_a_column_may_be_called_as_the_mark_of_full_width_bits() -> None:
     assert found.tables[0].rows["after"].to_pylist() == [{"id": 1, BIT_WIDTH: 5, "b": 1}]
 
 
-def test_tables_topics_and_schemas_are_told_apart() -> None:
+def test_tables_topics_and_schemas_have_groups_of_their_own() -> None:
     codec = FlatAvroCodec(
         registry=MemorySchemaRegistry(),
         table_of_topic=lambda topic: TableId("from", topic) if topic != TOPIC else None,
@@ -223,6 +224,22 @@ def test_glue_frames_are_left_to_the_row_codec() -> None:
     found = checked(codec, [Message("t", 0, 0, framed(KEY, KEY_ID), framed(VALUE, VALUE_ID))])
     assert found.row_codec_records == 1
     assert [one.schema_id for one in found.tables] == [SchemaIds(None, None)]
+
+
+def test_a_key_without_columns_is_a_key() -> None:
+    schema = {"type": "record", "name": "t", "namespace": "default.shop", "fields": []}
+    codec = FlatAvroCodec(registry=MemorySchemaRegistry({1: json.dumps(schema)}))
+    head = b"\x00\x00\x00\x00\x01"
+    found = checked(
+        codec,
+        [
+            Message("t", 0, 0, head, None),
+            Message("t", 0, 0, head, head),
+            Message("t", 0, 0, head, head + b"x"),
+        ],
+    )
+    assert [one.rows["key"].to_pylist() for one in found.tables] == [[{}], [{}]]
+    assert found.row_codec_records == len(found.faults) == 1
 
 
 def test_an_empty_batch_has_nothing() -> None:

@@ -63,7 +63,7 @@ class FlatAvroColumns:
     def __call__(self, records: Records) -> ColumnarResult:
         """Decode what can be proven; the rest is ``left``."""
         batch = _Batch(records)
-        left, tables = [np.flatnonzero(batch.strange)], []
+        left, tables = [np.flatnonzero(batch.left)], []
         for group in batch.groups():
             decoder = self._decoder(group)
             if decoder is None:
@@ -140,14 +140,16 @@ class _Batch:
         """The commit_ts after the first byte of control records; negative where it is 2^63 or more."""
         values = self.values.take(rows)
         words = RecordBytes(values.data, np.minimum(values.start + 1, values.end), values.end).words()
-        return words.byteswap().view(np.int64)
+        times: npt.NDArray[np.int64] = words.byteswap().view(np.int64)
+        return times
 
     @cached_property
-    def strange(self) -> Mask:
+    def left(self) -> Mask:
         """Records that are left to the row codec for how they begin."""
         keys, values = self._key_heads, self._value_heads
         nothing = (keys == _NULL) & ((values == _NULL) | (values == _MARKER))
-        return (keys == _OTHER) | (values == _OTHER) | nothing
+        found: Mask = (keys == _OTHER) | (values == _OTHER) | nothing
+        return found
 
     def watermarks(self) -> list[tuple[int, WatermarkEvent]]:
         """The watermarks with the indices of their records in the input."""
@@ -167,7 +169,7 @@ class _Batch:
 
     def groups(self) -> Iterator[_Group]:
         """The records that are rows, by topic and heads."""
-        rows = np.flatnonzero(~self.strange & (self._value_heads != _WATERMARK))
+        rows = np.flatnonzero(~self.left & (self._value_heads != _WATERMARK))
         if not len(rows):
             return
         topics = self.records.topic.indices.to_numpy(zero_copy_only=False)
@@ -179,7 +181,7 @@ class _Batch:
 
 
 def _heads(parts: RecordBytes, array: pa.Array) -> Heads:
-    heads = parts.words() & _HEAD_BITS
+    heads: Heads = parts.words() & _HEAD_BITS
     framed = (heads & np.uint64(0xFF) == 0) & (parts.end - parts.start >= HEADER_SIZE)
     if not framed.all():
         heads = np.where(framed, heads, np.uint64(_OTHER))
@@ -265,48 +267,52 @@ class _GroupDecoder:
         if self.value is not None:
             found = self._rows(self.value.decode(_some(batch.values, rows), proof), proof)
         else:
-            found = self._deletes(key)
+            found = self._deletes(key or _no_half(len(rows)))
         if marked:
-            times = pa.array(batch.marker_times(rows))
-            found = found._replace(commit_ts=times)
-        count = len(rows)
+            found = found._replace(commit_ts=pa.array(batch.marker_times(rows)))
         columns = {
             **_places(batch.records, rows),
+            **self._columns(found, len(rows)),
+            "key": self._keys(key, len(rows)),
+        }
+        schema = self.types.table
+        table = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return table, proof.left
+
+    def _columns(self, found: _Rows, count: int) -> dict[str, pa.Array]:
+        return {
             "op": op_array(found.ops),
             "commit_ts": pa.nulls(count, pa.int64()) if found.commit_ts is None else found.commit_ts,
             "source": _sources(found.commit_ts, count),
-            "key": self._keys(key, count),
             "before": found.before,
             "after": found.after,
             "unavailable": pa.nulls(count, NAMES_TYPE),
             "zero_dates": found.zero_dates,
         }
-        schema = self.types.table
-        batch_of_rows = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-        unproven = proof.unproven
-        return batch_of_rows, unproven if unproven is not None and unproven.any() else None
 
     def _keys(self, key: _Half | None, count: int) -> pa.StructArray:
         if key is None:
             return pa.nulls(count, self.types.key)
-        return _struct(self.types.key, key.row.arrays)
+        return _struct(self.types.key, key.row.arrays, count)
 
     def _deletes(self, key: _Half) -> _Rows:
         """Deletes whose value is null or a marker: the key is all that is known of the row."""
-        ops = np.full(key.count, op_code(Op.DELETE), np.int8)
-        row, gone = _struct(self.types.row, key.row.arrays), pa.nulls(key.count, self.types.row)
-        return _Rows(ops, None, row, gone, _names(key.row.zero_dates, key.count))
+        ops = np.full(key.records, op_code(Op.DELETE), np.int8)
+        row = _struct(self.types.row, key.row.arrays, key.records)
+        return _Rows(
+            ops, None, row, pa.nulls(key.records, self.types.row), _names(key.row.zero_dates, key.records)
+        )
 
     def _rows(self, half: _Half, proof: _Proof) -> _Rows:
-        count = half.count
+        count = half.records
         ops, unknown = _ops(half.extension.get(OP), count)
         proof.leave(unknown)
         deleted = ops == op_code(Op.DELETE)
         if not deleted.any():
-            after = _struct(self.types.row, half.row.arrays)
+            after = _struct(self.types.row, half.row.arrays, count)
             zero_dates = _names(half.row.zero_dates, count)
             return _Rows(ops, half.extension.get(COMMIT_TS), self._before(half, count), after, zero_dates)
-        after = _struct(self.types.row, half.row.arrays, ~deleted)
+        after = _struct(self.types.row, half.row.arrays, count, ~deleted)
         return _Rows(
             ops,
             half.extension.get(COMMIT_TS),
@@ -319,26 +325,26 @@ class _GroupDecoder:
         if half.before is None:
             return pa.nulls(count, self.types.row)
         image, present = half.before
-        return _struct(self.types.row, image.arrays, present)
+        return _struct(self.types.row, image.arrays, count, present)
 
     def _before_or_row(self, half: _Half, deleted: Mask) -> pa.Array:
         """The row before; of deletes that leave it out, the row that their record holds outside."""
         if half.before is None:
-            return _struct(self.types.row, half.row.arrays, deleted)
+            return _struct(self.types.row, half.row.arrays, half.records, deleted)
         outside = deleted & ~half.before[1]
         before = self._before(half, len(deleted))
         if not outside.any():
             return before
-        return pc.if_else(pa.array(outside), _struct(self.types.row, half.row.arrays), before)
+        return pc.if_else(pa.array(outside), _struct(self.types.row, half.row.arrays, half.records), before)
 
 
 def _zero_dates_of(half: _Half, deleted: Mask) -> dict[str, Mask]:
     """The zero dates of each record's row: of a delete those of the row before, where it has one."""
     image, present = half.before or (_Image([], {}), np.zeros(len(deleted), bool))
-    told = deleted & present
-    found = {name: rows & ~told for name, rows in half.row.zero_dates.items()}
+    of_before = deleted & present
+    found = {name: rows & ~of_before for name, rows in half.row.zero_dates.items()}
     for name, rows in image.zero_dates.items():
-        found[name] = found.get(name, False) | (rows & told)
+        found[name] = found.get(name, False) | (rows & of_before)
     return found
 
 
@@ -360,9 +366,11 @@ def _places(records: Records, rows: Indices) -> dict[str, pa.Array]:
     return {**indices, **found}
 
 
-def _struct(kind: pa.StructType, arrays: Sequence[pa.Array], present: Mask | None = None) -> pa.StructArray:
+def _struct(
+    kind: pa.StructType, arrays: Sequence[pa.Array], count: int, present: Mask | None = None
+) -> pa.StructArray:
     validity = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(arrays[0]), [validity], children=list(arrays))
+    return pa.Array.from_buffers(kind, count, [validity], children=list(arrays))
 
 
 def _ops(values: pa.Array | None, count: int) -> tuple[npt.NDArray[np.int8], Mask | None]:
@@ -426,8 +434,8 @@ class _Images:
         return _Image(typed, zero_dates)
 
     def _column(self, column: AvroColumn, array: pa.Array, proof: _Proof) -> ColumnResult:
-        values, told, convert = _from_wire(column, array)
-        proof.leave(told)
+        values, unproven, convert = _from_wire(column, array)
+        proof.leave(unproven)
         found = convert(
             values,
             column.type,
@@ -439,15 +447,20 @@ class _Images:
 
 
 class _Proof:
-    """Which records of a chunk are not proven; None so far where all are."""
+    """Collects which records of a chunk are not proven."""
 
     def __init__(self) -> None:
-        self.unproven: Mask | None = None
+        self._unproven: Mask | None = None
 
     def leave(self, rows: Mask | None) -> None:
         """Leave these to the row codec."""
         if rows is not None:
-            self.unproven = rows if self.unproven is None else self.unproven | rows
+            self._unproven = rows if self._unproven is None else self._unproven | rows
+
+    @property
+    def left(self) -> Mask | None:
+        """The records that are not proven; None where all are."""
+        return None if self._unproven is None or not self._unproven.any() else self._unproven
 
 
 def _from_wire(
@@ -524,10 +537,15 @@ class _Part:
 class _Half(NamedTuple):
     """What was decoded of keys or values: the row, the row before and where there is one, the extension."""
 
-    count: int
+    records: int
     row: _Image
     before: tuple[_Image, Mask] | None
     extension: dict[str, pa.Array]
+
+
+def _no_half(records: int) -> _Half:
+    """The key of records that have none."""
+    return _Half(records, _Image([], {}), None, {})
 
 
 def _members(record: pa.StructArray | None) -> dict[str, pa.Array]:
@@ -538,8 +556,8 @@ def _members(record: pa.StructArray | None) -> dict[str, pa.Array]:
 
 def _is_ordinary(record: WriterRecord) -> bool:
     """Whether the extension has the types that TiCDC writes, and the row before the row's own columns."""
-    found = next((one["type"]["fields"] for one in record.bare["fields"] if one["name"] == EXTENSION), [])
-    types = {one["name"]: one["type"] for one in found}
+    extension = [one["type"]["fields"] for one in record.bare["fields"] if one["name"] == EXTENSION]
+    types = {one["name"]: one["type"] for fields in extension for one in fields}
     same = record.before is None or tuple(one.name for one in record.before) == record.column_names
     return same and types.get(OP, "string") == "string" and types.get(COMMIT_TS, "long") == "long"
 
