@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
+from tidesink.sinks.kafka.client_properties import client_settings, refused_settings
 from tidesink.sinks.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
@@ -33,6 +34,8 @@ FETCH_SETTINGS: Final[Mapping[str, Any]] = {
     "fetch.message.max.bytes": 4 << 20,
     # The records of a range exist, so there is nothing to wait for.
     "fetch.wait.max.ms": 10,
+    # The ranges were planned of topics that exist: to wait half a minute for one is of no use.
+    "topic.metadata.propagation.max.ms": 5_000,
 }
 # What a correct read of a range depends on. Properties of the user cannot change these.
 FIXED_SETTINGS: Final[Mapping[str, Any]] = {
@@ -57,10 +60,15 @@ class OpenConsumer:
     def __init__(self, digest: str, properties: Mapping[str, Any]) -> None:
         self.digest = digest
         self.client_error: KafkaError | None = None
-        self._properties = dict(properties)
+        self._settings = client_settings(properties)
         self._admin: AdminClient | None = None
-        settings = {"group.id": _GROUP, **FETCH_SETTINGS, **_by_one_name(properties), **FIXED_SETTINGS}
-        self.consumer = Consumer({**settings, "error_cb": self._note}, logger=_SILENT)
+        settings = {"group.id": _GROUP, **FETCH_SETTINGS, **_by_one_name(self._settings), **FIXED_SETTINGS}
+        settings["error_cb"] = self._note
+        try:
+            self.consumer = Consumer(settings, logger=_SILENT)
+        except KafkaException as error:
+            # Not chained: librdkafka's text may show a value.
+            raise refused_settings(error, self._settings) from None
 
     def _note(self, error: KafkaError) -> None:
         self.client_error = error
@@ -76,7 +84,7 @@ class OpenConsumer:
         """
         with translated_kafka_errors():
             if self._admin is None:
-                self._admin = AdminClient(self._properties, logger=_SILENT)
+                self._admin = AdminClient({**self._settings, "error_cb": self._note}, logger=_SILENT)
             asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)
             return str(asked[topic].result().topic_id)
 
@@ -150,10 +158,9 @@ def open_consumer(properties: Mapping[str, Any]) -> Iterator[OpenConsumer]:
     A consumer whose use raised is closed.
 
     Raises:
-        SourceError: the properties are refused by librdkafka.
+        ConfigError: the properties are refused.
     """
-    with translated_kafka_errors():
-        used = _CONSUMERS.take(properties)
+    used = _CONSUMERS.take(properties)
     try:
         yield used
     except GeneratorExit:  # the caller has enough: nothing is wrong with the consumer

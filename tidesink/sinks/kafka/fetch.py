@@ -83,10 +83,11 @@ def fetch(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range in the order of their offsets; ``SCHEMA`` names the columns.
 
-    ``properties`` are librdkafka's, with ``bootstrap.servers``. An empty range asks no broker. The check of
-    ``topic_id`` comes after the last batch: whoever reads to the end knows that all is of that topic.
+    ``properties`` are those of ``client_properties``, with ``bootstrap.servers``. An empty range asks no
+    broker. ``topic_id`` is checked after the last batch: then all that was read is of that topic.
 
     Raises:
+        ConfigError: the properties are refused.
         SourceError: the offsets expired, the topic was created again, or the brokers refuse.
         SourceUnavailableError: no broker answers within ``limits.silence``.
     """
@@ -346,10 +347,8 @@ def _piece(messages: Sequence[Message]) -> _Piece:
 
 
 def _headers(messages: Sequence[Message]) -> pa.Array:
-    rows = [
-        [{"key": name, "value": value} for name, value in found] if (found := one.headers()) else None
-        for one in messages
-    ]
+    found: list[Any] = list(map(Message.headers, messages))
+    rows = [[{"key": name, "value": value} for name, value in one] if one else None for one in found]
     return pa.array(rows, HEADERS)
 
 
