@@ -163,13 +163,14 @@ class RangeTask:
         """The payloads of the ranges whose numbers the batches hold."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from self.packed(self.ranges[number])
+                wanted = self.ranges[number]
+                yield from self.packed(wanted, fetch(wanted, self.properties))
 
-    def packed(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+    def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of one range. An error of ours is one payload with it, so that it keeps its class."""
         try:
             found = _Found(wanted)
-            for batch in fetch(wanted, self.properties):
+            for batch in records:
                 found.add(batch, self.decoder, self.rows.keys)
             yield from _pack(found, self.rows)
         except TidesinkError as error:
