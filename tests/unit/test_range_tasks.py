@@ -58,7 +58,9 @@ class Topic:
         subject = f"t-{part}"
         if subject not in self.registry.subjects():
             return {}
-        found = [self.registry.schema_by_version(subject, number) for number in self.registry.versions(subject)]
+        found = [
+            self.registry.schema_by_version(subject, number) for number in self.registry.versions(subject)
+        ]
         return {one.id: one.schema_text for one in found}
 
     def task(self, rows: TargetRows, **unusable: SideSchemas) -> RangeTask:
