@@ -150,6 +150,8 @@ def test_a_decimal_of_more_digits_than_arrow_has_is_left() -> None:
         ["null"],
         "null",
         "unknown",
+        {"type": "enum", "name": "E", "symbols": []},
+        {"type": "fixed", "name": "F"},
     ],
 )
 def test_what_has_no_columns_is_left(kind: Any) -> None:
@@ -212,3 +214,14 @@ def test_a_long_value_is_copied_whole() -> None:
     size = 2 * len(text.encode())
     varint = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14 & 0x7F | 0x80, size >> 21])
     assert values(record("string"), varint + text.encode(), b"\x02a") == [text, "a"]
+
+
+def test_records_far_apart_are_not_looked_at_together() -> None:
+    data = np.zeros((1 << 30) + 100, np.uint8)  # never written to, so that it takes no memory
+    start = np.array([0, 5, 1 << 30])
+    found = AvroDecoder(record("int", "string")).decode(RecordBytes(data, start, start + 2))
+    assert found.record.to_pylist() == [{"f0": 0, "f1": ""}] * 3
+    assert found.unproven is None
+    longer = AvroDecoder(record("int")).decode(RecordBytes(data, start[:1], start[2:] + 50))
+    assert longer.unproven is not None
+    assert longer.unproven.all()

@@ -141,7 +141,7 @@ class AvroDecoder:
 
         The bytes from ``start`` to ``end`` must be one record each: take the Confluent header off first.
         """
-        if len(records) > 1 and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
+        if len(records) and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
             return self._halves(records)
         negative = records.start > records.end
         start = np.minimum(records.start, records.end) if negative.any() else records.start
@@ -155,6 +155,8 @@ class AvroDecoder:
         return AvroColumns(found, _if_any(rows.unproven))
 
     def _halves(self, records: RecordBytes) -> AvroColumns:
+        if len(records) == 1:
+            return AvroColumns(pa.nulls(1, self.type), np.ones(1, bool))
         middle = len(records) // 2
         sides = (records.slice(0, middle), records.slice(middle, len(records)))
         parts = [self.decode(one) for one in sides]
@@ -584,9 +586,9 @@ class _Compiler:
             return self._register(schema, namespace, _decimal(schema))
         if kind in ("record", "error"):
             return self._record(schema, namespace)
-        if kind == "enum":
+        if kind == "enum" and schema.get("symbols"):
             return self._register(schema, namespace, _Enum(tuple(schema["symbols"])))
-        if kind == "fixed":
+        if kind == "fixed" and isinstance(schema.get("size"), int):
             return self._register(schema, namespace, _Bytes(size=schema["size"]))
         return self.compile(kind, namespace) if isinstance(kind, str) else _UNSUPPORTED
 
