@@ -17,12 +17,24 @@ from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.table import OTHER_TYPES, TYPES
 
 POLICIES: Final[tuple[ZeroDate, ...]] = ("null", "error", "text")
-_DIGITS: Final = ((10, 2), (5, 0), (4, 4), (18, 6), (38, 10), (38, 38), (40, 0), (40, 2), (65, 30))
+_DIGITS: Final = (
+    (10, 2),
+    (5, 0),
+    (4, 4),
+    (18, 6),
+    (38, 10),
+    (38, 38),
+    (40, 0),
+    (40, 2),
+    (65, 30),
+    (2, 4),
+    (1500, 2),
+)
 COLUMN_TYPES: Final = (
     *(ColumnType(row.name) for row in (*TYPES, *OTHER_TYPES)),
     *(ColumnType("decimal", precision, scale) for precision, scale in _DIGITS),
     ColumnType("decimal", 12),
-    *(ColumnType("bit", length=length) for length in (1, 8, 63, 64)),
+    *(ColumnType("bit", length=length) for length in (1, 8, 63, 64, 70)),
     ColumnType("enum", members=("a", "b", "")),
     ColumnType("set", members=("x", "y", "z")),
     ColumnType("set", members=tuple(f"m{bit}" for bit in range(64))),

@@ -33,6 +33,8 @@ Look = Callable[["_View"], bool]
 _DIGITS: Final = b"0123456789"
 _ZERO, _MINUS, _POINT, _SPACE, _COLON = b"0-. :"
 _INTEGER_DIGITS: Final = 20
+# More than MySQL's DECIMAL has; RE2 counts to a thousand.
+_MOST_DIGITS: Final = 100
 # Ten to this power is a finite double whatever follows the point.
 _FLOAT_DIGITS: Final = 300
 # Bytes looked at together: they and what is made of them stay in the processor's cache.
@@ -141,11 +143,13 @@ def _encoded(texts: pa.Array) -> pa.Array:
 
 
 def _text_pattern(column_type: ColumnType) -> str | None:
-    """The texts that are stored as they are; None where labels or booleans are meant."""
+    """The texts that are stored as they are; None where each is read by itself."""
     reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
     if reader == "decimal":
         if precision is None or scale is None:
             return r"-?(?:0|[1-9][0-9]{0,64})(?:\.[0-9]{1,30})?"
+        if not 0 <= scale <= precision <= _MOST_DIGITS:
+            return None
         whole = rf"(?:0|[1-9][0-9]{{0,{precision - scale - 1}}})" if precision > scale else "0"
         return rf"-?{whole}" + (rf"\.[0-9]{{{scale}}}" if scale else "")
     if reader in ("enum", "set"):
@@ -194,18 +198,20 @@ def _cast_usual(
     pattern: str,
     cast: Convert,
     seldom: Callable[[pa.Array], Mask | None] | None = None,
+    longest: int | None = None,
 ) -> Converted:
     """The cast of the whole array where the look proves it, else of the texts that have the pattern.
 
-    ``seldom`` finds texts that fail the cast but come often enough to be set apart without the pattern.
+    ``seldom`` finds texts to set apart before: a cast that fails takes microseconds for each such text.
+    ``longest`` bounds the length instead of the pattern: RE2 takes long to compile counts of hundreds.
     """
-    tried = _cast_looked_at(texts, look, cast)
-    if tried is None and seldom is not None and (apart := seldom(texts)) is not None:
-        tried = _cast_looked_at(_without(texts, apart), look, cast)
-        tried = None if tried is None else _leaving(tried, apart)
+    apart = None if seldom is None else seldom(texts)
+    tried = _cast_looked_at(texts if apart is None else _without(texts, apart), look, cast)
     if tried is not None:
-        return tried
+        return tried if apart is None else _leaving(tried, apart)
     usual = _matches(texts, pattern)
+    if longest is not None:
+        usual &= pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False) <= longest
     return _leaving(cast(_without(texts, ~usual)), _valid(texts) & ~usual)
 
 
@@ -252,7 +258,7 @@ def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
 
 def _bounds(column_type: ColumnType) -> tuple[int, int] | None:
     if row_of(column_type).reader == "bit":
-        return 0, (1 << (column_type.length or 64)) - 1
+        return 0, min(1 << (column_type.length or 64), 1 << 64) - 1
     return integer_bounds(column_type)
 
 
@@ -276,9 +282,8 @@ def _is_integer(view: _View) -> bool:
 
 
 def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
-    padded = padded_decimal(column_type)
-    scale = column_type.scale or 0
-    if padded is None or scale > target.precision:
+    padded, scale = padded_decimal(column_type), column_type.scale or 0
+    if padded is None or not 0 <= scale <= target.precision:
         return None
     return partial(
         _cast_usual,
@@ -324,8 +329,8 @@ def _is_plain_decimal(view: _View, whole: int, scale: int) -> bool:
     # Each text has its own point and minus: one more of them stands inside some text.
     data = view.data[view.starts[0] :]
     count = len(points) if scale else 0
-    points_seen, minus_seen = (np.count_nonzero(data == byte) for byte in (_POINT, _MINUS))
-    return points_seen == count and minus_seen == np.count_nonzero(minus)
+    points_seen, minus_seen = (int(np.count_nonzero(data == byte)) for byte in (_POINT, _MINUS))
+    return points_seen == count and minus_seen == int(np.count_nonzero(minus))
 
 
 def _is_time(view: _View) -> bool:
@@ -382,8 +387,8 @@ def _floats(target: pa.DataType) -> Convert:
             return values, None
         return values, pc.fill_null(infinite, False).to_numpy(zero_copy_only=False)
 
-    pattern = rf"-?[0-9]{{1,{_FLOAT_DIGITS}}}(?:\.[0-9]{{1,{_FLOAT_DIGITS}}})?"
-    return partial(_cast_usual, look=_is_float, pattern=pattern, cast=cast)
+    pattern = r"-?[0-9]+(?:\.[0-9]+)?"
+    return partial(_cast_usual, look=_is_float, pattern=pattern, cast=cast, longest=_FLOAT_DIGITS)
 
 
 _FLOATS: Final[dict[str, Convert]] = {"float32": _floats(pa.float32()), "float64": _floats(pa.float64())}
