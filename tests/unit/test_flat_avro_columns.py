@@ -94,6 +94,27 @@ def test_a_delete_may_hold_its_row_outside_the_row_before() -> None:
     assert found.tables[0].rows["zero_dates"].to_pylist() == [["day"], ["day"]]
 
 
+def test_a_delete_without_a_row_before_has_the_row_outside() -> None:
+    codec = codec_with(producer="new", avro_include_before_value=True, enable_tidb_extension=True)
+    good, zero = ({"id": 1, "day": day, "b": 3} for day in ("2024-02-29", "0000-00-00"))
+    updated = message_of(codec, change(Op.UPDATE, zero, before=good, schema=SMALL))
+    inserted = message_of(codec, change(Op.INSERT, zero, schema=SMALL))
+    deletes = [
+        replace(one, value=(one.value or b"").replace(b"\x02" + op, b"\x02d"))
+        for one, op in ((updated, b"u"), (inserted, b"c"))
+    ]
+    found = checked(codec, [*deletes, inserted])
+    assert found.row_codec_records == 0
+    (rows,) = (one.rows for one in found.tables)
+    assert rows["op"].to_pylist() == ["delete", "delete", "insert"]
+    assert [str(row["day"]) if row else row for row in rows["before"].to_pylist()] == [
+        "2024-02-29",
+        "None",
+        None,
+    ]
+    assert rows["zero_dates"].to_pylist() == [None, ["day"], ["day"]]
+
+
 def test_a_zero_date_in_the_key_is_an_error() -> None:
     schema = table("create table t (day date primary key, other date)")
     codec = codec_with()
@@ -113,9 +134,18 @@ def test_bits_are_read_in_either_width() -> None:
             messages.append(message_of(codec, change(after=row, schema=SMALL)))
     beyond = replace(messages[2], value=(messages[2].value or b"")[:-1] + b"\xff")
     wide = replace(messages[2], value=(messages[2].value or b"")[:-2] + b"\x03\xff")
-    found = checked(codec, [*messages, beyond, wide])
+    empty = replace(messages[2], value=(messages[2].value or b"")[:-3] + b"\x00")
+    found = checked(codec, [*messages, empty, beyond, wide])
     assert found.row_codec_records == 1
-    assert [row["b"] for row in found.tables[0].rows["after"].to_pylist()][:6] == [0, 1, 0x1FF] * 2
+    assert [row["b"] for row in found.tables[0].rows["after"].to_pylist()][:7] == [
+        0,
+        1,
+        0x1FF,
+        0,
+        1,
+        0x1FF,
+        0,
+    ]
 
 
 def test_a_column_may_be_called_as_the_mark_of_full_width_bits() -> None:

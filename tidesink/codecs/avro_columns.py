@@ -28,7 +28,7 @@ Words = npt.NDArray[np.uint64]
 # Records read together: what numpy writes between two steps stays in the processor's cache.
 CHUNK_RECORDS: Final = 8192
 # Eight bytes are read at any position up to a record's end, and eight more after those.
-_PADDING: Final = 24
+_PADDING: Final = 16
 # Arrow's offsets are int32: more bytes than this are never looked at together.
 _MOST_BYTES: Final = 1 << 30
 
@@ -269,7 +269,7 @@ def _gathered(raw: Words) -> Words:
 
 
 def _ninth_and_tenth(rows: _Rows, position: Positions, raw: Words) -> tuple[Words, Positions]:
-    after = rows.words_at(np.minimum(position + 8, len(rows.data) - 8))
+    after = rows.words_at(position + 8)
     ninth, tenth = after & _U8(0xFF), (after >> _U8(8)) & _U8(0xFF)
     ten = ninth >= 0x80
     raw = raw | ((ninth & _U8(0x7F)) << _U8(56)) | np.where(ten, tenth << _U8(63), _U8(0))
