@@ -256,6 +256,55 @@ def test_glue_frames_are_left_to_the_row_codec() -> None:
     assert [one.schema_id for one in found.tables] == [SchemaIds(None, None)]
 
 
+def _column(name: str, tidb_type: str, avro: str) -> dict[str, Any]:
+    return {"name": name, "type": {"type": avro, "connect.parameters": {"tidb_type": tidb_type}}}
+
+
+def _schema(*fields: dict[str, Any], name: str = "t") -> dict[str, Any]:
+    return {"type": "record", "name": name, "namespace": "default.shop", "fields": list(fields)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "payload"),
+    [
+        # The key's column has another type in the value, or is not there.
+        (_column("id", "INT", "int"), [_column("id", "BIGINT", "long")], b"\x02"),
+        (_column("id", "INT", "int"), [_column("id", "TEXT", "string")], b"\x02a"),
+        (_column("id", "INT", "int"), [_column("other", "INT", "int")], b"\x02"),
+        # The row before has other columns than the row.
+        (
+            _column("id", "INT", "int"),
+            [
+                _column("id", "INT", "int"),
+                _column("more", "TEXT", "string"),
+                {
+                    "name": "_ticdc_before",
+                    "type": ["null", _schema(_column("more", "TEXT", "string"), name="t_before")],
+                },
+            ],
+            b"\x02\x02a\x02\x02b",
+        ),
+        # The extension has other types than TiCDC's.
+        (
+            _column("id", "INT", "int"),
+            [_column("id", "INT", "int"), {"name": "_tidb_op", "type": "int"}],
+            b"\x02\x02",
+        ),
+        (
+            _column("id", "INT", "int"),
+            [_column("id", "INT", "int"), {"name": "_tidb_commit_ts", "type": "int"}],
+            b"\x02\x06",
+        ),
+    ],
+)
+def test_schemas_that_ticdc_does_not_write_are_left(key: Any, value: Any, payload: bytes) -> None:
+    texts = {1: json.dumps(_schema(key)), 2: json.dumps(_schema(*value))}
+    codec = FlatAvroCodec(registry=MemorySchemaRegistry(texts))
+    message = Message("t", 0, 0, b"\x00\x00\x00\x00\x01\x02", b"\x00\x00\x00\x00\x02" + payload)
+    found = checked(codec, [message, message])
+    assert found.row_codec_records == 2
+
+
 def test_a_key_without_columns_is_a_key() -> None:
     schema = {"type": "record", "name": "t", "namespace": "default.shop", "fields": []}
     codec = FlatAvroCodec(registry=MemorySchemaRegistry({1: json.dumps(schema)}))
