@@ -99,8 +99,17 @@ def test_a_value_never_reaches_into_the_next_record(at_start: bytes) -> None:
         assert unproven(schema, at_start + cut, b"\x01" * 20)[0]
 
 
+def test_a_length_leads_nowhere_outside_its_record() -> None:
+    far, negative = b"\xfe\xff\xff\xff\x0f", b"\x01"
+    schema = record("string", "bytes", "int")
+    good = sized(b"a") + sized(b"b") + b"\x04"
+    for bad in (far, negative, b"\x06"):
+        records = [good, bad + sized(b"b") + b"\x04", good, sized(b"a") + bad + b"\x04", good]
+        assert unproven(schema, *records) == [False, True, False, True, False]
+
+
 def test_branches_booleans_and_symbols_have_their_numbers() -> None:
-    assert unproven(record(["null", "int"]), b"\x00", b"\x02\x00", b"\x04\x00") == [False, False, True]
+    assert unproven(record(["null", "int"]), b"\x00", b"\x02\x00", b"\x04") == [False, False, True]
     assert values(record(["int", "null"]), b"\x00\x02", b"\x02") == [1, None]
     assert unproven(record("boolean"), b"\x00", b"\x01", b"\x02") == [False, False, True]
     enum = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
@@ -125,7 +134,12 @@ def test_decimals_have_the_digits_of_their_precision(precision: int) -> None:
     assert values(record(decimal(precision, 1)), *data) == expected
     outside = [10**precision, -(10**precision)]
     beyond = [sized(one.to_bytes(_least(one), "big", signed=True)) for one in outside]
-    assert unproven(record(decimal(precision)), *beyond, b"\x00", sized(bytes(width + 1))) == [True] * 4
+    assert unproven(record(decimal(precision)), *beyond) == [True, True]
+    assert unproven(record(decimal(precision)), b"\x00", sized(bytes(width + 1)), sized(b"\x01")) == [
+        True,
+        True,
+        False,
+    ]
 
 
 def _least(number: int) -> int:
@@ -150,6 +164,8 @@ def test_a_decimal_of_more_digits_than_arrow_has_is_left() -> None:
         ["null"],
         "null",
         "unknown",
+        {"type": "enum", "name": "E", "symbols": []},
+        {"type": "fixed", "name": "F"},
     ],
 )
 def test_what_has_no_columns_is_left(kind: Any) -> None:
@@ -212,3 +228,14 @@ def test_a_long_value_is_copied_whole() -> None:
     size = 2 * len(text.encode())
     varint = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14 & 0x7F | 0x80, size >> 21])
     assert values(record("string"), varint + text.encode(), b"\x02a") == [text, "a"]
+
+
+def test_records_far_apart_are_not_looked_at_together() -> None:
+    data = np.zeros((1 << 30) + 100, np.uint8)  # never written to, so that it takes no memory
+    start = np.array([0, 5, 1 << 30])
+    found = AvroDecoder(record("int", "string")).decode(RecordBytes(data, start, start + 2))
+    assert found.record.to_pylist() == [{"f0": 0, "f1": ""}] * 3
+    assert found.unproven is None
+    longer = AvroDecoder(record("int")).decode(RecordBytes(data, start[:1], start[2:] + 50))
+    assert longer.unproven is not None
+    assert longer.unproven.all()

@@ -94,6 +94,27 @@ def test_a_delete_may_hold_its_row_outside_the_row_before() -> None:
     assert found.tables[0].rows["zero_dates"].to_pylist() == [["day"], ["day"]]
 
 
+def test_a_delete_without_a_row_before_has_the_row_outside() -> None:
+    codec = codec_with(producer="new", avro_include_before_value=True, enable_tidb_extension=True)
+    good, zero = ({"id": 1, "day": day, "b": 3} for day in ("2024-02-29", "0000-00-00"))
+    updated = message_of(codec, change(Op.UPDATE, zero, before=good, schema=SMALL))
+    inserted = message_of(codec, change(Op.INSERT, zero, schema=SMALL))
+    deletes = [
+        replace(one, value=(one.value or b"").replace(b"\x02" + op, b"\x02d"))
+        for one, op in ((updated, b"u"), (inserted, b"c"))
+    ]
+    found = checked(codec, [*deletes, inserted])
+    assert found.row_codec_records == 0
+    (rows,) = (one.rows for one in found.tables)
+    assert rows["op"].to_pylist() == ["delete", "delete", "insert"]
+    assert [str(row["day"]) if row else row for row in rows["before"].to_pylist()] == [
+        "2024-02-29",
+        "None",
+        None,
+    ]
+    assert rows["zero_dates"].to_pylist() == [None, ["day"], ["day"]]
+
+
 def test_a_zero_date_in_the_key_is_an_error() -> None:
     schema = table("create table t (day date primary key, other date)")
     codec = codec_with()
@@ -113,9 +134,18 @@ def test_bits_are_read_in_either_width() -> None:
             messages.append(message_of(codec, change(after=row, schema=SMALL)))
     beyond = replace(messages[2], value=(messages[2].value or b"")[:-1] + b"\xff")
     wide = replace(messages[2], value=(messages[2].value or b"")[:-2] + b"\x03\xff")
-    found = checked(codec, [*messages, beyond, wide])
+    empty = replace(messages[2], value=(messages[2].value or b"")[:-3] + b"\x00")
+    found = checked(codec, [*messages, empty, beyond, wide])
     assert found.row_codec_records == 1
-    assert [row["b"] for row in found.tables[0].rows["after"].to_pylist()][:6] == [0, 1, 0x1FF] * 2
+    assert [row["b"] for row in found.tables[0].rows["after"].to_pylist()][:7] == [
+        0,
+        1,
+        0x1FF,
+        0,
+        1,
+        0x1FF,
+        0,
+    ]
 
 
 def test_a_column_may_be_called_as_the_mark_of_full_width_bits() -> None:
@@ -224,6 +254,55 @@ def test_glue_frames_are_left_to_the_row_codec() -> None:
     found = checked(codec, [Message("t", 0, 0, framed(KEY, KEY_ID), framed(VALUE, VALUE_ID))])
     assert found.row_codec_records == 1
     assert [one.schema_id for one in found.tables] == [SchemaIds(None, None)]
+
+
+def _column(name: str, tidb_type: str, avro: str) -> dict[str, Any]:
+    return {"name": name, "type": {"type": avro, "connect.parameters": {"tidb_type": tidb_type}}}
+
+
+def _schema(*fields: dict[str, Any], name: str = "t") -> dict[str, Any]:
+    return {"type": "record", "name": name, "namespace": "default.shop", "fields": list(fields)}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "payload"),
+    [
+        # The key's column has another type in the value, or is not there.
+        (_column("id", "INT", "int"), [_column("id", "BIGINT", "long")], b"\x02"),
+        (_column("id", "INT", "int"), [_column("id", "TEXT", "string")], b"\x02a"),
+        (_column("id", "INT", "int"), [_column("other", "INT", "int")], b"\x02"),
+        # The row before has other columns than the row.
+        (
+            _column("id", "INT", "int"),
+            [
+                _column("id", "INT", "int"),
+                _column("more", "TEXT", "string"),
+                {
+                    "name": "_ticdc_before",
+                    "type": ["null", _schema(_column("more", "TEXT", "string"), name="t_before")],
+                },
+            ],
+            b"\x02\x02a\x02\x02b",
+        ),
+        # The extension has other types than TiCDC's.
+        (
+            _column("id", "INT", "int"),
+            [_column("id", "INT", "int"), {"name": "_tidb_op", "type": "int"}],
+            b"\x02\x02",
+        ),
+        (
+            _column("id", "INT", "int"),
+            [_column("id", "INT", "int"), {"name": "_tidb_commit_ts", "type": "int"}],
+            b"\x02\x06",
+        ),
+    ],
+)
+def test_schemas_that_ticdc_does_not_write_are_left(key: Any, value: Any, payload: bytes) -> None:
+    texts = {1: json.dumps(_schema(key)), 2: json.dumps(_schema(*value))}
+    codec = FlatAvroCodec(registry=MemorySchemaRegistry(texts))
+    message = Message("t", 0, 0, b"\x00\x00\x00\x00\x01\x02", b"\x00\x00\x00\x00\x02" + payload)
+    found = checked(codec, [message, message])
+    assert found.row_codec_records == 2
 
 
 def test_a_key_without_columns_is_a_key() -> None:

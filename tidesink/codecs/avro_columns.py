@@ -28,7 +28,7 @@ Words = npt.NDArray[np.uint64]
 # Records read together: what numpy writes between two steps stays in the processor's cache.
 CHUNK_RECORDS: Final = 8192
 # Eight bytes are read at any position up to a record's end, and eight more after those.
-_PADDING: Final = 24
+_PADDING: Final = 16
 # Arrow's offsets are int32: more bytes than this are never looked at together.
 _MOST_BYTES: Final = 1 << 30
 
@@ -141,7 +141,7 @@ class AvroDecoder:
 
         The bytes from ``start`` to ``end`` must be one record each: take the Confluent header off first.
         """
-        if len(records) > 1 and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
+        if len(records) and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
             return self._halves(records)
         negative = records.start > records.end
         start = np.minimum(records.start, records.end) if negative.any() else records.start
@@ -155,6 +155,8 @@ class AvroDecoder:
         return AvroColumns(found, _if_any(rows.unproven))
 
     def _halves(self, records: RecordBytes) -> AvroColumns:
+        if len(records) == 1:
+            return AvroColumns(pa.nulls(1, self.type), np.ones(1, bool))
         middle = len(records) // 2
         sides = (records.slice(0, middle), records.slice(middle, len(records)))
         parts = [self.decode(one) for one in sides]
@@ -267,7 +269,7 @@ def _gathered(raw: Words) -> Words:
 
 
 def _ninth_and_tenth(rows: _Rows, position: Positions, raw: Words) -> tuple[Words, Positions]:
-    after = rows.words_at(np.minimum(position + 8, len(rows.data) - 8))
+    after = rows.words_at(position + 8)
     ninth, tenth = after & _U8(0xFF), (after >> _U8(8)) & _U8(0xFF)
     ten = ninth >= 0x80
     raw = raw | ((ninth & _U8(0x7F)) << _U8(56)) | np.where(ten, tenth << _U8(63), _U8(0))
@@ -584,9 +586,9 @@ class _Compiler:
             return self._register(schema, namespace, _decimal(schema))
         if kind in ("record", "error"):
             return self._record(schema, namespace)
-        if kind == "enum":
+        if kind == "enum" and schema.get("symbols"):
             return self._register(schema, namespace, _Enum(tuple(schema["symbols"])))
-        if kind == "fixed":
+        if kind == "fixed" and isinstance(schema.get("size"), int):
             return self._register(schema, namespace, _Bytes(size=schema["size"]))
         return self.compile(kind, namespace) if isinstance(kind, str) else _UNSUPPORTED
 
