@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim
@@ -112,7 +112,7 @@ def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
     assert bed.rows() == [row(1, "next")]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK)])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)
     events = [(chosen.randrange(6), chosen.random() < 0.3, number) for number in range(30)]

@@ -37,7 +37,7 @@ from tests.contracts.coded_types import OPTIONS, EveryType
 from tests.contracts.coded_types import TABLE as EVERY_TYPE
 from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed, progress
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.change import ChangeEvent, Message, TableSchema
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
@@ -64,12 +64,12 @@ PLACED: Final = {
 
 
 def marks_of(target: str, protocol: str) -> list[pytest.MarkDecorator]:
-    """What a pair starts; and soak, unless it is of every codec into memory or of one into each other target.
+    """What a pair starts; and full, unless it is of every codec into memory or of one into each other target.
 
     For tests of what a codec carries and of what a target stores: other tests show each of the two.
     """
     telling = target == "memory" or protocol == PROTOCOLS[list(TARGETS).index(target) % len(PROTOCOLS)]
-    return [*MARKS.get(target, ()), *(() if telling else SOAK)]
+    return [*MARKS.get(target, ()), *(() if telling else (FULL,))]
 
 
 SOME_PAIRS: Final = [
@@ -222,7 +222,7 @@ WIDE: Final = 1000
 # What a target makes of such a table: tests/contracts/test_targets.py.
 @pytest.mark.parametrize(
     ("bed", "protocol"),
-    [("memory", "flat-avro"), pytest.param("memory", "canal-json", marks=SOAK)],
+    [("memory", "flat-avro"), pytest.param("memory", "canal-json", marks=FULL)],
     indirect=["bed"],
 )
 def test_a_thousand_columns_and_a_value_of_2_mib(

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import Bed, progress, row, shape
+from tests.full import quick_on
 from tidesink.errors import ValueNotStoredError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable
+
+pytestmark = quick_on("memory", "iceberg", "postgres")
 
 SHAPE = shape()
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed, progress, row, shape
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.errors import StaleProgressError, TransientTargetError
 from tidesink.sinks.targets.base import Claim, TargetTable
 
@@ -23,9 +23,9 @@ def opened(bed: Bed) -> TargetTable:
     return bed.reopen().open_table(SHAPE, pipeline="shop")
 
 
-def beds(*soaked: str) -> pytest.MarkDecorator:
-    """Every target but memory, which goes with its one worker; some in ``make soak`` alone."""
-    marked = {name: [*marks, *(SOAK if name in soaked else ())] for name, marks in MARKS.items()}
+def beds(*full: str) -> pytest.MarkDecorator:
+    """Every target but memory, which goes with its one worker; some in ``make test-all`` alone."""
+    marked = {name: [*marks, *((FULL,) if name in full else ())] for name, marks in MARKS.items()}
     return pytest.mark.parametrize(
         "bed", [pytest.param(name, marks=marks) for name, marks in marked.items()], indirect=True
     )

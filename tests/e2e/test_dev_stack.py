@@ -18,8 +18,8 @@ import requests
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from tests.full import FULL
 from tests.servers import create_topics, delete_topic, local_stack
-from tests.soak import SOAK
 from tidesink.dev.broker import Broker, _run_format
 from tidesink.dev.ports import LOOPBACK, free_ports
 from tidesink.dev.processes import accepts, start_of
@@ -127,6 +127,7 @@ def test_data_outlive_down_and_other_ports(stack: DevStack, tmp_path: Path) -> N
     assert [(s.state, s.pid) for s in after.status()] == [("stopped", None)] * 2
 
 
+@FULL
 def test_a_stale_pid_file_is_survived(stack: DevStack) -> None:
     kafka_pid, registry_pid = _pids(stack)
     assert registry_pid is not None
@@ -197,12 +198,13 @@ def _wait_for_a_child(pid: int) -> None:
         assert time.monotonic() < deadline
 
 
+@FULL
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param("registry: starting", marks=SOAK),
+        pytest.param("registry: starting", marks=FULL),
         "kafka: starting",
-        pytest.param("registry: ready", marks=SOAK),
+        pytest.param("registry: ready", marks=FULL),
     ],
 )
 def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
@@ -211,6 +213,7 @@ def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: st
     assert [accepts(port) for port in ports] == [False] * 3
 
 
+@FULL
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_an_end_while_formatting_leaves_nothing_broken(tmp_path: Path, number: signal.Signals) -> None:
     """A killed ``up`` leaves Kafka's own tool at work beside the next one."""
@@ -232,6 +235,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@FULL
 def test_a_data_folder_on_another_disk_is_formatted_and_serves(tmp_path: Path) -> None:
     disk = Path("/dev/shm")  # noqa: S108
     if not disk.is_dir() or disk.stat().st_dev == tmp_path.stat().st_dev:

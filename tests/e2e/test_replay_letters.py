@@ -21,8 +21,8 @@ from tests.e2e.changing import dead_letters
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import create_topics, delete_topic
-from tests.soak import soaked
 from tidesink.change import Column, ColumnType, Op
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
@@ -145,7 +145,7 @@ def test_letters_of_a_topic_that_was_made_again_stay(
     assert (shop.names(), shop.letters()) == ({1: "new one", 2: "new two"}, [0])
 
 
-@soaked
+@FULL
 def test_letters_that_kafka_no_longer_backs_stay(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_replay_killed_before_it_settled_is_done_again(
     assert counted(shop.replay()) == (0,) * 7
 
 
-@soaked
+@FULL
 def test_order_by_the_source_needs_nothing_of_kafka(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:

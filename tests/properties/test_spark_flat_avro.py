@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.full import FULL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
@@ -114,6 +115,7 @@ def test_each_record_is_read_alike(
         assert _by_spark(by_offset[message.offset]) == expected, (message, by_offset[message.offset].reason)
 
 
+@FULL
 @pytest.mark.spark
 @FEW
 @given(data=st.data(), producer=st.sampled_from(["classic", "new"]), zone=st.sampled_from(ZONES))
