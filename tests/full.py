@@ -17,7 +17,7 @@ TEST_ALL: Final = bool(os.environ.get("TIDESINK_TEST_ALL"))
 
 
 # The parameters and fixtures that take a target's name.
-_TARGET: Final = ("bed", "sql", "place", "bank_run", "kind", "server")
+_TARGET: Final = ("bed", "sql", "place", "bank_run", "kind", "server", "kept")
 
 
 def each(kinds: Iterable[str], *, full: Iterable[str]) -> list[Any]:

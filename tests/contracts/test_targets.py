@@ -9,10 +9,12 @@ from decimal import Decimal
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
-from tests.full import FULL
+from tests.full import FULL, quick_on
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim
+
+pytestmark = quick_on("memory", "delta", "iceberg", "postgres")
 
 SHAPE = shape()
 
@@ -26,6 +28,7 @@ def test_an_unknown_table_is_made_and_holds_no_progress(bed: Bed) -> None:
     assert bed.rows() == []
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_upserts_and_deletes_are_counted_by_what_they_did(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -68,6 +71,7 @@ def test_a_batch_delivered_again_changes_nothing(bed: Bed) -> None:
     assert bed.rows() == [row(1, "later"), row(2)]
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_what_is_staged_is_not_applied_yet(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -112,6 +116,7 @@ def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
     assert bed.rows() == [row(1, "next")]
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)
@@ -134,6 +139,7 @@ def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
     assert bed.rows() == [expected[key] for key in sorted(expected)]
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_progress_survives_a_restart_and_a_claim(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -150,6 +156,7 @@ def test_progress_survives_a_restart_and_a_claim(bed: Bed) -> None:
     assert bed.rows() == [row(1), row(2)]
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_a_worker_that_lost_the_table_writes_nothing(bed: Bed) -> None:
     zombie = bed.target.open_table(SHAPE, pipeline="shop")
     old = zombie.claim().epoch
@@ -319,6 +326,7 @@ WEIRD = (
 )
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_any_name_may_stand(bed: Bed) -> None:
     table_id = TableId("we`ird.schema", "ta/ble; ..\\名'")
     key = Column("the `key`.", ColumnType("varchar", length=9), nullable=False, handle=True, primary_key=True)

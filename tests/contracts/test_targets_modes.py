@@ -140,7 +140,7 @@ ORDER: Final = {
     "soft-delete": ("id", "key"),
 }
 # Other tests have workers write the other targets in these modes, but for a log on Delta.
-_ALWAYS: Final = {("delta", "append"), *((name, mode) for name in ("iceberg", "mysql") for mode in MODES)}
+_ALWAYS: Final = {("delta", "append"), ("iceberg", "history"), ("mysql", "soft-delete")}
 PAIRS: Final = [
     pytest.param(name, mode, marks=[*MARKS.get(name, ()), *(() if (name, mode) in _ALWAYS else (FULL,))])
     for name in TARGETS

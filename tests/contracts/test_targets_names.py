@@ -17,7 +17,7 @@ from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.targets.base import Claim
 from tidesink.sinks.targets.kafka_target import KafkaTarget
 
-pytestmark = quick_on("memory", "delta", "postgres", "mysql")
+pytestmark = quick_on("memory", "postgres", "mysql")
 
 
 class Longest(NamedTuple):

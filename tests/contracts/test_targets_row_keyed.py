@@ -14,7 +14,7 @@ from tidesink.sinks.reduce import reduce
 from tidesink.typemap.row_key import row_keyed
 from tidesink.typemap.shape import shape_of
 
-pytestmark = quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+pytestmark = quick_on("memory", "delta", "postgres")
 
 SHAPE = row_keyed(shape_of(SCHEMA))
 

@@ -18,7 +18,7 @@ from tidesink.sinks.targets.base import (
     TargetTable,
 )
 
-pytestmark = quick_on("memory", "delta", "postgres")
+pytestmark = quick_on("memory", "postgres")
 
 SHAPE = shape()
 CARD = Column("card", ColumnType("varchar", length=20))

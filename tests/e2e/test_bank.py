@@ -126,7 +126,7 @@ def test_a_kill_at_each_step(bank_run: Run) -> None:
     bank_run.finish()
 
 
-@quick_on("iceberg", "mysql")
+@quick_on("iceberg")
 @pytest.mark.timeout(1200)
 def test_kills_at_random_moments(bank_run: Run) -> None:
     for _ in range(4 * RANDOM_KILLS):

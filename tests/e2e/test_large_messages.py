@@ -40,6 +40,7 @@ def _states(report: RunReport) -> dict[str, str]:
     return {table.table.name: table.state for table in report.tables}
 
 
+@FULL
 @pytest.mark.parametrize("kind", ["lz4", pytest.param("snappy", marks=FULL)])
 def test_a_compressed_topic_with_claim_check(
     spark: SparkSession, tmp_path: Path, servers: Servers, kind: Any

@@ -73,7 +73,7 @@ def _reader(kind: str, request: pytest.FixtureRequest, folder: Path, servers: Se
 
 
 # test_replay_letters is about Delta.
-@quick_on("postgres", "kafka")
+@quick_on("postgres")
 @pytest.mark.parametrize(
     "kind",
     ["iceberg", "postgres", "kafka", *(pytest.param(kind, marks=FULL) for kind in ("mysql", "http"))],

@@ -107,6 +107,7 @@ def test_a_topic_is_read_once_for_all_its_tables(
     assert _keeps_nothing(spark)
 
 
+@FULL
 def test_batches_of_a_topic_are_bounded_for_all_its_tables(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

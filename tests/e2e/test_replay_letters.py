@@ -157,7 +157,7 @@ def test_letters_that_kafka_no_longer_backs_stay(
     shop.with_zero_date("null")
     admin = AdminClient({"bootstrap.servers": servers["brokers"]})
     (done,) = admin.delete_records([TopicPartition(shop.writer.topic, 0, 3)]).values()
-    done.result(30)
+    done.result(120)
     # Of the letter at 2 Kafka has lost the record, and all behind it is there.
     assert counted(shop.replay(code=3)) == (2, 2, 0, 0, 0, 0, 1)
     assert (shop.names(), shop.letters()) == ({1: "older", 2: "new", 9: "new"}, [0])
@@ -219,6 +219,6 @@ def test_order_by_the_source_needs_nothing_of_kafka(
     shop.with_zero_date("null")
     admin = AdminClient({"bootstrap.servers": servers["brokers"]})
     (done,) = admin.delete_records([TopicPartition(shop.writer.topic, 0, 4)]).values()
-    done.result(30)
+    done.result(120)
     assert counted(shop.replay()) == (2, 1, 1, 0, 0, 0, 0)
     assert (shop.names(), shop.letters()) == ({1: "newest", 2: "lost", 3: "three"}, [])

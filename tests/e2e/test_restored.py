@@ -72,7 +72,7 @@ def _in_database(server: Any) -> set[int]:
         return {number for (number,) in cursor.fetchall()}
 
 
-@quick_on("delta", "postgres")
+@quick_on("delta")
 def test_a_target_from_an_old_backup_waits_for_a_word(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: Place
 ) -> None:

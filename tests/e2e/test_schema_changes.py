@@ -203,6 +203,7 @@ def test_columns_are_renamed_and_dropped_however_the_topic_is_cut(
         assert lake_rows(shop.folder, "told") == ENDED
 
 
+@FULL
 def test_a_database_follows_renames_and_drops(
     spark: SparkSession, tmp_path: Path, servers: Servers, request: pytest.FixtureRequest
 ) -> None:
@@ -262,7 +263,7 @@ def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
     assert shop.values("size") == {1: 1, 2: 2}
 
 
-@quick_on("iceberg", "postgres")
+@quick_on("iceberg")
 @pytest.mark.parametrize("kind", ["iceberg", "postgres", pytest.param("mysql", marks=FULL)])
 def test_other_targets_wait_and_go_on_where_it_is_accepted(
     spark: SparkSession, tmp_path: Path, servers: Servers, kind: str, request: pytest.FixtureRequest

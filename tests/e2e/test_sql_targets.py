@@ -53,6 +53,7 @@ def wrong(workload: Path, server: Server, tables: set[str]) -> list[str]:
         return wrong_in_database(SqlTarget(connections), expected)
 
 
+@quick_on("mysql")
 @pytest.mark.parametrize(
     ("configuration", "size"),
     [
