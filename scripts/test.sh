@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/test.sh VENV [PYTEST ARGUMENTS]: every test, as two runs side by side, since much of a test is waiting.
+# scripts/test.sh VENV [PYTEST ARGUMENTS]: the tests, as two runs side by side, since much of a test is waiting.
 # Each run has a Spark session and servers of its own. The second's output comes when both are done.
 set -uo pipefail
 # A shell has its background jobs ignore Ctrl-C, unless it controls jobs: tests send it, and so does whoever waits.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
+from tidesink.dev.ivy import broker_jars, registry_runner
 from tidesink.sinks.class_archive import make_class_archive
 from tidesink.sinks.ivy import fetch
 from tidesink.sinks.jar_set import JarSet
@@ -46,10 +47,16 @@ def sqlite_driver() -> Path:
     return next(fetch(_SQLITE).glob("sqlite-jdbc-*.jar"))
 
 
+def keep_classes() -> bool:
+    """Fetch the jars and keep Spark's classes, unless they are there: a run starts Spark again and again."""
+    sqlite_driver()
+    return all([make_class_archive(), make_class_archive(target=WITH_TARGET)])
+
+
 @pytest.fixture(scope="session")
 def kept_classes() -> bool:
-    """Whether Spark's classes are kept: this run starts Spark dozens of times."""
-    return all([make_class_archive(), make_class_archive(target=WITH_TARGET)])
+    """Whether Spark's classes are kept."""
+    return keep_classes()
 
 
 @pytest.fixture(scope="session")
@@ -100,3 +107,10 @@ def raw_frame(spark: SparkSession, messages: list[Message]) -> DataFrame:
     }
     # A small Arrow table is a relation of the plan's own: no job runs to read it.
     return spark.createDataFrame(pa.table(columns))
+
+
+if __name__ == "__main__":
+    # All that the tests download, before they run.
+    broker_jars()
+    registry_runner()
+    keep_classes()

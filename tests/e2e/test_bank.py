@@ -23,7 +23,7 @@ from tests.e2e.forked_worker import ForkedWorker, RandomKills
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
-from tests.full import FULL, quick_on
+from tests.full import FULL, TEST_ALL, quick_on
 from tidesink.sinks.failpoints import FAILPOINTS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(7200)]
 CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
-RANDOM_KILLS = 10
+RANDOM_KILLS = 10 if TEST_ALL else 5
 # Transactions before each kill: some batches of each table.
 WORK = 5
 # Each kill leaves persisted frames in the JVM that the workers share: after so many they are let go of.
