@@ -7,10 +7,12 @@ set -m
 cd "$(dirname "$0")/.."
 python="$1/bin/python"
 shift
-# By their time on two cores, about half of all.
+# By their time on two cores, about half of all. Their Spark generates no code (tests/sessions.py).
 beside=(tests/contracts tests/spark tests/properties)
 log="$(mktemp)"
-"$python" -m pytest "${beside[@]}" "$@" >"$log" 2>&1 &
+interpreted=1
+[ -z "${TIDESINK_TEST_ALL:-}" ] || interpreted=
+TIDESINK_TEST_INTERPRETED="$interpreted" "$python" -m pytest "${beside[@]}" "$@" >"$log" 2>&1 &
 other=$!
 trap 'kill -INT "$other" 2>/dev/null && wait "$other"; rm -f "$log"' EXIT
 "$python" -m pytest tests "${beside[@]/#/--ignore=}" "$@"

@@ -92,6 +92,7 @@ def test_one_that_rested_when_another_took_its_table_says_so_in_its_own_report_a
         assert _status(table) == status
 
 
+@FULL
 def test_one_that_slept_between_its_commit_and_its_word_on_it_has_lost_the_table(table: CodedTable) -> None:
     said = []
     with table.lane() as holds:

@@ -19,6 +19,7 @@ pytestmark = quick_on("memory", "delta", "iceberg", "postgres")
 SHAPE = shape()
 
 
+@quick_on("memory", "delta", "postgres")
 def test_an_unknown_table_is_made_and_holds_no_progress(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     assert table.committed() is None
@@ -40,6 +41,7 @@ def test_upserts_and_deletes_are_counted_by_what_they_did(bed: Bed) -> None:
     assert bed.rows() == [row(2, "b"), row(3), row(4)]
 
 
+@quick_on("memory", "delta", "postgres")
 def test_a_delete_alone_and_an_upsert_alone(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -51,6 +53,7 @@ def test_a_delete_alone_and_an_upsert_alone(bed: Bed) -> None:
     assert bed.rows() == [row(2)]
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_an_empty_batch_moves_progress_on(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -94,6 +97,7 @@ def test_what_is_staged_is_not_applied_yet(bed: Bed) -> None:
     assert again.committed() == progress(epoch, 2)
 
 
+@quick_on("memory", "postgres")
 def test_an_older_batch_is_refused(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -104,6 +108,7 @@ def test_an_older_batch_is_refused(bed: Bed) -> None:
     assert bed.rows() == [row(1, "later")]
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -174,6 +179,7 @@ def test_a_worker_that_lost_the_table_writes_nothing(bed: Bed) -> None:
     assert table.committed() == progress(new, 2)
 
 
+@quick_on("memory", "postgres")
 def test_writing_needs_a_claim_and_its_epoch(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     with pytest.raises(StaleProgressError, match="claim the table"):
@@ -184,6 +190,7 @@ def test_writing_needs_a_claim_and_its_epoch(bed: Bed) -> None:
     assert bed.rows() == []
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_a_table_of_another_pipeline_is_refused(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.apply(bed.batch(SHAPE, [row(1)]), progress(table.claim().epoch, 1))
@@ -241,6 +248,7 @@ def test_a_new_column_gives_its_default_to_rows_already_there(bed: Bed) -> None:
     assert bed.rows()[1]["state"] is None
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_a_shape_with_fewer_columns_leaves_the_rest(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -278,6 +286,7 @@ def test_numbers_get_wider_and_columns_nullable(bed: Bed) -> None:
     assert bed.rows() == [again, big, none]
 
 
+@quick_on("memory", "delta", "postgres")
 def test_a_change_that_loses_values_is_refused_by_name(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
@@ -290,6 +299,7 @@ def test_a_change_that_loses_values_is_refused_by_name(bed: Bed) -> None:
         table.evolve(shape(ID, second, NAME))
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_rows_written_under_another_key_are_refused(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
@@ -350,6 +360,7 @@ def test_any_name_may_stand(bed: Bed) -> None:
     assert table.committed() == progress(epoch, 3, table=table_id)
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_two_tables_of_one_target_keep_apart(bed: Bed) -> None:
     tables = [TableId("shop", "a"), TableId("shop", "b"), TableId("Shop", "a.b"), TableId("shop", "_a")]
     for number, name in enumerate(tables, 1):

@@ -27,7 +27,7 @@ from tidesink.sinks.change_log import (
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
 
-pytestmark = quick_on("memory", "delta")
+pytestmark = quick_on("memory", "mysql")
 
 SHAPE = log_shape(shape())
 Row = dict[str, Any]

@@ -9,7 +9,7 @@ from tests.full import quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 
-pytestmark = quick_on("memory", "delta", "iceberg", "mysql")
+pytestmark = quick_on("memory", "delta", "postgres")
 
 SHAPE = shape()
 ODD = 'the "new" `name` of 100%'

@@ -71,6 +71,7 @@ def opened(bed: Bed) -> DeltaTable:
     return table
 
 
+@FULL
 def test_progress_is_found_behind_the_commits_of_others(delta: Bed) -> None:
     table = loaded(delta)
     sql(delta, f"OPTIMIZE {table.location}")
@@ -205,6 +206,7 @@ def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed, tmp_path: Path) -> No
     assert delta.rows()[0] == row(1)
 
 
+@FULL
 def test_a_stranger_in_the_middle_of_a_merge_means_once_more(delta: Bed, tmp_path: Path) -> None:
     table = loaded(delta)
     with HeldMerge(table, slow_batch(delta), progress(1, 3), gate=tmp_path) as merge:
@@ -250,6 +252,7 @@ def test_a_crash_before_the_column_heals(delta: Bed, earlier: DeltaTable) -> Non
     assert {r["state"] for r in delta.rows()} == {7}
 
 
+@FULL
 def test_a_lost_worker_does_not_fill_over_newer_rows(delta: Bed, earlier: DeltaTable) -> None:
     log = cut_evolution(delta, earlier)
     assert delta.spark is not None

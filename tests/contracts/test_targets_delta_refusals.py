@@ -73,6 +73,7 @@ def test_a_restore_is_refused_also_after_the_commits_behind_it_are_cleaned_away(
     store.close()
 
 
+@FULL
 def test_two_tables_on_one_path_do_not_share_their_progress(delta: Bed) -> None:
     assert isinstance(delta.target, DeltaTarget)
     target = replace(delta.target, template="{schema}_{table}")
@@ -128,6 +129,7 @@ def test_a_column_named_as_deltas_own_is_refused(delta: Bed, name: str) -> None:
     assert not Path(delta.target.path_of(TABLE)).exists()
 
 
+@FULL
 def test_another_batch_under_the_number_of_a_committed_one_is_refused(delta: Bed) -> None:
     table = claimed(delta)
     table.apply(delta.batch(SHAPE, [row(1)]), progress(1, 1))

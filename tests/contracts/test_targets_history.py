@@ -16,7 +16,7 @@ from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN, HistoryNames, history
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
 
-pytestmark = quick_on("memory", "iceberg")
+pytestmark = quick_on("memory", "postgres")
 
 SHAPE = shape()
 NAMES = HistoryNames()

@@ -68,6 +68,7 @@ def test_upkeep_by_others_in_the_middle_of_a_merge(iceberg: Bed, tmp_path: Path,
     assert iceberg.rows() == [row(1, "c"), *LOADED[1:]]
 
 
+@FULL
 def test_a_stranger_in_the_middle_of_a_merge_means_once_more(iceberg: Bed, tmp_path: Path) -> None:
     table = loaded(iceberg)
     with HeldMerge(table, iceberg.batch(SHAPE, [row(1, "c")]), progress(1, 3), gate=tmp_path) as merge:
@@ -219,6 +220,7 @@ def test_small_files_are_packed_and_progress_stays(iceberg: Bed) -> None:
     assert len(iceberg.rows()) == 5 + 99
 
 
+@FULL
 def test_old_snapshots_and_metadata_are_let_go(iceberg: Bed) -> None:
     table = loaded(iceberg)
     location = f"{table.location}"

@@ -72,6 +72,7 @@ def table(columns: str) -> TableSchema:
     return parse_create_table(f"create table shop.orders (id int primary key, {columns})")
 
 
+@FULL
 def test_a_column_added_with_a_default_fills_rows_written_before_it(spark: SparkSession) -> None:
     topic = Topic()
     topic.send(change(after={"id": 1, "v": 1}, schema=table("v int")))
@@ -303,6 +304,7 @@ def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSessio
     ]
 
 
+@FULL
 def test_a_key_in_two_partitions_is_shown(spark: SparkSession) -> None:
     topic = Topic()
     for partition in (0, 1):
