@@ -226,7 +226,7 @@ WIDE: Final = 1000
 @FULL
 @pytest.mark.parametrize(
     ("bed", "protocol"),
-    [("memory", "flat-avro"), pytest.param("memory", "canal-json", marks=FULL)],
+    [("memory", "flat-avro"), ("memory", "canal-json")],
     indirect=["bed"],
 )
 def test_a_thousand_columns_and_a_value_of_2_mib(

@@ -102,6 +102,7 @@ def _folding(name: str, keys: str) -> str:
     return f"CREATE TABLE bank.{name} AS SELECT * FROM ({last}) AS last WHERE {OP} NOT IN ({gone})"  # noqa: S608
 
 
+@FULL
 def test_the_folded_database_is_what_tidb_held(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:

@@ -202,9 +202,9 @@ def _wait_for_a_child(pid: int) -> None:
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param("registry: starting", marks=FULL),
+        "registry: starting",
         "kafka: starting",
-        pytest.param("registry: ready", marks=FULL),
+        "registry: ready",
     ],
 )
 def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
@@ -287,6 +287,7 @@ def test_a_format_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.
         _run_format(tmp_path, tmp_path / "server.properties", seconds=0.2)
 
 
+@FULL
 def test_two_at_once_start_one_stack(tmp_path: Path) -> None:
     ports = free_ports(3)
     stack = DevStack(tmp_path, kafka_port=ports[0], controller_port=ports[1], registry_port=ports[2])

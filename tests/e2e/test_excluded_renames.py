@@ -28,6 +28,7 @@ LISTED = {"name": "shop.told", "except_column_list": "phone"}
 ROWS = {1: {"id": 1, "name": "one"}, 2: {"id": 2, "name": "two"}, 3: {"id": 3, "name": "three"}}
 
 
+@FULL
 def test_ddl_takes_the_list_along(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     shop = Shop(tmp_path, servers)
     shop.configure({"tables": [LISTED]})

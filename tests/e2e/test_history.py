@@ -198,6 +198,7 @@ def test_a_worker_killed_after_its_commit_leaves_one_history(
     assert _stored(spark, tmp_path / "lake", "account") == _told(workload, "account")
 
 
+@FULL
 def test_a_database_has_the_same_versions(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:

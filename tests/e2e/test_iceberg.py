@@ -73,7 +73,7 @@ def test_iceberg_ends_as_tidb_held_it(
 
 # Around what asks the catalog. At each step: tests/e2e/test_kill.py.
 @FULL
-@pytest.mark.parametrize("kills", [(), pytest.param(("committing", "staged", "committed"), marks=FULL)])
+@pytest.mark.parametrize("kills", [(), ("committing", "staged", "committed")])
 def test_a_catalog_in_a_database_and_workers_that_are_killed(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers, kills: tuple[str, ...]
 ) -> None:

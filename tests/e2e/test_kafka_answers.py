@@ -100,7 +100,7 @@ def test_a_topic_that_one_answer_lacks_is_not_gone(
     assert set(lake_rows(tmp_path, "hidden")) == set(lake_rows(tmp_path, "calm")) == {1, 2}
 
 
-@pytest.mark.parametrize("lacks", [True, False])
+@pytest.mark.parametrize("lacks", [True, pytest.param(False, marks=FULL)])
 def test_an_answer_that_holds_less_than_was_read_is_believed_at_the_second_look(
     spark: SparkSession, tmp_path: Path, servers: Servers, lacks: bool
 ) -> None:

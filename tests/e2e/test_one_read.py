@@ -120,6 +120,7 @@ def test_batches_of_a_topic_are_bounded_for_all_its_tables(
     topic.check()
 
 
+@FULL
 def test_a_table_that_lags_reads_for_itself_and_joins_again(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

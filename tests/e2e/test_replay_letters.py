@@ -125,6 +125,7 @@ def test_a_newer_change_wins_over_a_replayed_one(
     assert counted(shop.replay(code=3)) == (1, 0, 0, 0, 1, 0, 0)
 
 
+@FULL
 def test_letters_of_a_topic_that_was_made_again_stay(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:

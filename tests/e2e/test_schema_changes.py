@@ -16,7 +16,7 @@ from tests.contracts.sql_beds import postgres_database
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import ID, TableWriter, lake_rows, schema_of, shop_config
-from tests.full import FULL, quick_on
+from tests.full import FULL
 from tests.servers import create_topics
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.cli.main import app
@@ -263,8 +263,8 @@ def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
     assert shop.values("size") == {1: 1, 2: 2}
 
 
-@quick_on("iceberg")
-@pytest.mark.parametrize("kind", ["iceberg", "postgres", pytest.param("mysql", marks=FULL)])
+@FULL
+@pytest.mark.parametrize("kind", ["iceberg", "postgres", "mysql"])
 def test_other_targets_wait_and_go_on_where_it_is_accepted(
     spark: SparkSession, tmp_path: Path, servers: Servers, kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -103,7 +103,7 @@ def test_the_newest_change_stays_whenever_and_wherever_it_comes(
 
 
 @FULL
-@pytest.mark.parametrize("protocol", [pytest.param("debezium-json", marks=FULL), "debezium-avro"])
+@pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro"])
 def test_ticdcs_debezium_messages_are_put_in_order_too(
     servers: Servers, spark: SparkSession, tmp_path: Path, protocol: str
 ) -> None:
@@ -120,6 +120,7 @@ def test_ticdcs_debezium_messages_are_put_in_order_too(
     assert _living(tmp_path, name) == {1: "newer"}
 
 
+@FULL
 def test_a_delete_without_a_position_pauses_its_table(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -212,7 +213,7 @@ def _remembered(config: Path) -> dict[str, Any]:
     return found
 
 
-@quick_on("delta")
+@FULL
 def test_a_table_goes_over_to_the_sources_order_with_the_rows_it_has(
     servers: Servers, spark: SparkSession, tmp_path: Path, place: Place
 ) -> None:
