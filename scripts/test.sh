@@ -2,7 +2,7 @@
 # scripts/test.sh VENV [PYTEST ARGUMENTS]: the tests, as two runs side by side, since much of a test is waiting.
 # Each run has a Spark session and servers of its own. The second's output comes when both are done.
 set -uo pipefail
-# A shell has its background jobs ignore Ctrl-C, unless it controls jobs: tests send it, and so does whoever waits.
+# A shell has its background jobs ignore Ctrl-C, unless it controls jobs: whoever waits sends it.
 set -m
 cd "$(dirname "$0")/.."
 python="$1/bin/python"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--vectors", metavar="DIR", help="golden vectors (default: ../shared/vectors, else tests/golden/data)"
     )
+
+
+def pytest_configure() -> None:
+    # A shell has its background jobs ignore Ctrl-C, and what they start as well: tests send it to programs.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
