@@ -163,7 +163,7 @@ def _key(shape: TableShape, values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(shape.keys, values, strict=True))
 
 
-@quick_on("delta", "iceberg", "postgres", "mysql")
+@quick_on("delta", "postgres")
 @pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
@@ -191,7 +191,7 @@ def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     assert living == at_source(feed)
 
 
-@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka")
+@quick_on("memory", "delta", "mysql", "kafka")
 @pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_every_type_arrives_with_its_limits_and_null(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
@@ -249,7 +249,7 @@ def test_a_thousand_columns_and_a_value_of_2_mib(
     assert table.rows(shape_of(arriving(feed.schema, protocol))) == at_source(feed)
 
 
-@quick_on("delta", "postgres")
+@quick_on("delta")
 @pytest.mark.parametrize("bed", CANAL_JSON_PAIRS, indirect=True)
 def test_copies_of_rows_without_a_key_are_counted(bed: Bed, spark: SparkSession, tmp_path: Path) -> None:
     """canal-json alone can say which of equal rows an event is of."""

@@ -302,6 +302,7 @@ def test_columns_carry_their_types_and_comments(delta: Bed) -> None:
     assert {"deletionVectors", "columnMapping", "typeWidening"} <= set(detail["tableFeatures"])
 
 
+@FULL
 def test_a_row_without_a_key_never_gets_in(delta: Bed) -> None:
     table = loaded(delta)
     nameless = delta.batch(SHAPE, [row(5), {**row(6), "id": None}][:1])
@@ -376,6 +377,7 @@ def test_a_template_must_tell_tables_apart(delta: Bed) -> None:
         DeltaTarget(delta.spark, "/lake", template="all").path_of(TABLE)
 
 
+@FULL
 def test_small_files_are_packed_and_progress_stays(delta: Bed) -> None:
     table = loaded(delta)
     location = table.location

@@ -135,6 +135,7 @@ def _two_tables(servers: Servers) -> tuple[str, TableWriter, TableWriter]:
     return topic, told, behind
 
 
+@FULL
 def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_end(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

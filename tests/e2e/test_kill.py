@@ -76,7 +76,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> P
     return PLACES[request.param](request, tmp_path, servers)
 
 
-@quick_on("delta", "postgres", "kafka")
+@quick_on("delta", "postgres")
 @pytest.mark.parametrize(
     "jvm", [pytest.param(True, id="JVM and all", marks=FULL), pytest.param(False, id="fork")]
 )

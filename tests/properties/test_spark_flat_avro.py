@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.full import FULL
+from tests.full import FULL, TEST_ALL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
@@ -44,7 +44,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 # One example is a Spark job of some twenty messages, so a few of them cover what hundreds would.
 FEW = settings(
-    max_examples=12,
+    max_examples=12 if TEST_ALL else 4,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),

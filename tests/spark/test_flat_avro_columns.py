@@ -279,6 +279,7 @@ def test_unknown_ids_are_unplanned_and_unreadable_schemas_bad(spark: SparkSessio
     assert (summary.read, summary.unplanned, summary.bad, summary.upserts) == (4, 2, 1, 1)
 
 
+@FULL
 def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSession) -> None:
     topic = Topic()
     schema = table("v int")
