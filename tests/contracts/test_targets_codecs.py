@@ -249,7 +249,7 @@ def test_a_thousand_columns_and_a_value_of_2_mib(
     assert table.rows(shape_of(arriving(feed.schema, protocol))) == at_source(feed)
 
 
-@quick_on("delta")
+@quick_on("mysql")
 @pytest.mark.parametrize("bed", CANAL_JSON_PAIRS, indirect=True)
 def test_copies_of_rows_without_a_key_are_counted(bed: Bed, spark: SparkSession, tmp_path: Path) -> None:
     """canal-json alone can say which of equal rows an event is of."""
