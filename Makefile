@@ -26,7 +26,7 @@ setup-dev:
 	@scripts/make_venv.sh $(VENV)
 	@scripts/install.sh $(VENV) dev
 
-test: setup-dev ## Every promise once, on real servers: a quarter of an hour on two cores
+test: setup-dev ## Every promise at least once, on real servers (aim: 15 minutes on two cores)
 	@scripts/test.sh $(VENV)
 
 test-all: setup-dev ## Every test: all codecs, targets and captures, and N random kills (hours)

@@ -34,11 +34,11 @@ _SMALL: Final = {
 }
 # For a worker of its own process, which ends too soon for the optimising compiler to be of use.
 SMALL_SPARK: Final = {**_SMALL, "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_MEMORY}"}
-# The one session of make test-all lasts long enough for that compiler; a quarter of an hour is too short:
-# it took half of all processor time there.
+# The one session of make test-all lasts long enough for that compiler. Delta contracts took about half
+# the processor time without it (one run each, on a busy machine).
 _LASTING: Final = {**_SMALL, "spark.driver.extraJavaOptions": _MEMORY} if TEST_ALL else SMALL_SPARK
-# Contracts are a thousand small queries: to generate and compile code for each takes longer than to run it
-# without. Workers of the end-to-end tests, and all tests of make test-all, run generated code.
+# Contracts are many small queries, each with code to generate and compile: 18 % of the time of those
+# over all codecs (docs/adr/0009). End-to-end tests, and all of make test-all, run generated code.
 _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # The one session of a run also has the jars of the targets that bring their own.
 WITH_TARGET: Final = "iceberg"
