@@ -1,37 +1,325 @@
-"""Columns of values as Arrow arrays: what ``typemap.parse`` does, a column at a time."""
+"""Columns of wire values to Arrow: what ``typemap.parse`` does for one value, for an array of them.
+
+``arrow_type`` names a column's Arrow type. ``from_text`` reads canal-json's texts, ``from_value`` the
+values of a ``ChangeEvent`` as an Arrow array, ``from_python`` the same values as Python objects, one by
+one with ``parse.target_reader``. The scalar readers are the reference: an array's usual values are
+converted all at once (``arrow_text``), each distinct other value goes through the scalar reader, and a
+value that this reader refuses is reported as not proven.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, tzinfo
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from tidesink.change import ColumnType
-from tidesink.typemap.render import ZeroDate, spark_type
+from tidesink.change import ColumnType, Value
+from tidesink.errors import ValueOutOfRangeError
+from tidesink.typemap.arrow_text import Convert, converter, is_shaped
+from tidesink.typemap.parse import TargetValue, target_reader, text_reader
+from tidesink.typemap.render import ZeroDate, spark_type, type_words
+from tidesink.typemap.shown import shown
 
-_DECIMAL: Final = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
-_TYPES: Final[Mapping[str, pa.DataType]] = {
-    "boolean": pa.bool_(),
+Mask = NDArray[np.bool_]
+Read = Callable[[Any], TargetValue]
+
+_PLAIN_TYPES: Final[dict[str, pa.DataType]] = {
     "int": pa.int32(),
     "bigint": pa.int64(),
     "float": pa.float32(),
     "double": pa.float64(),
     "string": pa.string(),
     "binary": pa.binary(),
+    "boolean": pa.bool_(),
     "date": pa.date32(),
-    "timestamp_ntz": pa.timestamp("us"),
     "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
 }
+_ONLY_STRINGS: Final = (pa.string(), pa.large_string())
+
+
+class ColumnResult(NamedTuple):
+    """A converted column.
+
+    ``values`` has the column's ``arrow_type`` and is null where the wire is null, where the value is not
+    proven, and where a zero date became null. ``unproven`` is true where the row codec has to decide (None:
+    nowhere). ``zero_dates`` is true where the policy made a date no calendar has null (None: nowhere).
+    """
+
+    values: pa.Array
+    unproven: Mask | None
+    zero_dates: Mask | None
+
+
+class PythonResult(NamedTuple):
+    """A column converted value by value; ``errors`` has what was refused, by index, null in ``values``."""
+
+    values: pa.Array
+    errors: dict[int, ValueOutOfRangeError]
+    zero_dates: Mask | None
 
 
 def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null", key: bool = False) -> pa.DataType:
-    """The Arrow type that holds every value of a column exactly; the twin of ``render.spark_type``.
+    """The Arrow type that holds every value of a column exactly: the one Spark's type maps to.
 
-    In a key column (``key``) a date no calendar has is always an error, so that ``zero_date: text`` changes
-    nothing there.
+    In a key a date no calendar has is an error whatever the policy, as in the target's key columns.
     """
     ddl = spark_type(column_type, zero_date="error" if key else zero_date).ddl
-    digits = _DECIMAL.fullmatch(ddl)
-    return pa.decimal128(int(digits[1]), int(digits[2])) if digits else _TYPES[ddl]
+    plain = _PLAIN_TYPES.get(ddl)
+    if plain is not None:
+        return plain
+    precision, scale = ddl.removeprefix("decimal(").removesuffix(")").split(",")
+    return pa.decimal128(max(int(precision), 1), int(scale))
+
+
+class _Plan(NamedTuple):
+    """How one column is read: the scalar readers, and the conversion of usual texts where there is one."""
+
+    type: ColumnType
+    target: pa.DataType
+    read_value: Read
+    read_text: Read
+    usual: Convert | None
+
+
+@lru_cache(maxsize=4096)
+def _plan(column_type: ColumnType, zero_date: ZeroDate, time_zone: tzinfo) -> _Plan:
+    target = arrow_type(column_type, zero_date=zero_date)
+    read_text = text_reader(column_type)
+    read_value = target_reader(column_type, time_zone=time_zone, zero_date=zero_date)
+    return _Plan(
+        column_type,
+        target,
+        read_value,
+        lambda text: read_value(read_text(text)),
+        converter(column_type, target, time_zone),
+    )
+
+
+def from_text(
+    texts: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo, key: bool = False
+) -> ColumnResult:
+    """The column from canal-json's texts (a string or large_string array).
+
+    Equals ``target_reader`` of ``text_reader`` of each text; a text that either refuses is not proven.
+    """
+    plan = _plan(column_type, "error" if key else zero_date, time_zone)
+    return _from_strings(_as_strings(texts), plan, plan.read_text)
+
+
+def from_value(
+    values: pa.Array, column_type: ColumnType, *, zero_date: ZeroDate, time_zone: tzinfo, key: bool = False
+) -> ColumnResult:
+    """The column from an array of a ChangeEvent's own values, of whatever Arrow type holds them.
+
+    Integers of any width, floats, decimal128 and decimal256, strings (dates and times too), binary,
+    booleans. Equals ``target_reader`` of each value; one that it refuses, or that the column's Arrow type
+    does not hold, is not proven.
+    """
+    plan = _plan(column_type, "error" if key else zero_date, time_zone)
+    shaped = is_shaped(column_type)
+    if shaped and values.type in _ONLY_STRINGS:
+        # Text is the value, and its shape is all that the reader of canal-json's text looks at.
+        return _from_strings(_as_strings(values), plan, plan.read_value)
+    converted = None if shaped else _from_numbers(values, plan.target)
+    if converted is not None:
+        return ColumnResult(converted, None, None)
+    return _by_distinct(values, plan, plan.read_value)
+
+
+def from_python(
+    values: Sequence[Value],
+    column_type: ColumnType,
+    *,
+    zero_date: ZeroDate,
+    time_zone: tzinfo,
+    key: bool = False,
+) -> PythonResult:
+    """The column from a ChangeEvent's own values, one by one: the reference of the other two.
+
+    What ``target_reader`` refuses or the column's Arrow type does not hold is in ``errors`` by its index.
+    """
+    plan = _plan(column_type, "error" if key else zero_date, time_zone)
+    return _scalar_by_scalar(values, plan, plan.read_value)
+
+
+def _as_strings(texts: pa.Array) -> pa.Array:
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    return texts if texts.type == pa.string() else texts.cast(pa.string())
+
+
+def _from_strings(texts: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
+    if plan.usual is None:
+        return _by_distinct(texts, plan, read)
+    values, left = plan.usual(texts)
+    if left is None:
+        return ColumnResult(values, None, None)
+    rows = pa.array(left)
+    rest = _by_distinct(texts.filter(rows), plan, read)
+    values = pc.replace_with_mask(values, rows, rest.values)
+    return ColumnResult(values, _scattered(rest.unproven, left), _scattered(rest.zero_dates, left))
+
+
+def _scattered(part: Mask | None, rows: Mask) -> Mask | None:
+    """A mask of the selected rows as one of all rows."""
+    if part is None:
+        return None
+    whole = np.zeros(len(rows), np.bool_)
+    whole[rows] = part
+    return whole
+
+
+def _by_distinct(values: pa.Array, plan: _Plan, read: Read) -> ColumnResult:
+    """Each distinct value through the scalar reader."""
+    try:
+        encoded = values.dictionary_encode()
+        distinct, codes = encoded.dictionary.to_pylist(), encoded.indices
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        distinct, codes = values.to_pylist(), pa.array(np.arange(len(values), dtype=np.int32))
+    found = _scalar_by_scalar(distinct, plan, read)
+    refused = np.zeros(len(distinct), np.bool_)
+    refused[list(found.errors)] = True
+    return ColumnResult(
+        found.values.take(codes),
+        _at(refused, codes) if found.errors else None,
+        _at(found.zero_dates, codes) if found.zero_dates is not None else None,
+    )
+
+
+def _at(flags: Mask, codes: pa.Array) -> Mask:
+    """The flags of distinct values for each row; null is never flagged."""
+    rows = codes.fill_null(len(flags)).to_numpy(zero_copy_only=False)
+    found: Mask = np.append(flags, False)[rows]
+    return found
+
+
+def _scalar_by_scalar(values: Sequence[Any], plan: _Plan, read: Read) -> PythonResult:
+    found: list[TargetValue] = []
+    errors: dict[int, ValueOutOfRangeError] = {}
+    for index, value in enumerate(values):
+        try:
+            found.append(None if value is None else read(value))
+        except ValueOutOfRangeError as error:
+            errors[index] = error
+            found.append(None)
+    zero = np.array(
+        [new is None and old is not None for old, new in zip(values, found, strict=True)], np.bool_
+    )
+    zero[list(errors)] = False
+    array = _packed(found, plan, errors)
+    return PythonResult(array, errors, zero if zero.any() else None)
+
+
+_HELD: Final[dict[pa.DataType, frozenset[type]]] = {
+    pa.int32(): frozenset({int}),
+    pa.int64(): frozenset({int}),
+    pa.float32(): frozenset({float}),
+    pa.float64(): frozenset({float}),
+    pa.string(): frozenset({str}),
+    pa.binary(): frozenset({bytes}),
+    pa.bool_(): frozenset({bool}),
+    pa.date32(): frozenset({date}),
+    pa.timestamp("us", "UTC"): frozenset({datetime}),
+    pa.timestamp("us"): frozenset({datetime}),
+}
+_HELD_AS_DECIMAL: Final = frozenset({Decimal, int})
+# What pyarrow raises for a value that a type does not hold; ValueError is the base of ArrowInvalid too.
+_NOT_HELD: Final = (ValueError, TypeError, OverflowError, pa.ArrowException)
+
+
+def _packed(values: list[TargetValue], plan: _Plan, errors: dict[int, ValueOutOfRangeError]) -> pa.Array:
+    """The values as an Arrow array; what its type does not hold is added to ``errors`` and made null."""
+    kinds = _HELD.get(plan.target, _HELD_AS_DECIMAL)
+    if kinds.issuperset({type(value) for value in values if value is not None}):
+        try:
+            packed = pa.array(values, plan.target)
+        except _NOT_HELD:
+            pass
+        else:
+            if plan.target != pa.float32() or not _overflowed(values, packed):
+                return packed
+    for index, value in enumerate(values):
+        if value is not None and not _holds(plan.target, kinds, value):
+            errors[index] = ValueOutOfRangeError(
+                f"{shown(value)} is no {type_words(plan.type)}: {plan.target} does not hold it"
+            )
+            values[index] = None
+    return pa.array(values, plan.target)
+
+
+def _holds(target: pa.DataType, kinds: frozenset[type], value: Any) -> bool:
+    try:
+        packed = pa.array([value], target)
+    except _NOT_HELD:
+        return False
+    return type(value) in kinds and (target != pa.float32() or not _overflowed([value], packed))
+
+
+def _overflowed(values: Sequence[Any], packed: pa.Array) -> bool:
+    """Whether a finite number became an infinite 32-bit float."""
+    infinite = pc.sum(pc.is_inf(packed)).as_py() or 0
+    return bool(infinite != sum(value in (float("inf"), float("-inf")) for value in values))
+
+
+def _from_numbers(values: pa.Array, target: pa.DataType) -> pa.Array | None:
+    """All values at once by an exact cast; None where a value needs the scalar reader."""
+    cast = _cast_of(values.type, target)
+    if cast is None:
+        return None
+    try:
+        return cast(values)
+    except pa.ArrowInvalid:
+        return None
+
+
+Cast = Callable[[pa.Array], "pa.Array | None"]
+
+
+def _cast_of(wire: pa.DataType, target: pa.DataType) -> Cast | None:
+    if wire == target:
+        return lambda values: values
+    is_int, is_decimal = pa.types.is_integer(wire), pa.types.is_decimal(wire)
+    if is_int and (pa.types.is_integer(target) or target == pa.string()):
+        return lambda values: pc.cast(values, target)
+    if (is_int or is_decimal) and pa.types.is_decimal(target):
+        return lambda values: pc.cast(values, target)
+    if pa.types.is_floating(wire) and pa.types.is_floating(target):
+        return lambda values: _cast_float(values, target)
+    if is_decimal and target == pa.string():
+        return _decimal_text
+    if (wire, target) in ((pa.large_string(), pa.string()), (pa.large_binary(), pa.binary())):
+        return lambda values: pc.cast(values, target)
+    return None
+
+
+def _cast_float(values: pa.Array, target: pa.DataType) -> pa.Array | None:
+    found = pc.cast(values, target, safe=False)
+    lost = pc.any(pc.and_(pc.is_inf(found), pc.invert(pc.is_inf(values)))).as_py()
+    return None if lost else found
+
+
+def _decimal_text(values: pa.Array) -> pa.Array:
+    """Decimals as text with all digits of the scale: Arrow itself writes small ones with an exponent."""
+    scale = values.type.scale
+    unscaled = _with_scale_zero(values)
+    if scale <= 0:
+        return pc.cast(unscaled, pa.string())
+    digits = pc.cast(pc.abs(unscaled), pa.string())
+    padded = pc.ascii_lpad(digits, scale + 1, "0")
+    sign = pc.if_else(pc.less(unscaled, pc.cast(pa.scalar(0), unscaled.type)), "-", "")
+    whole = pc.binary_join_element_wise(sign, pc.utf8_slice_codeunits(padded, 0, -scale), "")
+    return pc.binary_join_element_wise(whole, pc.utf8_slice_codeunits(padded, -scale), ".")
+
+
+def _with_scale_zero(values: pa.Array) -> pa.Array:
+    make = pa.decimal128 if values.type.bit_width == 128 else pa.decimal256
+    kind = make(values.type.precision, 0)
+    return pa.Array.from_buffers(kind, len(values), values.buffers(), offset=values.offset)

@@ -1,0 +1,341 @@
+"""Usual texts of a column to Arrow, all at once; ``typemap.arrow`` gives the others to the scalar reader.
+
+Arrow's casts from text are exact, but take more than MySQL writes (``0x1F``, ``.5``, ``2024-01-01``) and
+fail as a whole. So each type has two ways to them. First a look at the bytes of the whole array
+(``Look``), which costs a few nanoseconds a value and proves the shape that producers write. Where it
+fails, a pattern (RE2) tells row by row which texts are usual, and the cast sees those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import tzinfo
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidesink.change import ColumnType
+from tidesink.typemap.calendar_text import INSTANT, LOCAL_DATE, LOCAL_DATETIME
+from tidesink.typemap.local_time import has_known_offsets, utc_micros
+from tidesink.typemap.parse import DATETIME, TIME, integer_bounds, padded_decimal
+from tidesink.typemap.table import Reader, row_of
+
+Mask = NDArray[np.bool_]
+# The values, null where the text is null or left to the scalar reader; and which rows are left, if any.
+Converted = tuple[pa.Array, "Mask | None"]
+Convert = Callable[[pa.Array], Converted]
+Look = Callable[["_View"], bool]
+
+_DIGITS: Final = b"0123456789"
+_ZERO, _NINE, _MINUS, _POINT, _SPACE, _COLON = b"09-. :"
+_INTEGER_DIGITS: Final = 20
+# Ten to this power is a finite double whatever follows the point.
+_FLOAT_DIGITS: Final = 300
+_SHAPED: Final = frozenset(
+    {"date", "datetime", "timestamp", "local_date", "local_datetime", "instant", "time"}
+)
+
+_DAY: Final = (
+    r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-"
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    r"|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_CLOCK: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?"
+_OFFSET: Final = r"[+-](?:[01][0-9]|2[0-3]):[0-5][0-9]"
+# A day inside the first and the last of the calendar: an offset may carry what lies beyond over the end.
+_FIRST_INSIDE: Final = -62_135_510_400_000_000
+_END_INSIDE: Final = 253_402_214_400_000_000
+_FIRST_DAY: Final = -719_162
+_FIRST_MICROS: Final = -62_135_596_800_000_000
+
+
+class _View(NamedTuple):
+    """The bytes of an array of texts without a copy; starts and ends of the texts that are not null."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+
+
+def _view(texts: pa.Array) -> _View:
+    _, offset_buffer, data_buffer = texts.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    data = np.frombuffer(data_buffer or b"", np.uint8)[: offsets[-1]]
+    starts, ends = offsets[:-1], offsets[1:]
+    if texts.null_count:
+        valid = _valid(texts)
+        starts, ends = starts[valid], ends[valid]
+    return _View(data, starts, ends)
+
+
+def _valid(texts: pa.Array) -> Mask:
+    found: Mask = texts.is_valid().to_numpy(zero_copy_only=False)
+    return found
+
+
+def is_shaped(column_type: ColumnType) -> bool:
+    """Whether values of the type are text whose shape is checked: dates and times."""
+    return row_of(column_type).reader in _SHAPED
+
+
+def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -> Convert | None:
+    """What converts the usual texts of a column; None where each distinct text is read by itself."""
+    reader = row_of(column_type).reader
+    if reader in ("text", "binary"):
+        return _as_is if reader == "text" else _latin1
+    if target == pa.string():
+        pattern = _text_pattern(column_type)
+        return None if pattern is None else partial(_matching, pattern=pattern)
+    bounds = _bounds(column_type)
+    if bounds is not None:
+        return _integers(*bounds, target)
+    if reader == "decimal":
+        return _decimals(column_type, target)
+    if reader in ("float32", "float64"):
+        return _FLOATS[reader]
+    if reader == "timestamp":
+        return _timestamps(time_zone) if has_known_offsets(time_zone) else None
+    return _CALENDAR.get(reader)
+
+
+def _as_is(texts: pa.Array) -> Converted:
+    return texts, None
+
+
+def _latin1(texts: pa.Array) -> Converted:
+    """Bytes from text of U+0000 to U+00FF (TiCDC, tiflow c7b2588: ISO-8859-1)."""
+    view = _view(texts)
+    if not len(view.starts) or view.data[view.starts[0] :].max(initial=0) < 128:
+        return texts.cast(pa.binary()), None
+    valid = _valid(texts)
+    return pa.nulls(len(texts), pa.binary()), valid
+
+
+def _text_pattern(column_type: ColumnType) -> str | None:
+    """The texts that are stored as they are; None where labels or booleans are meant."""
+    reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
+    if reader == "decimal":
+        if precision is None or scale is None:
+            return r"-?(?:0|[1-9][0-9]{0,64})(?:\.[0-9]{1,30})?"
+        whole = rf"(?:0|[1-9][0-9]{{0,{precision - scale - 1}}})" if precision > scale else "0"
+        return rf"-?{whole}" + (rf"\.[0-9]{{{scale}}}" if scale else "")
+    if reader in ("enum", "set"):
+        return None if column_type.members is not None else r"0|[1-9][0-9]{0,18}"
+    return _SHAPES.get(reader)
+
+
+_SHAPES: Final[dict[Reader, str]] = {
+    "date": r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
+    "datetime": DATETIME.pattern,
+    "timestamp": DATETIME.pattern,
+    "time": TIME.pattern,
+    "local_date": LOCAL_DATE.pattern,
+    "local_datetime": LOCAL_DATETIME.pattern,
+    "instant": INSTANT.pattern,
+}
+
+
+def _matching(texts: pa.Array, pattern: str) -> Converted:
+    usual = _matches(texts, pattern)
+    left = _valid(texts) & ~usual
+    return (texts, left) if left.any() else (texts, None)
+
+
+def _matches(texts: pa.Array, pattern: str) -> Mask:
+    """Whether the whole text has the pattern; false for null."""
+    found = pc.match_substring_regex(texts, rf"\A(?:{pattern})\z")
+    usual: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+    return usual
+
+
+def _cast_usual(texts: pa.Array, look: Look, pattern: str, cast: Convert) -> Converted:
+    """The cast of the whole array where the look proves it, else of the texts that have the pattern."""
+    if look(_view(texts)):
+        try:
+            return cast(texts)
+        except pa.ArrowInvalid:
+            pass
+    usual, valid = _matches(texts, pattern), _valid(texts)
+    values, left = cast(pc.if_else(pa.array(usual), texts, pa.scalar(None, pa.string())))
+    left = valid & ~usual if left is None else left | (valid & ~usual)
+    return values, left if left.any() else None
+
+
+def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
+    """Which values lie outside the bounds; None where none does."""
+    ends = pc.min_max(values).as_py()
+    if ends["min"] is None or (ends["min"] >= low and ends["max"] <= high):
+        return None
+    outside = pc.or_(
+        pc.less(values, pa.scalar(low, values.type)), pc.greater(values, pa.scalar(high, values.type))
+    )
+    found: Mask = pc.fill_null(outside, False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
+    """Whether all bytes are ASCII digits or one of the extra ones."""
+    allowed = data - _ZERO <= 9
+    for byte in extra:
+        allowed |= data == byte
+    return bool(allowed.all())
+
+
+def _bounds(column_type: ColumnType) -> tuple[int, int] | None:
+    if row_of(column_type).reader == "bit":
+        return 0, (1 << (column_type.length or 64)) - 1
+    return integer_bounds(column_type)
+
+
+def _integers(low: int, high: int, target: pa.DataType) -> Convert:
+    wide = pa.int64() if high < 1 << 63 else pa.uint64()
+
+    def cast(texts: pa.Array) -> Converted:
+        values = pc.cast(texts, wide)
+        left = _outside(values, low, high)
+        if left is not None:
+            values = pc.if_else(pa.array(left), pa.scalar(None, wide), values)
+        return pc.cast(values, target), left
+
+    pattern = r"-?[0-9]{1,18}" if low < 0 else r"[0-9]{1,18}"
+    return partial(_cast_usual, look=_is_integer, pattern=pattern, cast=cast)
+
+
+def _is_integer(view: _View) -> bool:
+    if not len(view.starts):
+        return True
+    lengths = view.ends - view.starts
+    return bool(lengths.max() <= _INTEGER_DIGITS) and _only(view.data[view.starts[0] :], b"-")
+
+
+def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
+    padded = padded_decimal(column_type)
+    scale = column_type.scale or 0
+    if padded is None or scale > target.precision:
+        return None
+    return partial(
+        _cast_usual,
+        look=partial(_is_padded, scale=scale),
+        pattern=padded.pattern,
+        cast=lambda texts: (pc.cast(texts, target), None),
+    )
+
+
+def _is_padded(view: _View, scale: int) -> bool:
+    """Digits with a point before the last ``scale`` of them, and at least one before it.
+
+    That a minus stands in front alone and a point occurs once is left to the cast.
+    """
+    if not len(view.starts):
+        return True
+    lengths = view.ends - view.starts
+    if lengths.max() > 65 or lengths.min() < (scale + 2 if scale else 1):
+        return False
+    if not scale:
+        return _only(view.data[view.starts[0] :], b"-")
+    points = view.ends - (scale + 1)
+    return (
+        _only(view.data[view.starts[0] :], b"-.")
+        and bool((view.data[points] == _POINT).all())
+        and bool((view.data[points - 1] != _MINUS).all())
+    )
+
+
+def _is_float(view: _View) -> bool:
+    """Digits, with a point neither first nor last; the cast refuses what has two, or a minus inside."""
+    if not len(view.starts):
+        return True
+    lengths = view.ends - view.starts
+    if lengths.max() > _FLOAT_DIGITS or lengths.min() < 1 or not _only(view.data[view.starts[0] :], b"-."):
+        return False
+    first, last = view.data[view.starts], view.data[view.ends - 1]
+    second = view.data[np.minimum(view.starts + 1, view.ends - 1)]
+    pointed = (first == _POINT) | ((first == _MINUS) & (second == _POINT)) | (last == _POINT)
+    return not pointed.any()
+
+
+def _floats(target: pa.DataType) -> Convert:
+    def cast(texts: pa.Array) -> Converted:
+        # A FLOAT's text is read as a double and rounded once more, as the scalar reader does.
+        values = pc.cast(pc.cast(texts, pa.float64()), target, safe=False)
+        infinite = pc.is_inf(values)
+        if not pc.any(infinite).as_py():
+            return values, None
+        return values, pc.fill_null(infinite, False).to_numpy(zero_copy_only=False)
+
+    pattern = rf"-?[0-9]{{1,{_FLOAT_DIGITS}}}(?:\.[0-9]{{1,{_FLOAT_DIGITS}}})?"
+    return partial(_cast_usual, look=_is_float, pattern=pattern, cast=cast)
+
+
+_FLOATS: Final[dict[str, Convert]] = {"float32": _floats(pa.float32()), "float64": _floats(pa.float64())}
+
+
+def _is_day(view: _View) -> bool:
+    return not len(view.starts) or bool(((view.ends - view.starts) == 10).all())
+
+
+def _is_clock(view: _View, shortest: int = 19) -> bool:
+    """Long enough to have seconds, with a space before the time: the cast checks the rest."""
+    if not len(view.starts):
+        return True
+    if (view.ends - view.starts).min() < shortest:
+        return False
+    data, starts = view.data, view.starts
+    return bool(
+        (data[starts + 10] == _SPACE).all()
+        and (data[starts + 13] == _COLON).all()
+        and (data[starts + 16] == _COLON).all()
+    )
+
+
+def _is_instant(view: _View) -> bool:
+    """A date and time with an offset of hours and minutes."""
+    if not _is_clock(view, 25):
+        return False
+    return not len(view.starts) or bool((view.data[view.ends - 3] == _COLON).all())
+
+
+def _micros(values: pa.Array) -> pa.Array:
+    return values.view(pa.int64())
+
+
+def _in_range(texts: pa.Array, target: pa.DataType, low: int, high: int) -> Converted:
+    values = pc.cast(texts, target)
+    return values, _outside(_micros(values), low, high)
+
+
+def _cast_day(texts: pa.Array) -> Converted:
+    # Arrow's calendar has a year 0.
+    values = pc.cast(texts, pa.date32())
+    return values, _outside(values.view(pa.int32()), _FIRST_DAY, (1 << 31) - 1)
+
+
+def _timestamps(zone: tzinfo) -> Convert:
+    def cast(texts: pa.Array) -> Converted:
+        local = _micros(pc.cast(texts, pa.timestamp("us")))
+        left = _outside(local, _FIRST_INSIDE, _END_INSIDE)
+        # What lies outside, and what stands in the place of a null, is moved where the zone knows it.
+        known = pc.fill_null(local if left is None else pc.if_else(pa.array(left), 0, local), 0)
+        instants = utc_micros(known.to_numpy(), zone)
+        nulls = None if not texts.null_count else ~_valid(texts)
+        return pa.array(instants, pa.int64(), mask=nulls).view(pa.timestamp("us", "UTC")), left
+
+    return partial(_cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=cast)
+
+
+_cast_local = partial(_in_range, target=pa.timestamp("us"), low=_FIRST_MICROS, high=(1 << 63) - 1)
+_cast_instant = partial(_in_range, target=pa.timestamp("us", "UTC"), low=_FIRST_INSIDE, high=_END_INSIDE)
+_local: Final = partial(_cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=_cast_local)
+_CALENDAR: Final[dict[Reader, Convert]] = {
+    "date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day),
+    "local_date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day),
+    "datetime": _local,
+    "local_datetime": _local,
+    "instant": partial(
+        _cast_usual, look=_is_instant, pattern=f"{_DAY} {_CLOCK}{_OFFSET}", cast=_cast_instant
+    ),
+}
