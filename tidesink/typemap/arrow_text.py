@@ -111,8 +111,26 @@ def _latin1(texts: pa.Array) -> Converted:
     view = _view(texts)
     if not len(view.starts) or view.data[view.starts[0] :].max(initial=0) < 128:
         return texts.cast(pa.binary()), None
-    valid = _valid(texts)
-    return pa.nulls(len(texts), pa.binary()), valid
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    data, offsets = view.data[offsets[0] :], offsets - offsets[0]
+    # UTF-8 has U+0080 to U+00BF behind a byte C2, and U+00C0 to U+00FF, 64 less, behind C3.
+    first = data >= 0xC0
+    content = data.copy()
+    content[1:] += (data[:-1] == 0xC3).view(np.uint8) << 6
+    fewer = np.append(0, np.cumsum(first, dtype=np.int32))[offsets]
+    values = pa.Array.from_buffers(
+        pa.binary(),
+        len(texts),
+        [None, pa.py_buffer((offsets - fewer).astype(np.int32)), pa.py_buffer(content[~first])],
+    )
+    if texts.null_count:
+        values = pc.if_else(texts.is_valid(), values, pa.scalar(None, pa.binary()))
+    beyond = np.flatnonzero(data > 0xC3)
+    if not len(beyond):
+        return values, None
+    left = np.zeros(len(texts), np.bool_)
+    left[np.searchsorted(offsets, beyond, "right") - 1] = True
+    return values, left
 
 
 def _text_pattern(column_type: ColumnType) -> str | None:
