@@ -131,7 +131,21 @@ def _bytes(message: Json, random: Random) -> bytes:
     return json.dumps(message, ensure_ascii=ascii_only, separators=separators).encode()
 
 
-_PIECES: Final = (b"\xff", b"\x00", b'"', b"\\", b"{", b"]", b",", b" ", b"1", b"\n", b"\xc3", b"\\ud800", b"null")
+_PIECES: Final = (
+    b"\xff",
+    b"\x00",
+    b'"',
+    b"\\",
+    b"{",
+    b"]",
+    b",",
+    b" ",
+    b"1",
+    b"\n",
+    b"\xc3",
+    b"\\ud800",
+    b"null",
+)
 
 
 def _harmed_bytes(value: bytes, random: Random) -> bytes:
@@ -230,7 +244,11 @@ def test_two_records_that_share_a_damage() -> None:
     """A text that ends in the next record, and structure that only both records together have."""
     good = _sample()
     for at in range(0, len(good), 3):
-        _both([good[:at], good[at:], good, good[:at] + good, good[:at], good], CanalJsonCodec(), CanalJsonCodec())
+        _both(
+            [good[:at], good[at:], good, good[:at] + good, good[:at], good],
+            CanalJsonCodec(),
+            CanalJsonCodec(),
+        )
 
 
 def test_usual_records_are_all_proven() -> None:

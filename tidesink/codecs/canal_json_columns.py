@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -43,11 +43,13 @@ T = TypeVar("T")
 
 _OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _UPDATE, _DELETE = op_code(Op.UPDATE), op_code(Op.DELETE)
-# So many records are scanned at once: their bytes fit a processor's cache, and each step costs little a record.
+# So many records are scanned at once: their bytes fit a processor's cache. Fewer cost more each.
 _CHUNK_RECORDS: Final = 16_384
 _CHUNK_BYTES: Final = 2**28
-# So many heads, skeletons and row types are remembered.
-_REMEMBERED: Final = 4_096
+# So many bytes of heads and of skeletons are remembered, with so many for what each means.
+_REMEMBERED_BYTES: Final = 2**25
+_ENTRY_BYTES: Final = 2_000
+_MOST_TYPES: Final = 1_024
 # Where a skeleton lacks a value: behind the colon of a key.
 _LACKS_VALUE: Final = re.compile(rb'("(?:[^"\\]|\\.)*":)(?=[,}])', re.DOTALL)
 _NO_DIGITS: Final = b'"es":,"ts":,'
@@ -99,6 +101,8 @@ def read_head(frame: bytes) -> _Head | None:
 def read_body(skeleton: bytes) -> _Body | None:
     """What a skeleton says of a message with one row; None for one that the row codec has to look at."""
     text, tokens = _LACKS_VALUE.subn(rb"\1null", skeleton)
+    if not text.startswith(b","):
+        return None
     try:
         parsed = orjson.loads(b"{" + text[1:])
     except orjson.JSONDecodeError:
@@ -146,19 +150,21 @@ def may_be_ddl(value: bytes | None) -> bool:
 class _Rows:
     """Row changes of a chunk whose bytes are proven; ``where`` are the indices of their records.
 
-    ``head`` and ``body`` say which of ``heads`` and ``bodies`` is each row's; ``first`` is its first token.
-    ``commit_ts`` is 0 where there is none.
+    ``scan`` has them at ``places``. ``head`` and ``body`` say which of ``heads`` and ``bodies`` is each
+    row's; ``first`` is its first token, ``data`` the first of the row in ``data``. ``commit_ts`` is negative
+    where there is none.
     """
 
+    scan: Scan
+    places: Indices
     where: Indices
     head: Indices
     body: Indices
     first: Indices
+    data: Indices
     commit_ts: Indices
     heads: Sequence[_Head | None]
     bodies: Sequence[_Body | None]
-    tokens: Tokens
-    es: pa.Array
 
     def between(self, start: int, stop: int) -> Indices:
         """The places here of the rows of these records."""
@@ -180,8 +186,8 @@ class CanalJsonColumns:
     def __init__(self, shapes: RowShapes, large: LargeMessages) -> None:
         self._shapes = shapes
         self._large = large
-        self._heads: dict[bytes, _Head | None] = {}
-        self._bodies: dict[bytes, _Body | None] = {}
+        self._heads = _Remembered(read_head)
+        self._bodies = _Remembered(read_body)
         self._types: dict[tuple[int, ValueOptions], tuple[RowShape, RowTypes]] = {}
 
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
@@ -221,23 +227,24 @@ class CanalJsonColumns:
             return value
 
     def _rows(self, found: Scan) -> _Rows:
-        heads = [_known(self._heads, one, read_head) for one in found.heads.dictionary.to_pylist()]
-        bodies = [_known(self._bodies, one, read_body) for one in found.bodies.dictionary.to_pylist()]
+        heads = self._heads.all(found.heads.dictionary)
+        bodies = self._bodies.all(found.bodies.dictionary)
         head, body = (one.indices.to_numpy().astype(np.int64) for one in (found.heads, found.bodies))
         known = found.proven & _is_known(heads)[head] & _is_known(bodies)[body]
         known &= _as_expected(found.tokens, bodies, body)
         rows = np.flatnonzero(known)
-        first = found.tokens.first[rows]
+        first, body = found.tokens.first[rows], body[rows]
         return _Rows(
+            found,
+            rows,
             found.where[rows],
             head[rows],
-            body[rows],
+            body,
             first,
-            _commit_ts(found.tokens, first, bodies, body[rows]),
+            first + _places(bodies, body, lambda one: one.data),
+            _commit_ts(found.tokens, first, _places(bodies, body, lambda one: one.commit_ts)),
             heads,
             bodies,
-            found.tokens,
-            found.es.take(pa.array(rows)),
         )
 
     def _segment(self, chunk: _Chunk, records: Records, size: int, options: ValueOptions) -> ColumnarResult:
@@ -253,20 +260,14 @@ class CanalJsonColumns:
 
     def _by_shape(self, rows: _Rows, places: Indices) -> Iterator[tuple[RowShape, Indices]]:
         """The rows by shape, in their order; without those that have no shape or no key column."""
-        pairs, inverse = np.unique(rows.head[places] * len(rows.bodies) + rows.body[places], return_inverse=True)
-        shapes: list[RowShape] = []
-        chosen = np.full(len(places), _NO_TOKEN)
-        for pair, number in enumerate(pairs.tolist()):
-            head, body = rows.heads[number // len(rows.bodies)], rows.bodies[number % len(rows.bodies)]
-            assert head is not None
-            assert body is not None
-            of_pair = np.flatnonzero(inverse == pair) if len(pairs) > 1 else np.arange(len(places))
-            for shape, fits in self._shapes_of(head, body, rows, places[of_pair]):
-                at = next((at for at, one in enumerate(shapes) if one is shape), len(shapes))
-                shapes[at:] = [shape] if at == len(shapes) else shapes[at:]
-                chosen[of_pair[fits]] = at
-        for at, shape in enumerate(shapes):
-            yield shape, places[chosen == at]
+        found: dict[int, tuple[RowShape, list[Indices]]] = {}
+        for of_kind in _by_kind(rows, places):
+            head, body = rows.heads[rows.head[of_kind[0]]], rows.bodies[rows.body[of_kind[0]]]
+            if head is not None and body is not None:
+                for shape, fits in self._shapes_of(head, body, rows, of_kind):
+                    found.setdefault(id(shape), (shape, []))[1].append(of_kind[fits])
+        for shape, parts in found.values():
+            yield shape, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
     def _shapes_of(
         self, head: _Head, body: _Body, rows: _Rows, places: Indices
@@ -289,7 +290,7 @@ class CanalJsonColumns:
             return rows.commit_ts[places]
         if self._shapes.moment(0) == NEVER:
             return None
-        found = rows.es.take(pa.array(places)).cast(pa.string()).cast(pa.int64()).to_pylist()
+        found = rows.scan.es(rows.places[places]).to_pylist()
         return np.array([min(row_moment(None, one), _INT64_MAX) for one in found], np.int64)
 
     def _shape(self, head: _Head, body: _Body, moment: int) -> RowShape | None:
@@ -313,7 +314,7 @@ class CanalJsonColumns:
     def _types_of(self, shape: RowShape, options: ValueOptions) -> RowTypes:
         found = self._types.get((id(shape), options))
         if found is None or found[0] is not shape:
-            if len(self._types) >= _REMEMBERED:
+            if len(self._types) >= _MOST_TYPES:
                 self._types.clear()
             # With the shape, so that its id stays its own.
             found = shape, RowTypes(shape.schema, shape.key or None, options)
@@ -321,12 +322,38 @@ class CanalJsonColumns:
         return found[1]
 
 
-def _known(known: dict[bytes, T], text: bytes, read: Callable[[bytes], T]) -> T:
-    if text not in known:
-        if len(known) >= _REMEMBERED:
-            known.clear()
-        known[text] = read(text)
-    return known[text]
+class _Remembered(Generic[T]):
+    """What distinct bytes mean, each read once; all is forgotten when it is too much."""
+
+    def __init__(self, read: Callable[[bytes], T]) -> None:
+        self._read = read
+        self._known: dict[bytes, T] = {}
+        self._size = 0
+
+    def all(self, texts: pa.BinaryArray) -> list[T]:
+        """What each of the texts means."""
+        return [self._one(text) for text in texts.to_pylist()]
+
+    def _one(self, text: bytes) -> T:
+        if text in self._known:
+            return self._known[text]
+        self._size += len(text) + _ENTRY_BYTES
+        if self._size > _REMEMBERED_BYTES:
+            self._known.clear()
+            self._size = len(text)
+        found = self._known[text] = self._read(text)
+        return found
+
+
+def _by_kind(rows: _Rows, places: Indices) -> list[Indices]:
+    """The rows of each pair of head and body."""
+    if not len(places):
+        return []
+    kinds = rows.head[places] * len(rows.bodies) + rows.body[places]
+    _, counts = np.unique(kinds, return_counts=True)
+    if len(counts) == 1:
+        return [places]
+    return np.split(places[np.argsort(kinds, kind="stable")], np.cumsum(counts)[:-1])
 
 
 def _is_known(plans: Sequence[object]) -> Mask:
@@ -357,14 +384,14 @@ def _as_expected(tokens: Tokens, bodies: Sequence[_Body | None], body: Indices) 
     commit_ts = _places(bodies, body, lambda one: one.commit_ts)
     expected = np.where(commit_ts < 0, found == 0, found == 1)
     expected &= _flag(tokens.number, first, commit_ts)
-    expected &= _flag(tokens.null, first, _places(bodies, body, lambda one: 0 if one.old is None else _NO_TOKEN))
-    expected &= _flag(~tokens.null, first, _places(bodies, body, lambda one: one.row_key))
-    return expected
+    expected &= _flag(
+        tokens.null, first, _places(bodies, body, lambda one: 0 if one.old is None else _NO_TOKEN)
+    )
+    found_all: Mask = expected & _flag(~tokens.null, first, _places(bodies, body, lambda one: one.row_key))
+    return found_all
 
 
-def _places(
-    bodies: Sequence[_Body | None], body: Indices, place: Callable[[_Body], int]
-) -> Indices:
+def _places(bodies: Sequence[_Body | None], body: Indices, place: Callable[[_Body], int]) -> Indices:
     each = np.array([_NO_TOKEN if one is None else place(one) for one in bodies], np.int64)
     return each[body] if len(each) else body
 
@@ -376,9 +403,8 @@ def _flag(flags: Mask, first: Indices, place: Indices) -> Mask:
     return (place < 0) | flags[np.minimum(first + np.maximum(place, 0), len(flags) - 1)]
 
 
-def _commit_ts(tokens: Tokens, first: Indices, bodies: Sequence[_Body | None], body: Indices) -> Indices:
-    place = _places(bodies, body, lambda one: one.commit_ts)
-    found = np.zeros(len(first), np.int64)
+def _commit_ts(tokens: Tokens, first: Indices, place: Indices) -> Indices:
+    found = np.full(len(first), _NO_TOKEN)
     some = np.flatnonzero(place >= 0)
     texts = tokens.texts.take(pa.array(tokens.place[first[some] + place[some]]))
     found[some] = texts.cast(pa.int64()).to_numpy()
@@ -392,13 +418,15 @@ class _TableOfShape:
         self, shape: RowShape, types: RowTypes, options: ValueOptions, rows: _Rows, places: Indices
     ) -> None:
         self._shape, self._types, self._options = shape, types, options
-        self._tokens = rows.tokens
-        self._rows, self._places = rows, places
-        self._first = rows.first[places]
-        self._body = rows.body[places]
+        self._tokens = rows.scan.tokens
+        self._data, self._commit_ts = rows.data[places], rows.commit_ts[places]
         ops = np.array([0 if one is None else one.op for one in rows.heads], np.int8)
         self._op = ops[rows.head[places]]
         self._updates = np.flatnonzero(self._op == _UPDATE)
+        updated = places[self._updates]
+        self._old_first = rows.first[updated]
+        numbers, self._old_body = np.unique(rows.body[updated], return_inverse=True)
+        self._old_places = [getattr(rows.bodies[number], "old", None) or {} for number in numbers]
         self._bad = np.zeros(len(places), np.bool_)
         self._zero_dates: dict[int, list[str]] = {}
 
@@ -416,7 +444,7 @@ class _TableOfShape:
     def _column(self, number: int) -> pa.Array:
         """A column's values: of each row, then of each updated row before the change."""
         column = self._shape.schema.columns[number]
-        data = self._first + self._of_body(lambda body: body.data)[self._body] + number
+        data = self._data + number
         tokens = np.concatenate([data, self._old(column.name, data)]) if len(self._updates) else data
         null = self._tokens.null[tokens]
         places = pa.array(self._tokens.place[tokens], mask=null if null.any() else None)
@@ -437,12 +465,8 @@ class _TableOfShape:
 
     def _old(self, name: str, data: Indices) -> Indices:
         """The tokens of a column before an update: those of ``data`` where ``old`` leaves the column out."""
-        updates = self._updates
-        places = self._of_body(lambda body: (body.old or {}).get(name, _NO_TOKEN))[self._body[updates]]
-        return np.where(places < 0, data[updates], self._first[updates] + places)
-
-    def _of_body(self, place: Callable[[_Body], int]) -> Indices:
-        return np.array([_NO_TOKEN if one is None else place(one) for one in self._rows.bodies], np.int64)
+        places = np.array([old.get(name, _NO_TOKEN) for old in self._old_places], np.int64)[self._old_body]
+        return np.where(places < 0, data[self._updates], self._old_first + places)
 
     def _refuse(self, unproven: Mask) -> None:
         count = len(self._bad)
@@ -464,13 +488,11 @@ class _TableOfShape:
         }
 
     def _sources(self) -> dict[str, pa.Array]:
-        commit_ts = self._rows.commit_ts[self._places]
-        none = (self._of_body(lambda body: body.commit_ts) < 0)[self._body]
-        lists = pa.ListArray.from_arrays(
-            pa.array(np.append(0, np.cumsum(~none)), pa.int32()),
-            pa.array(commit_ts[~none]),
-            mask=pa.array(none) if none.any() else None,
-        )
+        commit_ts = self._commit_ts
+        none = commit_ts < 0
+        mask = pa.array(none) if none.any() else None
+        places = pa.array(np.append(0, np.cumsum(~none)), pa.int32())
+        lists = pa.ListArray.from_arrays(places, pa.array(commit_ts[~none]), mask=mask)
         return {"commit_ts": pa.array(commit_ts, mask=none), "source": lists}
 
     def _named_zero_dates(self, count: int) -> pa.Array:

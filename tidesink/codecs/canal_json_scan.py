@@ -40,12 +40,12 @@ _PADDING: Final = 24
 # Numbers of so many digits fit a signed 64-bit integer whatever they are; a TSO has 18 until the year 2090.
 MOST_DIGITS: Final = 18
 
-_HEAD: Final = re.compile(
-    rb'\{"id":[^{}]*?"es":(0|[1-9][0-9]{0,17}),"ts":(0|[1-9][0-9]{0,17}),(?=")[^\x00]*?(?=,"old":)'
-)
 _ES, _TS, _OLD = b'"es":', b',"ts":', b',"old":'
-# A batch has few lengths of heads; beyond so many each record is cut by itself.
-_MOST_CUTS: Final = 24
+_STAMPS: Final = re.compile(rb'"es":(0|[1-9][0-9]{0,17}),"ts":(0|[1-9][0-9]{0,17}),')
+# After so many cuts that fit hardly another record each record is cut by itself.
+_MOST_ALONE: Final = 16
+# To look whether records fit takes this part of the time that a record's own cut does.
+_FITTING_COSTS: Final = 0.02
 
 
 class Cuts(NamedTuple):
@@ -88,7 +88,11 @@ class Scan:
     bodies: pa.DictionaryArray
     tokens: Tokens
     proven: Mask
-    es: pa.Array
+    pieces: pa.BinaryArray
+
+    def es(self, records: Indices) -> pa.Int64Array:
+        """The member ``es`` of these of the records."""
+        return self.pieces.take(pa.array(7 * records + 1)).cast(pa.string()).cast(pa.int64())
 
 
 def scan(values: pa.Array) -> Scan:
@@ -101,16 +105,15 @@ def scan(values: pa.Array) -> Scan:
     at = 7 * np.arange(count)
     head = pieces.take(pa.array((at[:, None] + (0, 2, 4)).ravel()))
     body = pieces.take(pa.array(at + 5))
-    starts = np.frombuffer(body.buffers()[1], np.int32, count + 1).astype(np.int64)
-    tokens, skeletons, proven = _body_tokens(_padded(body), starts)
-    proven &= _is_utf8(body)
+    bodies = _Bodies(body)
+    tokens, skeletons = bodies.tokens()
     return Scan(
         cuts.where,
         _every(head, 3).dictionary_encode(),
         skeletons.dictionary_encode(),
         tokens,
-        proven,
-        pieces.take(pa.array(at + 1)),
+        bodies.proven,
+        pieces,
     )
 
 
@@ -167,11 +170,6 @@ def _content(taken: pa.Array) -> pa.Buffer:
     return taken.buffers()[2] or pa.py_buffer(b"")
 
 
-def _padded(body: pa.BinaryArray) -> Bytes:
-    content = np.frombuffer(_content(body), np.uint8)
-    return np.concatenate([content, np.zeros(_PADDING, np.uint8)])
-
-
 def _monotonic(bounds: Indices) -> npt.NDArray[np.int32]:
     return np.append(bounds.ravel(), bounds[-1, -1] if len(bounds) else 0).astype(np.int32)
 
@@ -182,21 +180,22 @@ def _monotonic(bounds: Indices) -> npt.NDArray[np.int32]:
 def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
     """Cut each record like the first that is not yet cut, wherever that fits: few lengths occur."""
     found: list[tuple[Indices, Indices]] = []
-    for _ in range(_MOST_CUTS):
+    alone = 0
+    while len(rest) and alone < _MOST_ALONE:
         rest, cut = _first_cut(data, offsets, rest)
         if cut is None:
             break
         fits = _fits(data, offsets[rest], offsets[rest + 1], cut)
-        found.append((rest[fits], _bounds(offsets, rest[fits], cut)))
-        rest = rest[~fits]
-    for one in rest.tolist():
-        cut = _cut(data[offsets[one] : offsets[one + 1]])
-        if cut is not None:
-            where = np.array([one])
-            found.append((where, _bounds(offsets, where, cut)))
-    where = np.concatenate([np.empty(0, np.int64), *(one for one, _ in found)])
+        where, rest = rest[fits], rest[~fits]
+        found.append((where, _bounds(offsets, where, cut)))
+        alone += len(where) < len(rest) * _FITTING_COSTS
+    found.append(_each_cut(data, offsets, rest))
+    where = np.concatenate([one for one, _ in found])
+    bounds = np.concatenate([one for _, one in found])
+    if len(found) == 2 and not len(rest):
+        return Cuts(where, bounds)
     order = np.argsort(where, kind="stable")
-    return Cuts(where[order], np.concatenate([np.empty((0, 7), np.int64), *(one for _, one in found)])[order])
+    return Cuts(where[order], bounds[order])
 
 
 def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Cut | None]:
@@ -208,6 +207,15 @@ def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, C
     return rest[:0], None
 
 
+def _each_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Indices]:
+    """Cut each record by itself."""
+    spans = zip(rest.tolist(), offsets[rest].tolist(), offsets[rest + 1].tolist(), strict=True)
+    cuts = [(one, start, _cut(data[start:end]), end) for one, start, end in spans]
+    bounds = [(start, *(start + at for at in cut), end) for _, start, cut, end in cuts if cut is not None]
+    where = [one for one, _, cut, _ in cuts if cut is not None]
+    return np.array(where, np.int64), np.array(bounds, np.int64).reshape(-1, 7)
+
+
 def _bounds(offsets: Indices, where: Indices, cut: Cut) -> Indices:
     starts = offsets[where]
     return np.column_stack([starts, *(starts + at for at in cut), offsets[where + 1]])
@@ -215,136 +223,183 @@ def _bounds(offsets: Indices, where: Indices, cut: Cut) -> Indices:
 
 def _cut(record: Bytes) -> Cut | None:
     """Where ``es``, ``ts`` and the body of a record begin and end, from its start; None: not TiCDC's form."""
-    found = _HEAD.match(record.tobytes())
-    return None if found is None else (*found.span(1), *found.span(2), found.end())
+    text = record.tobytes()
+    at = text.find(_ES)
+    stamps = _STAMPS.match(text, at) if at > 0 else None
+    old = -1 if stamps is None else text.find(_OLD, stamps.end())
+    if stamps is None or old < 0 or text.find(b'"data":', 0, old) >= 0:
+        return None
+    return *stamps.span(1), *stamps.span(2), old
 
 
 def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
     """Which records have the members of the cut at its places; the rest of the head is compared later."""
     es, es_end, ts, ts_end, old = cut
-    parts = [(es - len(_ES), _ES), (es_end, _TS), (ts_end, b","), (old, _OLD)]
     fits = ends - starts >= old + len(_OLD)
-    places = np.concatenate([np.arange(at, at + len(text)) for at, text in parts])
-    expected = np.frombuffer(b"".join(text for _, text in parts), np.uint8)
-    digits = np.concatenate([np.arange(es, es_end), np.arange(ts, ts_end)])
     # A record that is too short is looked at elsewhere, and does not fit whatever is there.
     starts = np.where(fits, starts, starts[0])
-    fits &= (data[starts[:, None] + places] == expected).all(axis=1)
-    fits &= (data[starts[:, None] + digits] - np.uint8(_ZERO) <= 9).all(axis=1)
+    digits, more = b"0" * (es_end - es), b"0" * (ts_end - ts)
+    before = len(_ES) - es
+    around = _windows(data, starts - before, ts_end + 1 + before)
+    # A byte that is a digit in the pattern stands for any digit.
+    fits &= _like(around, _ES + digits + _TS + more + b",")
+    fits &= _like(_windows(data, starts + old, len(_OLD)), _OLD)
     for at, end in ((es, es_end), (ts, ts_end)):
-        fits &= (data[starts + at] != _ZERO) | (end - at == 1)
+        fits &= (around[:, at + before] != _ZERO) | (end - at == 1)
     return fits
+
+
+def _windows(data: Bytes, starts: Indices, size: int) -> Bytes:
+    """The bytes from each start, a row each."""
+    found: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
+    return found
+
+
+def _like(windows: Bytes, pattern: bytes) -> Mask:
+    """Which rows are the pattern, of which a 0 stands for any digit."""
+    low = np.frombuffer(pattern, np.uint8)
+    other = windows - low > (low == _ZERO).astype(np.uint8) * 9
+    # Asked row by row only where it is needed, since that takes far longer.
+    found: Mask = ~other.any(axis=1) if other.any() else np.ones(len(windows), np.bool_)
+    return found
 
 
 # The tokens of bodies
 
 
-def _body_tokens(data: Bytes, starts: Indices) -> tuple[Tokens, pa.BinaryArray, Mask]:
-    """The tokens of the bodies that begin at ``starts``, the skeletons, and which bodies are proven."""
-    proven = np.ones(len(starts) - 1, np.bool_)
-    slashes = np.flatnonzero(data == _BACKSLASH)
-    quotes = _quotes(data, slashes, starts, proven)
-    opens, closes = quotes[0::2], quotes[1::2]
-    keys = np.flatnonzero(data[closes + 1] == _COLON)
-    begin = closes[keys] + 2
-    kind = _KINDS[data[begin]]
-    _refuse(begin[kind == _NO_KIND] - 1, starts, proven)
-    some = kind < _NESTED_KIND
-    keys, begin, kind = keys[some], begin[some], kind[some]
-    end = begin + 4
-    text = kind == _TEXT_KIND
-    # Behind the colon's quote the next pair is the value's.
-    end[text] = closes[np.minimum(keys[text] + 1, len(closes) - 1)] + 1
-    _end_nulls(data, begin, starts, kind, proven)
-    _end_numbers(data, begin, end, starts, kind, proven)
-    follows = data[np.minimum(end, len(data) - 1)]
-    _refuse(begin[(follows != _COMMA) & (follows != _END)] - 1, starts, proven)
-    _refuse_control(data, begin, end, starts, proven)
-    first = np.searchsorted(begin, starts)
-    tokens = _tokens(data, begin, end, kind, first, slashes, starts, proven)
-    return tokens, _skeletons(data, begin, end, first, starts), proven
+class _Places(NamedTuple):
+    """Where tokens lie: a text with its quotes, a null, or the digits of a number."""
+
+    begin: Indices
+    end: Indices
+    kind: Bytes
 
 
-def _refuse(places: Indices, starts: Indices, proven: Mask) -> None:
-    """Leave the records of these bytes to the row codec."""
-    if len(places):
-        proven[np.minimum(np.searchsorted(starts, places, "right") - 1, len(proven) - 1)] = False
+class _Bodies:
+    """The bodies of a batch, one behind the other in ``data``, each from one of ``starts`` to the next.
 
+    ``proven`` says which are proven so far; what no producer writes takes a body away there.
+    """
 
-def _quotes(data: Bytes, slashes: Indices, starts: Indices, proven: Mask) -> Indices:
-    """The quotes that begin and end texts, in pairs: those of records with an odd number are left out."""
-    is_quote = data == _QUOTE
-    if len(slashes):
-        # In a run of backslashes every second one is escaped by the one before it.
-        begins = np.append(True, np.diff(slashes) != 1)
-        numbers = np.arange(len(slashes))
-        run = np.maximum.accumulate(np.where(begins, numbers, 0))
-        is_quote[slashes[(numbers - run) % 2 == 0] + 1] = False
-    quotes = np.flatnonzero(is_quote)
-    bounds = np.searchsorted(quotes, starts)
-    odd = np.diff(bounds) % 2 == 1
-    if not odd.any():
-        return quotes
-    proven[odd] = False
-    return quotes[~np.repeat(odd, np.diff(bounds))]
+    def __init__(self, body: pa.BinaryArray) -> None:
+        content = np.frombuffer(_content(body), np.uint8)
+        self.data: Bytes = np.concatenate([content, np.zeros(_PADDING, np.uint8)])
+        self.starts = np.frombuffer(body.buffers()[1], np.int32, len(body) + 1).astype(np.int64)
+        self.proven = _is_utf8(body)
+        self._slashes = np.flatnonzero(self.data == _BACKSLASH)
 
+    def tokens(self) -> tuple[Tokens, pa.BinaryArray]:
+        """The tokens, and the skeletons."""
+        places = self._places()
+        self._refuse_control(places)
+        first = np.searchsorted(places.begin, self.starts)
+        return self._texts(places, first), self._skeletons(places, first)
 
-def _end_nulls(data: Bytes, begin: Indices, starts: Indices, kind: Bytes, proven: Mask) -> None:
-    nulls = begin[kind == _NULL_KIND]
-    if len(nulls):
-        wrong = (data[nulls[:, None] + np.arange(4)] != np.frombuffer(b"null", np.uint8)).any(axis=1)
-        _refuse(nulls[wrong], starts, proven)
+    def _refuse(self, places: Indices) -> None:
+        """Leave the records of these bytes to the row codec."""
+        if len(places):
+            self.proven[np.searchsorted(self.starts, places, "right") - 1] = False
 
+    def _places(self) -> _Places:
+        data = self.data
+        # Quotes come in pairs, and the pair of a text follows that of its key.
+        closes = self._quotes()[1::2]
+        keys = np.flatnonzero(data[closes + 1] == _COLON)
+        begin = closes[keys] + 2
+        kind = _KINDS[data[begin]]
+        self._refuse(begin[kind == _NO_KIND] - 1)
+        some = kind < _NESTED_KIND
+        keys, begin, kind = keys[some], begin[some], kind[some]
+        end = begin + len(b"null")
+        text = kind == _TEXT_KIND
+        end[text] = closes[keys[text] + 1] + 1
+        self._check_nulls(begin[kind == _NULL_KIND])
+        self._end_numbers(begin, end, kind == _NUMBER_KIND)
+        follows = data[end]
+        self._refuse(begin[(follows != _COMMA) & (follows != _END)] - 1)
+        return _Places(begin, end, kind)
 
-def _end_numbers(
-    data: Bytes, begin: Indices, end: Indices, starts: Indices, kind: Bytes, proven: Mask
-) -> None:
-    numbers = kind == _NUMBER_KIND
-    at = begin[numbers]
-    if len(at):
-        is_digit = data[at[:, None] + np.arange(MOST_DIGITS + 1)] - np.uint8(_ZERO) <= 9
-        length = np.where(is_digit.all(axis=1), MOST_DIGITS + 1, np.argmin(is_digit, axis=1))
-        end[numbers] = at + length
-        _refuse(at[(length > MOST_DIGITS) | ((data[at] == _ZERO) & (length > 1))], starts, proven)
+    def _quotes(self) -> Indices:
+        """The quotes that begin and end texts, in pairs: those of records with an odd number are left out."""
+        is_quote, slashes = self.data == _QUOTE, self._slashes
+        if len(slashes):
+            # In a run of backslashes every second one is escaped by the one before it.
+            begins = np.append(True, np.diff(slashes) != 1)
+            numbers = np.arange(len(slashes))
+            run = np.maximum.accumulate(np.where(begins, numbers, 0))
+            is_quote[slashes[(numbers - run) % 2 == 0] + 1] = False
+        quotes = np.flatnonzero(is_quote)
+        counts = np.diff(np.searchsorted(quotes, self.starts))
+        odd = counts % 2 == 1
+        if not odd.any():
+            return quotes
+        self.proven[odd] = False
+        even: Indices = quotes[~np.repeat(odd, counts)]
+        return even
 
+    def _check_nulls(self, begin: Indices) -> None:
+        if len(begin):
+            self._refuse(begin[~_like(_windows(self.data, begin, 4), b"null")] - 1)
 
-def _refuse_control(data: Bytes, begin: Indices, end: Indices, starts: Indices, proven: Mask) -> None:
-    """JSON has no control characters in texts; around a message's members they may be white space."""
-    control = np.flatnonzero(data[: starts[-1]] < 0x20)
-    if len(control) and len(begin):
-        token = np.searchsorted(begin, control, "right") - 1
-        _refuse(control[(token >= 0) & (control < end[token])], starts, proven)
+    def _end_numbers(self, begin: Indices, end: Indices, number: Mask) -> None:
+        at = begin[number]
+        if len(at):
+            others = _windows(self.data, at, MOST_DIGITS + 2) - np.uint8(_ZERO) > 9
+            # Where there are more digits than allowed, the record is not proven whatever comes then.
+            others[:, -1] = True
+            length = np.argmax(others, axis=1)
+            end[number] = at + length
+            self._refuse(at[(length > MOST_DIGITS) | ((self.data[at] == _ZERO) & (length > 1))] - 1)
 
+    def _refuse_control(self, places: _Places) -> None:
+        """JSON has no control characters in texts; around a message's members they may be white space."""
+        control = np.flatnonzero(self.data[: self.starts[-1]] < 0x20)
+        if len(control) and len(places.begin):
+            token = np.searchsorted(places.begin, control, "right") - 1
+            self._refuse(control[(token >= 0) & (control < places.end[token])])
 
-def _tokens(
-    data: Bytes,
-    begin: Indices,
-    end: Indices,
-    kind: Bytes,
-    first: Indices,
-    slashes: Indices,
-    starts: Indices,
-    proven: Mask,
-) -> Tokens:
-    """The tokens' texts: as they are, and those with escapes decoded behind them."""
-    text = kind == _TEXT_KIND
-    bounds = np.empty(2 * len(begin) + 1, np.int32)
-    bounds[0:-1:2] = begin + text
-    bounds[1::2] = np.where(kind == _NULL_KIND, begin, end - text)
-    bounds[-1] = bounds[-2] if len(begin) else 0
-    place = 2 * np.arange(len(begin))
-    # A text may be null in the dictionary of an unproven record: bounds must still ascend.
-    np.maximum.accumulate(bounds, out=bounds)
-    texts = _array(pa.string(), bounds, pa.py_buffer(data))
-    escaped = np.unique(np.searchsorted(begin, slashes, "right") - 1) if len(begin) else begin
-    escaped = escaped[(escaped >= 0) & text[escaped]] if len(escaped) else escaped
-    if len(escaped):
-        raw = [data[a:b].tobytes() for a, b in zip(begin[escaped].tolist(), end[escaped].tolist(), strict=True)]
-        place[escaped] = len(texts) + np.arange(len(escaped))
-        decoded = _decoded(raw)
-        _refuse(begin[escaped[[one is None for one in decoded]]], starts, proven)
-        texts = pa.concat_arrays([texts, pa.array(decoded, pa.string())])
-    return Tokens(first, kind == _NULL_KIND, kind == _NUMBER_KIND, place, texts)
+    def _texts(self, places: _Places, first: Indices) -> Tokens:
+        """The tokens' texts: as they are, and those with escapes decoded behind them."""
+        begin, end, kind = places
+        text, null = kind == _TEXT_KIND, kind == _NULL_KIND
+        bounds = np.empty(2 * len(begin) + 1, np.int32)
+        bounds[0:-1:2] = begin + text
+        bounds[1::2] = np.where(null, begin, end - text)
+        bounds[-1] = bounds[-2] if len(begin) else 0
+        # Tokens overlap in unproven records alone, and bounds have to ascend there too.
+        texts = _array(pa.string(), np.maximum.accumulate(bounds), pa.py_buffer(self.data))
+        place = 2 * np.arange(len(begin))
+        escaped = self._with_escapes(begin)
+        escaped = escaped[text[escaped]]
+        if len(escaped):
+            decoded = _decoded(self._between(begin[escaped], end[escaped]))
+            self._refuse(begin[escaped[[one is None for one in decoded]]])
+            place[escaped] = len(texts) + np.arange(len(escaped))
+            texts = pa.concat_arrays([texts, pa.array(decoded, pa.string())])
+        return Tokens(first, null, kind == _NUMBER_KIND, place, texts)
+
+    def _with_escapes(self, begin: Indices) -> Indices:
+        """The tokens that have a backslash in them, or behind them in a name."""
+        found = np.searchsorted(begin, self._slashes, "right") - 1
+        found = found[found >= 0]
+        distinct: Indices = found[np.diff(found, prepend=-1) != 0]
+        return distinct
+
+    def _between(self, begin: Indices, end: Indices) -> list[bytes]:
+        bounds = np.maximum.accumulate(np.column_stack([begin, end]).ravel()).astype(np.int32)
+        found: list[bytes] = (
+            _pieces(self.data, bounds).take(pa.array(np.arange(0, len(bounds), 2))).to_pylist()
+        )
+        return found
+
+    def _skeletons(self, places: _Places, first: Indices) -> pa.BinaryArray:
+        bounds = np.empty(2 * len(places.begin) + 2, np.int64)
+        bounds[0], bounds[-1] = 0, self.starts[-1]
+        bounds[1:-1:2], bounds[2:-1:2] = places.begin, places.end
+        bounds = np.minimum(np.maximum.accumulate(bounds), self.starts[-1])
+        gaps = _pieces(self.data, bounds.astype(np.int32)).take(pa.array(np.arange(0, len(bounds) - 1, 2)))
+        inside = np.append(0, np.cumsum(bounds[2:-1:2] - bounds[1:-1:2]))
+        return _array(pa.binary(), (self.starts - inside[first]).astype(np.int32), _content(gaps))
 
 
 def _decoded(raw: list[bytes]) -> list[str | None]:
@@ -362,20 +417,6 @@ def _decoded_alone(raw: bytes) -> str | None:
     except orjson.JSONDecodeError:
         return None
     return found if type(found) is str else None
-
-
-def _skeletons(
-    data: Bytes, begin: Indices, end: Indices, first: Indices, starts: Indices
-) -> pa.BinaryArray:
-    bounds = np.empty(2 * len(begin) + 2, np.int64)
-    bounds[0], bounds[-1] = 0, starts[-1]
-    bounds[1:-1:2], bounds[2:-1:2] = begin, end
-    np.maximum.accumulate(bounds, out=bounds)
-    np.minimum(bounds, starts[-1], out=bounds)
-    gaps = _pieces(data, bounds.astype(np.int32)).take(pa.array(np.arange(0, len(bounds) - 1, 2)))
-    inside = np.append(0, np.cumsum(bounds[2::2] - bounds[1:-1:2]))
-    places = starts - inside[first]
-    return _array(pa.binary(), places.astype(np.int32), _content(gaps))
 
 
 def sizes(values: pa.Array) -> Indices:
