@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.change import TableId
-from tidesink.sinks.batch import Batch, BatchPlan, Hold, Reduction
+from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange

@@ -11,7 +11,7 @@ from tests.columns import ID
 from tests.unit.config_samples import CANAL_JSON, right
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.batch import BatchPlan, Hold
+from tidesink.sinks.batch.run import BatchPlan, Hold
 from tidesink.sinks.decoding import Renamed, ToldColumns
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress

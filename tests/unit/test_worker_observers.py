@@ -9,7 +9,7 @@ import pytest
 from tidesink.change import TableId
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.accounting import Account
-from tidesink.sinks.batch import BatchOutcome
+from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.listener import (
     BatchApplied,
     BatchStarted,

@@ -10,7 +10,7 @@ from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.summary import BatchSummary, Place
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch import BatchPlan, Hold, Reduction
+    from tidesink.sinks.batch.run import BatchPlan, Hold, Reduction
 
 
 def next_progress(hold: Hold, reduction: Reduction) -> Progress:

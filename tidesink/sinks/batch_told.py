@@ -8,7 +8,7 @@ from tidesink.change import TableId
 from tidesink.sinks.listener import BatchApplied
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch import BatchOutcome
+    from tidesink.sinks.batch.run import BatchOutcome
 
 
 def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:

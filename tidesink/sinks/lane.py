@@ -14,7 +14,7 @@ import structlog
 
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, told
-from tidesink.sinks.batch import Batch, BatchOutcome, BatchPlan, Hold
+from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.filtered import passed

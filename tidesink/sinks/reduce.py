@@ -112,17 +112,18 @@ def reduce(events: Iterable[ChangeEvent], keys: Sequence[str], sequence_by: Sequ
 def _last(events: list[tuple[OrderKey, ReducedRow]]) -> ReducedRow:
     """The last of a key's rows; values it leaves out come from those before it, back to a delete."""
     (_, last), *later = sorted(events, key=itemgetter(0))
+    deleted = last.row is None
     for _, event in later:
         last = _completed(event, last) if event.kept else event
-    return last
+        deleted |= event.row is None
+    return last._replace(anew=bool(last.kept) and deleted)
 
 
 def _completed(event: ReducedRow, before: ReducedRow) -> ReducedRow:
     known, row = before.row or {}, event.row or {}
     told = {name: known[name] for name in event.kept if name in known}
     left = tuple(name for name in event.kept if name not in told)
-    anew = bool(left) and (before.row is None or before.anew)
-    return event._replace(row={**row, **told}, kept=left, anew=anew)
+    return event._replace(row={**row, **told}, kept=left)
 
 
 def row_events(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, ReducedRow]]:

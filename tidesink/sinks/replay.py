@@ -15,7 +15,7 @@ from tidesink.config import Config
 from tidesink.errors import ConfigError, StaleProgressError
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.assembly import assembled
-from tidesink.sinks.batch import BatchPlan
+from tidesink.sinks.batch.run import BatchPlan
 from tidesink.sinks.heartbeat import Heartbeat, seconds_since_beat
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets

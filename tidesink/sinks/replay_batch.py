@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidesink.errors import AccountingError, SchemaRefusedError, SourceError
 from tidesink.sinks.accounting import Account, account_of
-from tidesink.sinks.batch import Batch, Reduction
+from tidesink.sinks.batch.run import Batch, Reduction
 from tidesink.sinks.modes import kept_shape
 from tidesink.sinks.replay_spark import (
     LetterEvents,

@@ -8,7 +8,7 @@ from typing import cast
 from tidesink.change import TableId
 from tidesink.config import TableConfig
 from tidesink.errors import StaleProgressError
-from tidesink.sinks.batch import Hold
+from tidesink.sinks.batch.run import Hold
 from tidesink.sinks.known_columns import KnownColumns
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.restored import check_not_restored

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tidesink.change import TableId
 from tidesink.sinks.accounting import Account
-from tidesink.sinks.batch import BatchOutcome
+from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.filtered import Filtered
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.restored import PLACE

@@ -1,0 +1,515 @@
+"""The law of reduction on Arrow tables: of a key's events in one range the last stays.
+
+It is what ``sinks.reduce`` says event by event, which is its oracle: the greatest position stays; an update
+that changes the key is a delete of the old key and a write of the new; values that a row leaves out come
+from the rows of its key before it, back to a delete. One key lives in one partition under
+``sequence_by: kafka``, so that each range is reduced by itself; ``key_hashes`` shows the driver a key that
+came in two. Keys compare as exact values, text byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.change import Op
+from tidesink.codecs.batch import NAMES_TYPE, OPS, ChangeTable
+from tidesink.errors import SchemaMismatchError
+
+if TYPE_CHECKING:
+    from tidesink.config.models import SequenceBy
+
+Longs = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+_DELETE: Final = OPS.index(Op.DELETE.value)
+_TRUNCATE: Final = OPS.index(Op.TRUNCATE.value)
+# Before every position that a source has.
+_BEFORE_ALL: Final = -1
+# The columns of ``ChangeTable.rows`` that a reduction passes on.
+_SAME: Final = ("record", "index", "op", "topic", "partition", "offset", "commit_ts", "source")
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class ReducedTable:
+    """The rows to apply of one writer's schema: at most one a key among all tables of a reduction.
+
+    ``rows`` has the columns of ``ChangeTable.rows`` less ``before``, and these:
+
+    - ``key``: struct of the table's key columns, never null;
+    - ``row``: in place of ``after``: what to write; null for a delete;
+    - ``deleted``: the key is to be removed;
+    - ``half``: the delete half of a key change, whose event is counted with the half that writes;
+    - ``after_delete``: the range deletes the key before it writes this row, so that what is stored under
+      the key is not the row's. ``unavailable`` names the columns whose stored value stays.
+    """
+
+    source: ChangeTable
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The changes of one table in one range as one row a key.
+
+    ``events`` counts row events. ``events = upserts + deletes - halves + superseded``: a key change is one
+    event with two rows. ``unnamed`` are the records (indices in the input) of events that lack a value for
+    a key column; they are in none of these numbers. ``truncates`` are the offsets of events that empty the
+    table, which are no row events either.
+    """
+
+    tables: tuple[ReducedTable, ...]
+    events: int
+    upserts: int
+    deletes: int
+    halves: int
+    unnamed: tuple[int, ...] = ()
+    truncates: tuple[int, ...] = ()
+
+    @property
+    def superseded(self) -> int:
+        """Row events that a later one of their key replaced."""
+        return self.events - (self.upserts + self.deletes - self.halves)
+
+
+def reduce_tables(
+    tables: Sequence[ChangeTable],
+    keys: Sequence[str],
+    *,
+    sequence_by: SequenceBy = "kafka",
+    versions: bool = False,
+) -> Reduction:
+    """Reduce the changes of one table, whatever schemas they were written with.
+
+    ``keys`` are the table's key columns. ``versions``: a key has a row for each commit_ts, as ``history``
+    needs: of its events a write, and of equal ones the first.
+
+    Raises:
+        SchemaMismatchError: a key column has types in two writers' schemas that do not compare, or a
+            value that a row leaves out has another type in the row that has it.
+        ValueError: ``sequence_by: source`` or ``versions`` over an event without the position they need.
+    """
+    rows = _all_rows(tables, keys)
+    if versions:
+        winners = _last(_pairs(rows.codes, _dense(rows.commit_ts)), _version_order(rows))
+    else:
+        winners = _last(rows.codes, _order(rows, sequence_by))
+    values = None
+    if rows.unavailable.null_count < len(rows.unavailable) and not versions:
+        values = _StoredValues(tables, rows, _order(rows, sequence_by))
+    reduced = tuple(
+        _reduced_table(one, rows, winners[rows.table[winners] == at], values)
+        for at, one in enumerate(tables)
+        if (rows.table[winners] == at).any()
+    )
+    deletes, halves = rows.deletes[winners], rows.half[winners]
+    return Reduction(
+        reduced,
+        events=int((~rows.half).sum()),
+        upserts=int((~deletes).sum()),
+        deletes=int(deletes.sum()),
+        halves=int(halves.sum()),
+        unnamed=rows.unnamed,
+        truncates=rows.truncates,
+    )
+
+
+def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of each key, the same in every process and for every writer's schema.
+
+    Two partitions that share a hash share a key, but for one chance in 2^64 a pair.
+    """
+    hashes = [_hashes(one.rows["key"].combine_chunks()) for one in tables]
+    return np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
+
+
+# The rows of all tables, side by side
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Writes and deletes of all tables, and the delete halves of key changes; one element a row.
+
+    ``table`` and ``row`` say where a row comes from, ``codes`` is the number of its key.
+    """
+
+    table: Longs
+    row: Longs
+    half: Flags
+    deletes: Flags
+    key: pa.StructArray
+    codes: Longs
+    partition: Longs
+    offset: Longs
+    index: Longs
+    commit_ts: pa.Array
+    source: pa.Array
+    unavailable: pa.Array
+    unnamed: tuple[int, ...]
+    truncates: tuple[int, ...]
+
+
+def _all_rows(tables: Sequence[ChangeTable], keys: Sequence[str]) -> _Rows:
+    parts = [_rows_of(one, keys) for one in tables]
+    columns = [_joined([part.key.field(name) for part in parts], name) for name in keys]
+    return _Rows(
+        table=_concatenated([np.full(len(part.row), at) for at, part in enumerate(parts)], np.int64),
+        row=_concatenated([part.row for part in parts], np.int64),
+        half=_concatenated([part.half for part in parts], np.bool_),
+        deletes=_concatenated([part.deletes for part in parts], np.bool_),
+        key=pa.StructArray.from_arrays(columns, list(keys)),
+        codes=_key_codes(columns),
+        partition=_taken_longs(tables, parts, "partition"),
+        offset=_taken_longs(tables, parts, "offset"),
+        index=_taken_longs(tables, parts, "index"),
+        commit_ts=_taken(tables, parts, "commit_ts", pa.int64()),
+        source=_taken(tables, parts, "source", pa.list_(pa.int64())),
+        unavailable=_taken(tables, parts, "unavailable", NAMES_TYPE),
+        unnamed=tuple(record for part in parts for record in part.unnamed),
+        truncates=tuple(offset for part in parts for offset in part.truncates),
+    )
+
+
+@dataclass(frozen=True)
+class _TableRows:
+    """The rows of one table; ``row`` is the row of the table that each comes from."""
+
+    row: Longs
+    half: Flags
+    deletes: Flags
+    key: pa.StructArray
+    unnamed: tuple[int, ...]
+    truncates: tuple[int, ...]
+
+
+def _rows_of(changes: ChangeTable, keys: Sequence[str]) -> _TableRows:
+    ops = changes.rows["op"].combine_chunks().indices.to_numpy(zero_copy_only=False)
+    images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
+    deleted, truncated = ops == _DELETE, ops == _TRUNCATE
+    # Of a delete the key's own value comes first: an old row may be the key alone, or not there.
+    new = [_first_value(images, name, ("after", "key", "before")) for name in keys]
+    named = ~truncated & _none_null(new, len(ops))
+    # A partial old row holds what changed: a key column that it lacks kept its value.
+    old = [_first_value(images, name, ("before", "after")) for name in keys]
+    moved = named & ~deleted & _there(images["before"]) & _differ(old, new)
+    whole, halves = np.nonzero(named)[0], np.nonzero(moved)[0]
+    columns = [
+        pa.concat_arrays([one.take(pa.array(whole)), other.take(pa.array(halves))])
+        for one, other in zip(new, old, strict=True)
+    ]
+    record, offset = (changes.rows[name].to_numpy() for name in ("record", "offset"))
+    return _TableRows(
+        np.concatenate([whole, halves]),
+        np.repeat([False, True], [len(whole), len(halves)]),
+        np.concatenate([deleted[whole], np.ones(len(halves), np.bool_)]),
+        pa.StructArray.from_arrays(columns, list(keys)),
+        tuple(record[~named & ~truncated].tolist()),
+        tuple(offset[truncated].tolist()),
+    )
+
+
+def _first_value(images: Mapping[str, pa.StructArray], name: str, order: Sequence[str]) -> pa.Array:
+    """A column's value in the first of the images that has one."""
+    found = [one for image in order if (one := _member(images[image], name)) is not None]
+    count = len(images["after"])
+    return pc.coalesce(*found) if found else pa.nulls(count)
+
+
+def _member(image: pa.StructArray, name: str) -> pa.Array | None:
+    """A column of an image, null where the image is. Case does not tell columns apart, as in MySQL."""
+    names = [member.name for member in image.type]
+    exact = name if name in names else next((one for one in names if one.lower() == name.lower()), None)
+    return None if exact is None else pc.struct_field(image, [exact])
+
+
+def _there(array: pa.Array) -> Flags:
+    found: Flags = pc.is_valid(array).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _none_null(columns: Sequence[pa.Array], count: int) -> Flags:
+    found = np.full(count, bool(columns))
+    for column in columns:
+        found &= _there(column)
+    return found
+
+
+def _differ(old: Sequence[pa.Array], new: Sequence[pa.Array]) -> Flags:
+    found = np.zeros(len(new[0]) if new else 0, np.bool_)
+    for one, other in zip(old, new, strict=True):
+        found |= pc.fill_null(pc.not_equal(one, other), False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _joined(columns: Sequence[pa.Array], name: str) -> pa.Array:
+    """One key column of all tables, in the widest of their types."""
+    kinds = {column.type for column in columns if len(column)}
+    if not kinds:
+        return pa.nulls(0)
+    try:
+        schemas = [pa.schema([(name, kind)]) for kind in kinds]
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        return pa.concat_arrays([column.cast(kind) for column in columns if len(column)])
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        types = ", ".join(sorted(map(str, kinds)))
+        raise SchemaMismatchError(
+            f"key column {name} has types that do not compare: {types}", column=name
+        ) from error
+
+
+def _taken(
+    tables: Sequence[ChangeTable], parts: Sequence[_TableRows], name: str, kind: pa.DataType
+) -> pa.Array:
+    found = [
+        one.rows[name].combine_chunks().take(pa.array(part.row))
+        for one, part in zip(tables, parts, strict=True)
+    ]
+    return pa.concat_arrays(found) if found else pa.array([], kind)
+
+
+def _taken_longs(tables: Sequence[ChangeTable], parts: Sequence[_TableRows], name: str) -> Longs:
+    found = [one.rows[name].to_numpy()[part.row] for one, part in zip(tables, parts, strict=True)]
+    return _concatenated(found, np.int64)
+
+
+def _concatenated(arrays: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+    return np.concatenate(arrays).astype(kind, copy=False) if arrays else np.empty(0, kind)
+
+
+# Keys and order
+
+
+def _key_codes(columns: Sequence[pa.Array]) -> Longs:
+    """A number for each key, the same for equal keys."""
+    codes = [_codes(column) for column in columns]
+    whole = codes[0] if codes else np.empty(0, np.int64)
+    for column in codes[1:]:
+        whole = _pairs(whole, column)
+    return whole
+
+
+def _codes(column: pa.Array) -> Longs:
+    found: Longs = column.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def _dense(column: pa.Array) -> Longs:
+    if column.null_count:
+        raise ValueError("a row event has no commit_ts")
+    return _codes(column)
+
+
+def _pairs(first: Longs, second: Longs) -> Longs:
+    """A number for each pair of two codes; dense again, so that a third cannot overflow."""
+    if not len(first):
+        return first
+    return _codes(pa.array(first * (int(second.max()) + 1) + second))
+
+
+def _order(rows: _Rows, sequence_by: SequenceBy) -> Longs:
+    """The rows in order, the first first: what ``sinks.reduce.order_key`` says."""
+    if sequence_by == "kafka" and _in_order(rows):
+        return np.arange(len(rows.row))
+    kafka = (~rows.half, rows.index, rows.offset, rows.partition)
+    if sequence_by == "kafka":
+        return _sorted(kafka)
+    if rows.source.null_count:
+        raise ValueError("a row event has no position of its source")
+    return _sorted((*kafka, ~rows.deletes, *reversed(_source_numbers(rows.source))))
+
+
+def _in_order(rows: _Rows) -> bool:
+    """Whether the rows stand in Kafka's order, one a record, as those of one writer's schema do."""
+    steps = np.diff(rows.offset) > 0
+    return bool(steps.all()) and not np.diff(rows.partition).any()
+
+
+def _version_order(rows: _Rows) -> Longs:
+    """Of one commit_ts a write stays, and of equal ones the first in Kafka."""
+    return _sorted((-rows.index, -rows.offset, -rows.partition, ~rows.deletes))
+
+
+def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
+    """The order by columns, of which the last weighs most."""
+    order: Longs = np.lexsort(least_first)
+    return order
+
+
+def _source_numbers(source: pa.ListArray) -> list[Longs]:
+    """The numbers of source positions by their place; a position that is shorter comes first."""
+    lengths = pc.list_value_length(source).to_numpy()
+    starts = source.offsets.to_numpy()[:-1]
+    values = source.values.to_numpy()
+    found = []
+    for at in range(int(lengths.max(initial=0))):
+        column = np.full(len(source), _BEFORE_ALL, np.int64)
+        column[lengths > at] = values[starts[lengths > at] + at]
+        found.append(column)
+    return found
+
+
+def _last(codes: Longs, order: Longs) -> Longs:
+    """The last row of each code, in the order of the rows."""
+    last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    last[codes[order]] = order
+    return np.sort(last)
+
+
+# The result
+
+
+def _reduced_table(
+    changes: ChangeTable, rows: _Rows, winners: Longs, values: _StoredValues | None
+) -> ReducedTable:
+    taken = changes.rows.take(pa.array(rows.row[winners])).combine_chunks()
+    deletes = rows.deletes[winners]
+    members = _members(taken["after"].combine_chunks())
+    unavailable = taken["unavailable"].combine_chunks()
+    after_delete = np.zeros(len(winners), np.bool_)
+    if values is not None:
+        members, unavailable, after_delete = values.completed(members, winners)
+    columns = {
+        **{name: taken[name] for name in _SAME},
+        "deleted": pa.array(deletes),
+        "half": pa.array(rows.half[winners]),
+        "key": rows.key.take(pa.array(winners)),
+        "row": _struct(members, deletes),
+        "unavailable": _null_where(deletes, unavailable),
+        "after_delete": pa.array(after_delete),
+        "zero_dates": taken["zero_dates"],
+    }
+    return ReducedTable(changes, pa.table(columns))
+
+
+def _members(image: pa.StructArray) -> dict[str, pa.Array]:
+    return {member.name: pc.struct_field(image, [member.name]) for member in image.type}
+
+
+def _struct(members: Mapping[str, pa.Array], null: Flags) -> pa.StructArray:
+    if not members:
+        return pa.array([None if one else {} for one in null.tolist()], pa.struct([]))
+    fields = [pa.field(name, array.type) for name, array in members.items()]
+    return pa.StructArray.from_arrays(list(members.values()), fields=fields, mask=pa.array(null))
+
+
+def _null_where(mask: Flags, array: pa.Array) -> pa.Array:
+    return pc.if_else(pa.array(mask), pa.scalar(None, array.type), array) if mask.any() else array
+
+
+class _StoredValues:
+    """Values that the last row of a key leaves out, from the rows of its key before it, back to a delete."""
+
+    def __init__(self, tables: Sequence[ChangeTable], rows: _Rows, order: Longs) -> None:
+        self._tables, self._rows, self._order = tables, rows, order
+        self._rank = np.empty(len(order), np.int64)
+        self._rank[order] = np.arange(len(order))
+        self._last_delete = self._greatest(rows.deletes)
+        self._names = pc.unique(rows.unavailable.flatten()).to_pylist()
+
+    def completed(
+        self, members: dict[str, pa.Array], winners: Longs
+    ) -> tuple[dict[str, pa.Array], pa.Array, Flags]:
+        """The columns of the winners' rows with the values found, the names still left out, and of which
+        rows those were deleted before in the range.
+        """
+        left = []
+        for name in self._names:
+            lacks = self._lacks(name)
+            wanted = np.nonzero(lacks[winners] & ~self._rows.deletes[winners])[0]
+            source = self._sources(name, lacks, winners[wanted])
+            found = source >= 0
+            if found.any():
+                members = {**members, name: self._filled(members[name], name, wanted[found], source[found])}
+            still = np.zeros(len(winners), np.bool_)
+            still[wanted[~found]] = True
+            left.append(still)
+        flags = np.array(left).T
+        anew = flags.any(axis=1) & (self._last_delete[self._rows.codes[winners]] >= 0)
+        return members, _name_lists(flags, self._names), anew
+
+    def _lacks(self, name: str) -> Flags:
+        """Of which rows the column was not sent."""
+        lists = self._rows.unavailable
+        parents = pc.list_parent_indices(lists).to_numpy()
+        found = np.zeros(len(lists), np.bool_)
+        found[parents[pc.equal(lists.flatten(), name).to_numpy(zero_copy_only=False)]] = True
+        return found
+
+    def _sources(self, name: str, lacks: Flags, rows: Longs) -> Longs:
+        """For each row the latest one of its key that sent the column, since its last delete; -1 for none.
+
+        A row of a schema without the column ends the search too: the column was dropped in between.
+        """
+        has = [one.rows.schema.field("after").type.get_field_index(name) >= 0 for one in self._tables]
+        codes = self._rows.codes[rows]
+        rank = self._greatest(~self._rows.deletes & ~lacks)[codes]
+        source = self._order[rank]
+        known = (rank > self._last_delete[codes]) & np.array(has)[self._rows.table[source]]
+        return np.where(known, source, -1)
+
+    def _filled(self, column: pa.Array, name: str, at: Longs, source: Longs) -> pa.Array:
+        """The column with the values of the rows ``source`` at the places ``at``."""
+        values = pa.nulls(len(column), column.type)
+        table = self._rows.table[source]
+        for number in np.unique(table).tolist():
+            mine = table == number
+            other = _members(self._tables[number].rows["after"].combine_chunks())[name]
+            mask = np.zeros(len(column), np.bool_)
+            mask[at[mine]] = True
+            # The mask takes its values in order of the rows.
+            ordered = source[mine][np.argsort(at[mine], kind="stable")]
+            found = _cast(other.take(pa.array(self._rows.row[ordered])), column.type, name)
+            values = pc.replace_with_mask(values, pa.array(mask), found)
+        mask = np.zeros(len(column), np.bool_)
+        mask[at] = True
+        return pc.if_else(pa.array(mask), values, column)
+
+    def _greatest(self, wanted: Flags) -> Longs:
+        """By key the greatest rank among the wanted rows, -1 where there is none."""
+        found = np.full(int(self._rows.codes.max(initial=-1)) + 1, -1, np.int64)
+        np.maximum.at(found, self._rows.codes[wanted], self._rank[wanted])
+        return found
+
+
+def _cast(values: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
+    try:
+        return values.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatchError(
+            f"a row leaves out column {name}, and the row before it has it as {values.type}, which does not "
+            f"fit into {kind}: let the changefeed send whole rows",
+            column=name,
+        ) from error
+
+
+def _name_lists(flags: npt.NDArray[np.bool_], names: Sequence[str]) -> pa.Array:
+    """For each row the names whose flags are set, null for none."""
+    counts = flags.sum(axis=1)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    values = pa.array(names, pa.string()).take(pa.array(np.nonzero(flags)[1]))
+    return pa.ListArray.from_arrays(offsets, values, mask=pa.array(counts == 0))
+
+
+# Keys in several partitions
+
+
+def _hashes(keys: pa.StructArray) -> npt.NDArray[np.uint64]:
+    import pandas as pd
+
+    whole = np.zeros(len(keys), np.uint64)
+    for member in keys.type:
+        # As text, so that int and bigint of two writers' schemas have one hash.
+        encoded = pc.struct_field(keys, [member.name]).dictionary_encode()
+        texts = encoded.dictionary
+        if not pa.types.is_binary(member.type):
+            texts = texts.cast(pa.string())
+        hashes = pd.util.hash_array(np.array(texts.to_pylist(), dtype=object), categorize=False)
+        whole = whole * _ODD + hashes[encoded.indices.to_numpy()]
+    return whole
