@@ -26,6 +26,7 @@ from tidesink.typemap.arrow_text import Convert, converter, is_shaped
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.render import ZeroDate, spark_type, type_words
 from tidesink.typemap.shown import shown
+from tidesink.typemap.table import SPARK_MAX_PRECISION
 
 Mask = NDArray[np.bool_]
 Read = Callable[[Any], TargetValue]
@@ -75,8 +76,9 @@ def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null", key: bo
     plain = _PLAIN_TYPES.get(ddl)
     if plain is not None:
         return plain
-    precision, scale = ddl.removeprefix("decimal(").removesuffix(")").split(",")
-    return pa.decimal128(max(int(precision), 1), int(scale))
+    precision, scale = map(int, ddl.removeprefix("decimal(").removesuffix(")").split(","))
+    # Oracle's NUMBER(2,4) has zeros after the point that Arrow counts as digits.
+    return pa.decimal128(max(precision, min(scale, SPARK_MAX_PRECISION), 1), scale)
 
 
 class _Plan(NamedTuple):

@@ -31,10 +31,14 @@ Convert = Callable[[pa.Array], Converted]
 Look = Callable[["_View"], bool]
 
 _DIGITS: Final = b"0123456789"
-_ZERO, _NINE, _MINUS, _POINT, _SPACE, _COLON = b"09-. :"
+_ZERO, _MINUS, _POINT, _SPACE, _COLON = b"0-. :"
 _INTEGER_DIGITS: Final = 20
+# More than MySQL's DECIMAL has; RE2 counts to a thousand.
+_MOST_DIGITS: Final = 100
 # Ten to this power is a finite double whatever follows the point.
 _FLOAT_DIGITS: Final = 300
+# Bytes looked at together: they and what is made of them stay in the processor's cache.
+_BLOCK: Final = 1 << 16
 _SHAPED: Final = frozenset(
     {"date", "datetime", "timestamp", "local_date", "local_datetime", "instant", "time"}
 )
@@ -62,14 +66,18 @@ class _View(NamedTuple):
 
 
 def _view(texts: pa.Array) -> _View:
-    _, offset_buffer, data_buffer = texts.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    data = np.frombuffer(data_buffer or b"", np.uint8)[: offsets[-1]]
+    offsets = _offsets(texts)
+    data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[: offsets[-1]]
     starts, ends = offsets[:-1], offsets[1:]
     if texts.null_count:
         valid = _valid(texts)
         starts, ends = starts[valid], ends[valid]
     return _View(data, starts, ends)
+
+
+def _offsets(texts: pa.Array) -> NDArray[np.int32]:
+    whole = np.frombuffer(texts.buffers()[1], np.int32)
+    return whole[texts.offset : texts.offset + len(texts) + 1]
 
 
 def _valid(texts: pa.Array) -> Mask:
@@ -89,7 +97,8 @@ def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -
         return _as_is if reader == "text" else _latin1
     if target == pa.string():
         pattern = _text_pattern(column_type)
-        return None if pattern is None else partial(_matching, pattern=pattern)
+        look = _text_look(column_type)
+        return None if pattern is None else partial(_matching, look=look, pattern=pattern)
     bounds = _bounds(column_type)
     if bounds is not None:
         return _integers(*bounds, target)
@@ -111,34 +120,36 @@ def _latin1(texts: pa.Array) -> Converted:
     view = _view(texts)
     if not len(view.starts) or view.data[view.starts[0] :].max(initial=0) < 128:
         return texts.cast(pa.binary()), None
-    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    data, offsets = view.data[offsets[0] :], offsets - offsets[0]
-    # UTF-8 has U+0080 to U+00BF behind a byte C2, and U+00C0 to U+00FF, 64 less, behind C3.
-    first = data >= 0xC0
-    content = data.copy()
-    content[1:] += (data[:-1] == 0xC3).view(np.uint8) << 6
-    fewer = np.append(0, np.cumsum(first, dtype=np.int32))[offsets]
-    values = pa.Array.from_buffers(
-        pa.binary(),
-        len(texts),
-        [None, pa.py_buffer((offsets - fewer).astype(np.int32)), pa.py_buffer(content[~first])],
-    )
-    if texts.null_count:
-        values = pc.if_else(texts.is_valid(), values, pa.scalar(None, pa.binary()))
-    beyond = np.flatnonzero(data > 0xC3)
-    if not len(beyond):
-        return values, None
-    left = np.zeros(len(texts), np.bool_)
-    left[np.searchsorted(offsets, beyond, "right") - 1] = True
-    return values, left
+    try:
+        return _encoded(texts), None
+    except UnicodeError:
+        beyond = pc.match_substring_regex(texts, r"[^\x{00}-\x{ff}]")
+        left: Mask = pc.fill_null(beyond, False).to_numpy(zero_copy_only=False)
+        # This takes the bytes out, also those under a null, where if_else would leave them.
+        cleared = pc.replace_with_mask(texts, pc.fill_null(beyond, True), pa.scalar(None, pa.string()))
+        return _encoded(cleared), left if left.any() else None
+
+
+def _encoded(texts: pa.Array) -> pa.Array:
+    """The texts in ISO-8859-1: all at once, with the ends moved by the bytes that UTF-8 has more."""
+    offsets = _offsets(texts)
+    data = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
+    encoded = data.tobytes().decode("utf-8").encode("latin-1")
+    more = np.append(np.int32(0), np.cumsum(data & 0xC0 == 0x80, dtype=np.int32))
+    ends = offsets - offsets[0]
+    buffers = [None, pa.py_buffer(ends - more[ends]), pa.py_buffer(encoded)]
+    found = pa.Array.from_buffers(pa.binary(), len(texts), buffers)
+    return pc.if_else(texts.is_valid(), found, pa.scalar(None, pa.binary())) if texts.null_count else found
 
 
 def _text_pattern(column_type: ColumnType) -> str | None:
-    """The texts that are stored as they are; None where labels or booleans are meant."""
+    """The texts that are stored as they are; None where each is read by itself."""
     reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
     if reader == "decimal":
         if precision is None or scale is None:
             return r"-?(?:0|[1-9][0-9]{0,64})(?:\.[0-9]{1,30})?"
+        if not 0 <= scale <= precision <= _MOST_DIGITS:
+            return None
         whole = rf"(?:0|[1-9][0-9]{{0,{precision - scale - 1}}})" if precision > scale else "0"
         return rf"-?{whole}" + (rf"\.[0-9]{{{scale}}}" if scale else "")
     if reader in ("enum", "set"):
@@ -157,7 +168,18 @@ _SHAPES: Final[dict[Reader, str]] = {
 }
 
 
-def _matching(texts: pa.Array, pattern: str) -> Converted:
+def _text_look(column_type: ColumnType) -> Look | None:
+    reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
+    if reader == "time":
+        return _is_time
+    if reader == "decimal" and precision is not None and scale is not None and precision > scale:
+        return partial(_is_plain_decimal, whole=precision - scale, scale=scale)
+    return None
+
+
+def _matching(texts: pa.Array, look: Look | None, pattern: str) -> Converted:
+    if look is not None and look(_view(texts)):
+        return texts, None
     usual = _matches(texts, pattern)
     left = _valid(texts) & ~usual
     return (texts, left) if left.any() else (texts, None)
@@ -170,16 +192,45 @@ def _matches(texts: pa.Array, pattern: str) -> Mask:
     return usual
 
 
-def _cast_usual(texts: pa.Array, look: Look, pattern: str, cast: Convert) -> Converted:
-    """The cast of the whole array where the look proves it, else of the texts that have the pattern."""
-    if look(_view(texts)):
-        try:
-            return cast(texts)
-        except pa.ArrowInvalid:
-            pass
-    usual, valid = _matches(texts, pattern), _valid(texts)
-    values, left = cast(pc.if_else(pa.array(usual), texts, pa.scalar(None, pa.string())))
-    left = valid & ~usual if left is None else left | (valid & ~usual)
+def _cast_usual(
+    texts: pa.Array,
+    look: Look,
+    pattern: str,
+    cast: Convert,
+    seldom: Callable[[pa.Array], Mask | None] | None = None,
+    longest: int | None = None,
+) -> Converted:
+    """The cast of the whole array where the look proves it, else of the texts that have the pattern.
+
+    ``seldom`` finds texts that fail the cast but come often enough to be set apart without the pattern.
+    ``longest`` bounds the length instead of the pattern: RE2 takes long to compile counts of hundreds.
+    """
+    tried = _cast_looked_at(texts, look, cast)
+    if tried is None and seldom is not None and (apart := seldom(texts)) is not None:
+        tried = _cast_looked_at(_without(texts, apart), look, cast)
+        tried = None if tried is None else _leaving(tried, apart)
+    if tried is not None:
+        return tried
+    usual = _matches(texts, pattern)
+    if longest is not None:
+        usual &= pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False) <= longest
+    return _leaving(cast(_without(texts, ~usual)), _valid(texts) & ~usual)
+
+
+def _cast_looked_at(texts: pa.Array, look: Look, cast: Convert) -> Converted | None:
+    try:
+        return cast(texts) if look(_view(texts)) else None
+    except pa.ArrowInvalid:
+        return None
+
+
+def _without(texts: pa.Array, left: Mask) -> pa.Array:
+    return pc.if_else(pa.array(left), pa.scalar(None, texts.type), texts)
+
+
+def _leaving(converted: Converted, left: Mask) -> Converted:
+    values, own = converted
+    left = left if own is None else left | own
     return values, left if left.any() else None
 
 
@@ -197,15 +248,19 @@ def _outside(values: pa.Array, low: int, high: int) -> Mask | None:
 
 def _only(data: NDArray[np.uint8], extra: bytes) -> bool:
     """Whether all bytes are ASCII digits or one of the extra ones."""
-    allowed = data - _ZERO <= 9
-    for byte in extra:
-        allowed |= data == byte
-    return bool(allowed.all())
+    for start in range(0, len(data), _BLOCK):
+        block = data[start : start + _BLOCK]
+        allowed = block - _ZERO <= 9
+        for byte in extra:
+            allowed |= block == byte
+        if not allowed.all():
+            return False
+    return True
 
 
 def _bounds(column_type: ColumnType) -> tuple[int, int] | None:
     if row_of(column_type).reader == "bit":
-        return 0, (1 << (column_type.length or 64)) - 1
+        return 0, min(1 << (column_type.length or 64), 1 << 64) - 1
     return integer_bounds(column_type)
 
 
@@ -215,9 +270,7 @@ def _integers(low: int, high: int, target: pa.DataType) -> Convert:
     def cast(texts: pa.Array) -> Converted:
         values = pc.cast(texts, wide)
         left = _outside(values, low, high)
-        if left is not None:
-            values = pc.if_else(pa.array(left), pa.scalar(None, wide), values)
-        return pc.cast(values, target), left
+        return pc.cast(values if left is None else _without(values, left), target), left
 
     pattern = r"-?[0-9]{1,18}" if low < 0 else r"[0-9]{1,18}"
     return partial(_cast_usual, look=_is_integer, pattern=pattern, cast=cast)
@@ -231,9 +284,8 @@ def _is_integer(view: _View) -> bool:
 
 
 def _decimals(column_type: ColumnType, target: pa.DataType) -> Convert | None:
-    padded = padded_decimal(column_type)
-    scale = column_type.scale or 0
-    if padded is None or scale > target.precision:
+    padded, scale = padded_decimal(column_type), column_type.scale or 0
+    if padded is None or not 0 <= scale <= target.precision:
         return None
     return partial(
         _cast_usual,
@@ -251,7 +303,7 @@ def _is_padded(view: _View, scale: int) -> bool:
     if not len(view.starts):
         return True
     lengths = view.ends - view.starts
-    if lengths.max() > 65 or lengths.min() < (scale + 2 if scale else 1):
+    if lengths.max() > (scale + 1 if scale else 0) + 65 or lengths.min() < (scale + 2 if scale else 1):
         return False
     if not scale:
         return _only(view.data[view.starts[0] :], b"-")
@@ -261,6 +313,58 @@ def _is_padded(view: _View, scale: int) -> bool:
         and bool((view.data[points] == _POINT).all())
         and bool((view.data[points - 1] != _MINUS).all())
     )
+
+
+def _is_plain_decimal(view: _View, whole: int, scale: int) -> bool:
+    """Padded digits, at most ``whole`` of them before the point and no zero too many in front."""
+    if not _is_padded(view, scale):
+        return False
+    if not len(view.starts):
+        return True
+    minus = view.data[view.starts] == _MINUS
+    points = view.ends - (scale + 1) if scale else view.ends
+    first = view.starts + minus
+    if (points - first).max() > whole or (points - first).min() < 1:
+        return False
+    if ((view.data[first] == _ZERO) & (points - first > 1)).any():
+        return False
+    # Each text has its own point and minus: one more of them stands inside some text.
+    data = view.data[view.starts[0] :]
+    count = len(points) if scale else 0
+    points_seen, minus_seen = (int(np.count_nonzero(data == byte)) for byte in (_POINT, _MINUS))
+    return points_seen == count and minus_seen == int(np.count_nonzero(minus))
+
+
+def _is_time(view: _View) -> bool:
+    """Times of one length with two digits of hours and no sign."""
+    rows = _rows(view)
+    if rows is None:
+        return not len(view.starts)
+    length = rows.shape[1]
+    if length not in (8, *range(10, 16)):
+        return False
+    return all(_is_mark(rows[:, place], _MARKS.get(place), place) for place in range(length))
+
+
+_MARKS: Final = {2: _COLON, 5: _COLON, 8: _POINT}
+
+
+def _is_mark(column: NDArray[np.uint8], mark: int | None, place: int) -> bool:
+    """Whether a place of all times has its mark, or a digit; a minute or second has no 60."""
+    if mark is not None:
+        return bool((column == mark).all())
+    return bool((column - _ZERO <= (5 if place in (3, 6) else 9)).all())
+
+
+def _rows(view: _View) -> NDArray[np.uint8] | None:
+    """The texts as rows of bytes; None where they differ in length or do not follow each other."""
+    if not len(view.starts):
+        return None
+    lengths, size = view.ends - view.starts, int(view.ends[0] - view.starts[0])
+    data = view.data[view.starts[0] : view.ends[-1]]
+    if len(data) != size * len(lengths) or not (lengths == size).all():
+        return None
+    return data.reshape(len(lengths), size)
 
 
 def _is_float(view: _View) -> bool:
@@ -285,8 +389,8 @@ def _floats(target: pa.DataType) -> Convert:
             return values, None
         return values, pc.fill_null(infinite, False).to_numpy(zero_copy_only=False)
 
-    pattern = rf"-?[0-9]{{1,{_FLOAT_DIGITS}}}(?:\.[0-9]{{1,{_FLOAT_DIGITS}}})?"
-    return partial(_cast_usual, look=_is_float, pattern=pattern, cast=cast)
+    pattern = r"-?[0-9]+(?:\.[0-9]+)?"
+    return partial(_cast_usual, look=_is_float, pattern=pattern, cast=cast, longest=_FLOAT_DIGITS)
 
 
 _FLOATS: Final[dict[str, Convert]] = {"float32": _floats(pa.float32()), "float64": _floats(pa.float64())}
@@ -317,6 +421,20 @@ def _is_instant(view: _View) -> bool:
     return not len(view.starts) or bool((view.data[view.ends - 3] == _COLON).all())
 
 
+def _zero_dates(texts: pa.Array) -> Mask | None:
+    """Which texts have the month or the day 00, as MySQL's zero dates; None where none has."""
+    view = _view(texts)
+    if not len(view.starts) or (view.ends - view.starts).min() < 10:
+        return None
+    digits = [view.data[view.starts + place] == _ZERO for place in (5, 6, 8, 9)]
+    zero: Mask = (digits[0] & digits[1]) | (digits[2] & digits[3])
+    if texts.null_count:
+        whole = np.zeros(len(texts), np.bool_)
+        whole[_valid(texts)] = zero
+        zero = whole
+    return zero if zero.any() else None
+
+
 def _micros(values: pa.Array) -> pa.Array:
     return values.view(pa.int64())
 
@@ -342,15 +460,17 @@ def _timestamps(zone: tzinfo) -> Convert:
         nulls = None if not texts.null_count else ~_valid(texts)
         return pa.array(instants, pa.int64(), mask=nulls).view(pa.timestamp("us", "UTC")), left
 
-    return partial(_cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=cast)
+    return partial(_cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=cast, seldom=_zero_dates)
 
 
 _cast_local = partial(_in_range, target=pa.timestamp("us"), low=_FIRST_MICROS, high=(1 << 63) - 1)
 _cast_instant = partial(_in_range, target=pa.timestamp("us", "UTC"), low=_FIRST_INSIDE, high=_END_INSIDE)
-_local: Final = partial(_cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=_cast_local)
+_local: Final = partial(
+    _cast_usual, look=_is_clock, pattern=f"{_DAY} {_CLOCK}", cast=_cast_local, seldom=_zero_dates
+)
 _CALENDAR: Final[dict[Reader, Convert]] = {
-    "date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day),
-    "local_date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day),
+    "date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day, seldom=_zero_dates),
+    "local_date": partial(_cast_usual, look=_is_day, pattern=_DAY, cast=_cast_day, seldom=_zero_dates),
     "datetime": _local,
     "local_datetime": _local,
     "instant": partial(
