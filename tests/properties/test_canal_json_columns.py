@@ -29,7 +29,8 @@ _KEYS: Final = {"a": ["id"], "b": ["k1", "k2"]}
 _TEXTS: Final = (
     "", "0", "-0", "007", "+1", " 1", "-1", "1.5", "12.50", "127", "18446744073709551615", "9" * 25, "1e400",
     "NaN", "abc", "é", "ÿ\x80", "ā", "0000-00-00", "2020-02-30", "2020-02-29", "2020-02-03 04:05:06",
-    "0000-00-00 00:00:00", "2020-02-03 04:05:06.123456", "1", "2", "3", "null", "\n", "\x00", "\\", '"', '\\"',
+    "0000-00-00 00:00:00", "2020-02-03 04:05:06.123456", "1", "2", "3", "null", "\n", "\x00", "\\", '"',
+    '\\"',
     '","id":"5', '}],"_tidb":{"commitTs":1}}', '"data":[{', "😀", "\x7f", "\u2028", '{"a": [1, "x"]}', "٣",
 )  # fmt: skip
 _STATEMENTS: Final = (
@@ -95,7 +96,8 @@ def _watermark(random: Random, number: int) -> Json:
 _ODD: Final[tuple[Any, ...]] = (
     None, True, 5, -1.5, 2**63, 2**64, "", "x", [], {}, [None], [{}], [{"id": 1}], [{"id": {"a": "1"}}],
     {"a": 1}, {"commitTs": None}, {"commitTs": -1}, {"commitTs": 2**63}, {"commitTs": 1e3},
-    {"commitTs": 5, "rowkey": "dA=="}, {"commitTs": 5, "rowkey": None}, {"commitTs": 5, "onlyHandleKey": True},
+    {"commitTs": 5, "rowkey": "dA=="}, {"commitTs": 5, "rowkey": None},
+    {"commitTs": 5, "onlyHandleKey": True},
     {"commitTs": 5, "onlyHandleKey": False}, {"rowkey": "dA==", "commitTs": 5}, {"commitTs": "5"},
 )  # fmt: skip
 
@@ -163,6 +165,10 @@ def _harmed_bytes(value: bytes, random: Random) -> bytes:
     )  # fmt: skip
 
 
+def _codecs() -> tuple[CanalJsonCodec, CanalJsonCodec]:
+    return CanalJsonCodec(), CanalJsonCodec()
+
+
 def _value(random: Random, number: int) -> bytes | None:
     make = random.choices((_change, _ddl, _watermark), (12, 1, 1))[0]
     message = make(random, number)
@@ -181,11 +187,11 @@ def _both(values: list[bytes | None], codec: CanalJsonCodec, reference: CanalJso
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     random=st.randoms(use_true_random=False),
-    count=st.integers(1, 60),
-    cut=st.integers(0, 60),
+    count=st.integers(1, 40),
+    cut=st.integers(0, 40),
     known=st.booleans(),
 )
 def test_any_stream_is_read_as_by_the_row_codec(random: Random, count: int, cut: int, known: bool) -> None:
@@ -210,7 +216,8 @@ def _sample(kind: str = "UPDATE") -> bytes:
     message = {
         "id": 0, "database": "s", "table": "a", "pkNames": ["id"], "isDdl": False, "type": kind, "es": 17,
         "ts": 0, "sql": "", "sqlType": {"id": 4}, "mysqlType": _WORDS["a"],
-        "old": [{"t": "😀", "n": "5"}] if kind == "UPDATE" else None, "data": [row], "_tidb": {"commitTs": 4711},
+        "old": [{"t": "😀", "n": "5"}] if kind == "UPDATE" else None, "data": [row],
+        "_tidb": {"commitTs": 4711},
     }  # fmt: skip
     return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -223,7 +230,7 @@ _DAMAGES: Final[tuple[Callable[[bytes, int], bytes], ...]] = (
     lambda value, at: value[:at] + bytes([value[at] ^ 0x80]) + value[at + 1 :],
     *(
         lambda value, at, one=one: value[:at] + bytes([one]) + value[at + 1 :]  # type: ignore[misc]
-        for one in b'"\\:,}]{[n0 \n\x00\xff'
+        for one in b'"\\:,}]{[n0 \n\xff'
     ),
     *(lambda value, at, one=one: value[:at] + bytes([one]) + value[at:] for one in b'"\\,}n0'),  # type: ignore[misc]
 )
@@ -231,19 +238,19 @@ _DAMAGES: Final[tuple[Callable[[bytes, int], bytes], ...]] = (
 
 @pytest.mark.parametrize("kind", ["INSERT", "UPDATE"])
 def test_damage_at_every_place_of_a_record(kind: str) -> None:
-    good = _sample(kind)
+    good, random = _sample(kind), Random(3)
     values: list[bytes | None] = []
     for at in range(len(good)):
-        values += [damage(good, at) for damage in _DAMAGES]
+        values += [damage(good, at) for damage in _DAMAGES if random.random() < 0.3]
         values.append(good)
-    found = _both(values, CanalJsonCodec(), CanalJsonCodec())
+    found = _both(values, *_codecs())
     assert found.row_codec_records < len(values) - len(good)
 
 
 def test_two_records_that_share_a_damage() -> None:
     """A text that ends in the next record, and structure that only both records together have."""
     good = _sample()
-    for at in range(0, len(good), 3):
+    for at in range(0, len(good), 9):
         _both(
             [good[:at], good[at:], good, good[:at] + good, good[:at], good],
             CanalJsonCodec(),
@@ -253,7 +260,7 @@ def test_two_records_that_share_a_damage() -> None:
 
 def test_usual_records_are_all_proven() -> None:
     values = [_sample(kind) for kind in ("INSERT", "UPDATE", "DELETE") for _ in range(4)]
-    assert _both([*values], CanalJsonCodec(), CanalJsonCodec()).row_codec_records == 0
+    assert _both([*values], *_codecs()).row_codec_records == 0
 
 
 def test_texts_with_escapes_and_beyond_the_first_plane_are_proven() -> None:
@@ -265,7 +272,7 @@ def test_texts_with_escapes_and_beyond_the_first_plane_are_proven() -> None:
         messages.append(message | {"pkNames": ["id"], "data": [{"id": "1", "t": text}]})
     for ascii_only in (True, False):
         values = [json.dumps(m, ensure_ascii=ascii_only, separators=(",", ":")).encode() for m in messages]
-        assert _both([*values], CanalJsonCodec(), CanalJsonCodec()).row_codec_records == 0
+        assert _both([*values], *_codecs()).row_codec_records == 0
 
 
 def test_a_record_that_may_be_ddl_is_never_taken_for_a_row() -> None:
@@ -285,7 +292,7 @@ def test_many_tables_many_lengths() -> None:
         message = _change(random, number)
         message["table"] = "t" * (number % 40 + 1)
         values.append(json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode())
-    _both(values, CanalJsonCodec(), CanalJsonCodec())
+    _both(values, *_codecs())
 
 
 def test_slices_and_large_binary_are_read_alike() -> None:

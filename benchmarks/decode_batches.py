@@ -1,0 +1,117 @@
+"""``decode_batch`` against the reader that somebody would write by hand, over the benchmark's table.
+
+Both sides read the same messages in one process and take turns; the medians of their CPU time count. A
+row of figures has the events a second of both and their ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from io import BytesIO
+from typing import TypedDict
+
+import fastavro
+import orjson
+import pyarrow as pa
+
+from benchmarks.events import OPTIONS, SCHEMA, events
+from benchmarks.turns import Turn, rates, ratio, take_turns
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import Codec, EncodedRecord
+from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.typemap.definitions import TableDefinitions
+
+COUNT = 200_000
+ROUNDS = 5
+
+
+class Figures(TypedDict):
+    """One row of the benchmarks' JSON."""
+
+    name: str
+    value: float
+    unit: str
+    baseline: float
+    ratio: float
+
+
+def flat_avro(count: int = COUNT) -> Figures:
+    """``decode_batch`` of keys and values against ``fastavro.schemaless_reader`` of the values alone."""
+    registry = MemorySchemaRegistry()
+    codec = open_codec("flat-avro", options=OPTIONS["flat-avro"], registry=registry)
+    records = encoded(codec, count)
+    values = [record.value or b"" for record in records]
+    schema = registry.schema_by_id(schema_id_of(values[0], "value"))
+    return compared("flat-avro", batch_turn(codec, records), fastavro_turn(schema, values), len(records))
+
+
+def canal_json(count: int = COUNT) -> Figures:
+    """``decode_batch`` against ``orjson.loads`` of the values, which gives texts and no types."""
+    codec = CanalJsonCodec(options=OPTIONS["canal-json"], definitions=TableDefinitions([SCHEMA]))
+    records = encoded(codec, count)
+    values = [record.value or b"" for record in records]
+    return compared("canal-json", batch_turn(codec, records), orjson_turn(values), len(records))
+
+
+def encoded(codec: Codec, count: int) -> list[EncodedRecord]:
+    """The benchmark's upserts as Kafka records; deletes have no value to compare."""
+    made = [codec.encode(event, topic="bench") for event in events(count, seed=1) if event.after is not None]
+    return [record for record in made if record is not None]
+
+
+def batch_turn(codec: Codec, records: list[EncodedRecord]) -> Turn:
+    """All records as one batch."""
+    batch = pa.record_batch(
+        {
+            "topic": pa.array(["bench"] * len(records)).dictionary_encode(),
+            "partition": pa.array([0] * len(records), pa.int32()),
+            "offset": pa.array(range(len(records)), pa.int64()),
+            "key": pa.array([record.key for record in records], pa.binary()),
+            "value": pa.array([record.value for record in records], pa.binary()),
+        }
+    )
+
+    def turn() -> None:
+        decoded = codec.decode_batch(batch)
+        assert decoded.row_codec_records == 0
+        assert sum(len(table.rows) for table in decoded.tables) == len(records)
+
+    return turn
+
+
+def fastavro_turn(schema: str, values: list[bytes]) -> Turn:
+    """Each value by fastavro, with the schema as the registry has it."""
+    parsed = fastavro.parse_schema(json.loads(schema))
+    payloads = [value[HEADER_SIZE:] for value in values]
+
+    def turn() -> None:
+        for payload in payloads:
+            fastavro.schemaless_reader(BytesIO(payload), parsed, None)
+
+    return turn
+
+
+def orjson_turn(values: list[bytes]) -> Turn:
+    """Each value by orjson."""
+
+    def turn() -> None:
+        for value in values:
+            orjson.loads(value)
+
+    return turn
+
+
+def compared(protocol: str, ours: Turn, floor: Turn, count: int) -> Figures:
+    """The row of ``decode.<protocol>.batch``."""
+    seconds = take_turns({"ours": ours, "floor": floor}, rounds=ROUNDS, clock=time.process_time)
+    found = rates(seconds, count)
+    return Figures(
+        name=f"decode.{protocol}.batch",
+        value=found["ours"],
+        unit="events/s",
+        baseline=found["floor"],
+        ratio=ratio(seconds, "ours", "floor"),
+    )
