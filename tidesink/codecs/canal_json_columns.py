@@ -18,7 +18,6 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidesink.change import Op
 from tidesink.codecs.batch import (
@@ -31,7 +30,7 @@ from tidesink.codecs.batch import (
     op_array,
     op_code,
 )
-from tidesink.codecs.canal_json_scan import Indices, Mask, Scan, Tokens, scan, sizes
+from tidesink.codecs.canal_json_scan import Indices, Mask, Scan, Tokens, ends, odd_starts, scan
 from tidesink.codecs.canal_json_shape import RowShape, RowShapes
 from tidesink.codecs.compression import compression_of
 from tidesink.codecs.large_messages import LargeMessages
@@ -45,7 +44,7 @@ _OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _UPDATE, _DELETE = op_code(Op.UPDATE), op_code(Op.DELETE)
 # So many records are scanned at once: their bytes fit a processor's cache. Fewer cost more each.
 _CHUNK_RECORDS: Final = 16_384
-_CHUNK_BYTES: Final = 2**28
+_CHUNK_BYTES: Final = 2**26
 # So many bytes of heads and of skeletons are remembered, with so many for what each means.
 _REMEMBERED_BYTES: Final = 2**25
 _ENTRY_BYTES: Final = 2_000
@@ -207,7 +206,7 @@ class CanalJsonColumns:
 
     def _chunk(self, records: Records) -> _Chunk:
         values = records.value.slice(0, _CHUNK_RECORDS)
-        size = max(1, int(np.searchsorted(np.cumsum(sizes(values)), _CHUNK_BYTES, "right")))
+        size = max(1, int(np.searchsorted(ends(values), _CHUNK_BYTES, "right")))
         values = self._plain(values.slice(0, size))
         rows = self._rows(scan(values))
         rest = np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
@@ -217,8 +216,10 @@ class CanalJsonColumns:
 
     def _plain(self, values: pa.Array) -> pa.Array:
         """The values with the compressed ones decompressed; the row codec says what is wrong with others."""
-        first = values.cast(pa.large_binary()).to_pylist() if _some_compressed(values) else None
-        return values if first is None else pa.array([self._opened(one) for one in first], pa.large_binary())
+        odd = values.take(pa.array(odd_starts(values))).to_pylist()
+        if all(compression_of(one) == "none" for one in odd):
+            return values
+        return pa.array([self._opened(one) for one in values.to_pylist()], pa.large_binary())
 
     def _opened(self, value: bytes | None) -> bytes | None:
         try:
@@ -364,13 +365,6 @@ def _within(moments: Indices, shape: RowShape) -> Mask:
     """Which moments are a shape's; the last of all counts as a moment that no definition names."""
     fits: Mask = moments >= min(shape.since, _INT64_MAX)
     return fits if shape.until > _INT64_MAX else fits & (moments < shape.until)
-
-
-def _some_compressed(values: pa.Array) -> bool:
-    """Whether a value begins like a compressed one, told from the first bytes alone."""
-    plain = pc.binary_slice(values, 0, 1)
-    odd = pc.not_equal(plain, pa.scalar(b"{", plain.type)).fill_null(False)
-    return any(compression_of(one) != "none" for one in values.filter(odd).to_pylist())
 
 
 def _as_expected(tokens: Tokens, bodies: Sequence[_Body | None], body: Indices) -> Mask:

@@ -353,8 +353,9 @@ class _Bodies:
 
     def _refuse_control(self, places: _Places) -> None:
         """JSON has no control characters in texts; around a message's members they may be white space."""
-        control = np.flatnonzero(self.data[: self.starts[-1]] < 0x20)
-        if len(control) and len(places.begin):
+        content = self.data[: self.starts[-1]]
+        if len(places.begin) and content.min() < 0x20:
+            control = np.flatnonzero(content < 0x20)
             token = np.searchsorted(places.begin, control, "right") - 1
             self._refuse(control[(token >= 0) & (control < places.end[token])])
 
@@ -419,6 +420,14 @@ def _decoded_alone(raw: bytes) -> str | None:
     return found if type(found) is str else None
 
 
-def sizes(values: pa.Array) -> Indices:
-    """How many bytes each value has."""
-    return np.diff(_bytes_of(values)[1])
+def ends(values: pa.Array) -> Indices:
+    """How many bytes the values have, up to the end of each."""
+    return _bytes_of(values)[1][1:]
+
+
+def odd_starts(values: pa.Array) -> Indices:
+    """The values that do not begin with ``{``, as compressed ones do not; no empty ones."""
+    data, offsets = _bytes_of(values)
+    some = np.flatnonzero(np.diff(offsets) > 0)
+    found: Indices = some[data[offsets[some]] != _OBJECT]
+    return found
