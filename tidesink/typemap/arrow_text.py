@@ -202,15 +202,13 @@ def _cast_usual(
 ) -> Converted:
     """The cast of the whole array where the look proves it, else of the texts that have the pattern.
 
-    ``seldom`` finds texts that fail the cast but come often enough to be set apart without the pattern.
+    ``seldom`` finds texts to set apart before: a cast that fails takes microseconds for each such text.
     ``longest`` bounds the length instead of the pattern: RE2 takes long to compile counts of hundreds.
     """
-    tried = _cast_looked_at(texts, look, cast)
-    if tried is None and seldom is not None and (apart := seldom(texts)) is not None:
-        tried = _cast_looked_at(_without(texts, apart), look, cast)
-        tried = None if tried is None else _leaving(tried, apart)
+    apart = None if seldom is None else seldom(texts)
+    tried = _cast_looked_at(texts if apart is None else _without(texts, apart), look, cast)
     if tried is not None:
-        return tried
+        return tried if apart is None else _leaving(tried, apart)
     usual = _matches(texts, pattern)
     if longest is not None:
         usual &= pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False) <= longest
