@@ -12,14 +12,17 @@ from io import BytesIO
 from typing import TypedDict
 
 import fastavro
+import orjson
 import pyarrow as pa
 
-from benchmarks.events import OPTIONS, events
+from benchmarks.events import OPTIONS, SCHEMA, events
 from benchmarks.turns import Turn, rates, ratio, take_turns
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, EncodedRecord
+from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.typemap.definitions import TableDefinitions
 
 COUNT = 200_000
 ROUNDS = 5
@@ -43,6 +46,14 @@ def flat_avro(count: int = COUNT) -> Figures:
     values = [record.value or b"" for record in records]
     schema = registry.schema_by_id(schema_id_of(values[0], "value"))
     return compared("flat-avro", batch_turn(codec, records), fastavro_turn(schema, values), len(records))
+
+
+def canal_json(count: int = COUNT) -> Figures:
+    """``decode_batch`` against a list of ``orjson.loads`` of the values, which have texts and no types."""
+    codec = CanalJsonCodec(options=OPTIONS["canal-json"], definitions=TableDefinitions([SCHEMA]))
+    records = encoded(codec, count)
+    values = [record.value or b"" for record in records]
+    return compared("canal-json", batch_turn(codec, records), orjson_turn(values), len(records))
 
 
 def encoded(codec: Codec, count: int) -> list[EncodedRecord]:
@@ -79,6 +90,15 @@ def fastavro_turn(schema: str, values: list[bytes]) -> Turn:
     def turn() -> None:
         for payload in payloads:
             fastavro.schemaless_reader(BytesIO(payload), parsed, None)
+
+    return turn
+
+
+def orjson_turn(values: list[bytes]) -> Turn:
+    """All values by orjson, held together as a reader of batches holds them."""
+
+    def turn() -> None:
+        assert len([orjson.loads(value) for value in values]) == len(values)
 
     return turn
 

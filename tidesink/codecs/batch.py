@@ -542,21 +542,23 @@ class _Found:
 
 def merged(tables: Iterable[ChangeTable]) -> list[ChangeTable]:
     """One table for all that are of the same table, schema, ids and types; its rows in the input's order."""
-    groups: list[list[ChangeTable]] = []
+    # By name first: a topic may have thousands of tables, and comparing schemas takes long.
+    named: dict[tuple[TableId, SchemaIds | None], list[list[ChangeTable]]] = {}
     for one in tables:
         if not len(one.rows):
             continue
+        groups = named.setdefault((one.table, one.schema_id), [])
         same = next((group for group in groups if _fits(group[0], one)), None)
         if same is None:
             groups.append([one])
         else:
             same.append(one)
-    return sorted((_joined(group) for group in groups), key=lambda one: one.rows["record"][0].as_py())
+    joined = [_joined(group) for groups in named.values() for group in groups]
+    return sorted(joined, key=lambda one: one.rows["record"][0].as_py())
 
 
 def _fits(one: ChangeTable, other: ChangeTable) -> bool:
-    same = one.table == other.table and one.schema_id == other.schema_id
-    if not same or not one.rows.schema.equals(other.rows.schema):
+    if not one.rows.schema.equals(other.rows.schema):
         return False
     return one.schema is other.schema or one.schema == other.schema
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.canal_json_columns import CanalJsonColumns
     from tidesink.typemap.render import ZeroDate
 
 _KEPT_WRITERS = 256
@@ -63,6 +64,7 @@ class CanalJsonCodec:
         self._writer = CanalJsonWriter(options, clock, self._large)
         self._full_types = options.content_compatible
         self._writers: dict[int, RowWriter] = {}
+        self._columns: CanalJsonColumns | None = None
 
     def decode(self, message: Message) -> tuple[Event, ...]:
         """The events of one Kafka record, in order.
@@ -88,10 +90,15 @@ class CanalJsonCodec:
             SchemaMismatchError: ``records`` lacks a column.
             RegistryError: a writer's schema cannot be had.
         """
-        from tidesink.codecs.batch import ValueOptions, rows_from_events
+        from tidesink.codecs.batch import ValueOptions, decode_in_columns
+        from tidesink.codecs.canal_json_columns import CanalJsonColumns
 
         options = ValueOptions(zero_date, self._options.time_zone)
-        return rows_from_events(records, self.decode, options)
+        if self._columns is None:
+            self._columns = CanalJsonColumns(self._shapes, self._large)
+        return decode_in_columns(
+            records, columnar=self._columns.step(options), decode=self.decode, options=options
+        )
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None for a watermark without the TiDB extension.

@@ -1,0 +1,433 @@
+"""The bytes of many canal-json records at once: where their values lie, and what the rest of them says.
+
+TiCDC (tiflow c7b2588, ticdc b813e76) writes a row change as compact JSON with its members in one order::
+
+    {"id":0,"database":"shop",…,"isDdl":false,"type":"INSERT","es":1,"ts":2,…,"mysqlType":{…},
+     "old":null,"data":[{"id":"1","note":null}],"_tidb":{"commitTs":3}}
+
+A record is cut at ``,"old":`` into a head and a body. The head without the digits of ``es`` and ``ts``, and
+the body without its values (*tokens*: text, null, or digits behind a key) repeat from record to record, so
+each distinct one is parsed once, and equal bytes are equal JSON. ``Scan`` says why that proves a record;
+what it does not prove is left to the row codec, which alone names faults.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pyarrow as pa
+
+Bytes = npt.NDArray[np.uint8]
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Cut = tuple[int, ...]
+
+_QUOTE, _BACKSLASH, _COLON, _COMMA, _END, _NULL = b'"\\:,}n'
+_ZERO, _NINE, _LIST, _OBJECT = b"09[{"
+# Of what begins a value behind a key in a body: a token's, an object's or a list's.
+_TEXT_KIND, _NULL_KIND, _NUMBER_KIND, _NESTED_KIND, _NO_KIND = range(5)
+_KINDS: Final = np.full(256, _NO_KIND, np.uint8)
+_KINDS[_QUOTE], _KINDS[_NULL] = _TEXT_KIND, _NULL_KIND
+_KINDS[_ZERO : _NINE + 1] = _NUMBER_KIND
+_KINDS[[_LIST, _OBJECT]] = _NESTED_KIND
+# Behind the last byte, so that every token may be looked at as a whole.
+_PADDING: Final = 24
+# Numbers of so many digits fit a signed 64-bit integer whatever they are; a TSO has 18 until the year 2090.
+MOST_DIGITS: Final = 18
+
+_ES, _TS, _OLD = b'"es":', b',"ts":', b',"old":'
+_STAMPS: Final = re.compile(rb'"es":(0|[1-9][0-9]{0,17}),"ts":(0|[1-9][0-9]{0,17}),')
+# After so many cuts that fit hardly another record each record is cut by itself.
+_MOST_ALONE: Final = 16
+# To look whether records fit takes this part of the time that a record's own cut does.
+_FITTING_COSTS: Final = 0.02
+
+
+class Cuts(NamedTuple):
+    """Where records are cut: ``bounds`` has a row a record of which the cuts are ``found``.
+
+    The columns: its start, ``es`` and its end, ``ts`` and its end, ``,"old":``, the record's end.
+    """
+
+    where: Indices
+    bounds: Indices
+
+
+class Tokens(NamedTuple):
+    """The values in the bodies, one token a row: ``first`` is the first of each record, and the end.
+
+    ``place`` is where a token's text stands in ``texts``, escapes decoded; a null's and a number's too.
+    """
+
+    first: Indices
+    null: Mask
+    number: Mask
+    place: Indices
+    texts: pa.StringArray
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What records of one batch are made of: those at ``where`` (ascending indices of the batch).
+
+    ``heads`` and ``bodies`` are dictionary-encoded bytes without what varies. Why they prove a record:
+    in a skeleton (a body without tokens) the tokens stood behind each ``"key":`` that ``,`` or ``}``
+    follows, and nowhere else, since a token begins behind a key's colon, ends before ``,`` or ``}``, and
+    a key without a token has a list or an object. So the skeleton and the tokens give the body's bytes
+    back, and it is JSON if the skeleton with other values is: each token is a whole JSON text (bounded by
+    quotes, no control characters, valid UTF-8, its escapes decoded), ``null`` or a number.
+    """
+
+    where: Indices
+    heads: pa.DictionaryArray
+    bodies: pa.DictionaryArray
+    tokens: Tokens
+    proven: Mask
+    pieces: pa.BinaryArray
+
+    def es(self, records: Indices) -> pa.Int64Array:
+        """The member ``es`` of these of the records."""
+        return self.pieces.take(pa.array(7 * records + 1)).cast(pa.string()).cast(pa.int64())
+
+
+def scan(values: pa.Array) -> Scan:
+    """Scan the values (binary or large_binary, less than 2 GiB) of a batch's records."""
+    data, offsets = _bytes_of(values)
+    cuts = _cuts(data, offsets, _usable(values))
+    count = len(cuts.where)
+    pieces = _pieces(data, _monotonic(cuts.bounds))
+    # Of each record: head, es, between, ts, types, body, and what lies before the next record.
+    at = 7 * np.arange(count)
+    head = pieces.take(pa.array((at[:, None] + (0, 2, 4)).ravel()))
+    body = pieces.take(pa.array(at + 5))
+    bodies = _Bodies(body)
+    tokens, skeletons = bodies.tokens()
+    return Scan(
+        cuts.where,
+        _every(head, 3).dictionary_encode(),
+        skeletons.dictionary_encode(),
+        tokens,
+        bodies.proven,
+        pieces,
+    )
+
+
+def _bytes_of(values: pa.Array) -> tuple[Bytes, Indices]:
+    """The bytes of an array and where each value begins among them."""
+    width = np.int64 if values.type == pa.large_binary() else np.int32
+    _, places, content = values.buffers()
+    if not len(values) or content is None:
+        return np.empty(0, np.uint8), np.zeros(len(values) + 1, np.int64)
+    offsets = np.frombuffer(places, width)[values.offset : values.offset + len(values) + 1]
+    data = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]]
+    return data, offsets.astype(np.int64) - int(offsets[0])
+
+
+def _usable(values: pa.Array) -> Indices:
+    if not values.null_count:
+        return np.arange(len(values))
+    return np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _is_utf8(body: pa.BinaryArray) -> Mask:
+    """Which values are valid UTF-8."""
+    try:
+        body.cast(pa.string())
+    except pa.ArrowInvalid:
+        return np.array([_decodes(one) for one in body.to_pylist()], np.bool_)
+    return np.ones(len(body), np.bool_)
+
+
+def _decodes(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _pieces(data: Bytes, bounds: npt.NDArray[np.int32]) -> pa.BinaryArray:
+    """The bytes between neighbouring bounds, without a copy."""
+    return _array(pa.binary(), bounds, pa.py_buffer(data))
+
+
+def _array(kind: pa.DataType, offsets: npt.NDArray[np.int32], content: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), content])
+
+
+def _every(pieces: pa.BinaryArray, count: int) -> pa.BinaryArray:
+    """Each ``count`` neighbours joined to one; the array is one that ``take`` made."""
+    offsets = np.frombuffer(pieces.buffers()[1], np.int32, len(pieces) + 1)
+    return _array(pa.binary(), np.ascontiguousarray(offsets[::count]), _content(pieces))
+
+
+def _content(taken: pa.Array) -> pa.Buffer:
+    return taken.buffers()[2] or pa.py_buffer(b"")
+
+
+def _monotonic(bounds: Indices) -> npt.NDArray[np.int32]:
+    return np.append(bounds.ravel(), bounds[-1, -1] if len(bounds) else 0).astype(np.int32)
+
+
+# The cut into head and body
+
+
+def _cuts(data: Bytes, offsets: Indices, rest: Indices) -> Cuts:
+    """Cut each record like the first that is not yet cut, wherever that fits: few lengths occur."""
+    found: list[tuple[Indices, Indices]] = []
+    alone = 0
+    while len(rest) and alone < _MOST_ALONE:
+        rest, cut = _first_cut(data, offsets, rest)
+        if cut is None:
+            break
+        fits = _fits(data, offsets[rest], offsets[rest + 1], cut)
+        where, rest = rest[fits], rest[~fits]
+        found.append((where, _bounds(offsets, where, cut)))
+        alone += len(where) < len(rest) * _FITTING_COSTS
+    found.append(_each_cut(data, offsets, rest))
+    where = np.concatenate([one for one, _ in found])
+    bounds = np.concatenate([one for _, one in found])
+    if len(found) == 2 and not len(rest):
+        return Cuts(where, bounds)
+    order = np.argsort(where, kind="stable")
+    return Cuts(where[order], bounds[order])
+
+
+def _first_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Cut | None]:
+    """The cut of the first record that has one, and the records from there on."""
+    for at, one in enumerate(rest.tolist()):
+        cut = _cut(data[offsets[one] : offsets[one + 1]])
+        if cut is not None:
+            return rest[at:], cut
+    return rest[:0], None
+
+
+def _each_cut(data: Bytes, offsets: Indices, rest: Indices) -> tuple[Indices, Indices]:
+    """Cut each record by itself."""
+    spans = zip(rest.tolist(), offsets[rest].tolist(), offsets[rest + 1].tolist(), strict=True)
+    cuts = [(one, start, _cut(data[start:end]), end) for one, start, end in spans]
+    bounds = [(start, *(start + at for at in cut), end) for _, start, cut, end in cuts if cut is not None]
+    where = [one for one, _, cut, _ in cuts if cut is not None]
+    return np.array(where, np.int64), np.array(bounds, np.int64).reshape(-1, 7)
+
+
+def _bounds(offsets: Indices, where: Indices, cut: Cut) -> Indices:
+    starts = offsets[where]
+    return np.column_stack([starts, *(starts + at for at in cut), offsets[where + 1]])
+
+
+def _cut(record: Bytes) -> Cut | None:
+    """Where ``es``, ``ts`` and the body of a record begin and end, from its start; None: not TiCDC's form."""
+    text = record.tobytes()
+    at = text.find(_ES)
+    stamps = _STAMPS.match(text, at) if at > 0 else None
+    old = -1 if stamps is None else text.find(_OLD, stamps.end())
+    if stamps is None or old < 0 or text.find(b'"data":', 0, old) >= 0:
+        return None
+    return *stamps.span(1), *stamps.span(2), old
+
+
+def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
+    """Which records have the members of the cut at its places; the rest of the head is compared later."""
+    es, es_end, ts, ts_end, old = cut
+    fits = ends - starts >= old + len(_OLD)
+    # A record that is too short is looked at elsewhere, and does not fit whatever is there.
+    starts = np.where(fits, starts, starts[0])
+    digits, more = b"0" * (es_end - es), b"0" * (ts_end - ts)
+    before = len(_ES) - es
+    around = _windows(data, starts - before, ts_end + 1 + before)
+    # A byte that is a digit in the pattern stands for any digit.
+    fits &= _like(around, _ES + digits + _TS + more + b",")
+    fits &= _like(_windows(data, starts + old, len(_OLD)), _OLD)
+    for at, end in ((es, es_end), (ts, ts_end)):
+        fits &= (around[:, at + before] != _ZERO) | (end - at == 1)
+    return fits
+
+
+def _windows(data: Bytes, starts: Indices, size: int) -> Bytes:
+    """The bytes from each start, a row each."""
+    found: Bytes = np.lib.stride_tricks.sliding_window_view(data, size)[starts]
+    return found
+
+
+def _like(windows: Bytes, pattern: bytes) -> Mask:
+    """Which rows are the pattern, of which a 0 stands for any digit."""
+    low = np.frombuffer(pattern, np.uint8)
+    other = windows - low > (low == _ZERO).astype(np.uint8) * 9
+    # Asked row by row only where it is needed, since that takes far longer.
+    found: Mask = ~other.any(axis=1) if other.any() else np.ones(len(windows), np.bool_)
+    return found
+
+
+# The tokens of bodies
+
+
+class _Places(NamedTuple):
+    """Where tokens lie: a text with its quotes, a null, or the digits of a number."""
+
+    begin: Indices
+    end: Indices
+    kind: Bytes
+
+
+class _Bodies:
+    """The bodies of a batch, one behind the other in ``data``, each from one of ``starts`` to the next.
+
+    ``proven`` says which are proven so far; what no producer writes takes a body away there.
+    """
+
+    def __init__(self, body: pa.BinaryArray) -> None:
+        content = np.frombuffer(_content(body), np.uint8)
+        self.data: Bytes = np.concatenate([content, np.zeros(_PADDING, np.uint8)])
+        self.starts = np.frombuffer(body.buffers()[1], np.int32, len(body) + 1).astype(np.int64)
+        self.proven = _is_utf8(body)
+        self._slashes = np.flatnonzero(self.data == _BACKSLASH)
+
+    def tokens(self) -> tuple[Tokens, pa.BinaryArray]:
+        """The tokens, and the skeletons."""
+        places = self._places()
+        self._refuse_control(places)
+        first = np.searchsorted(places.begin, self.starts)
+        return self._texts(places, first), self._skeletons(places, first)
+
+    def _refuse(self, places: Indices) -> None:
+        """Leave the records of these bytes to the row codec."""
+        if len(places):
+            self.proven[np.searchsorted(self.starts, places, "right") - 1] = False
+
+    def _places(self) -> _Places:
+        data = self.data
+        # Quotes come in pairs, and the pair of a text follows that of its key.
+        closes = self._quotes()[1::2]
+        keys = np.flatnonzero(data[closes + 1] == _COLON)
+        begin = closes[keys] + 2
+        kind = _KINDS[data[begin]]
+        self._refuse(begin[kind == _NO_KIND] - 1)
+        some = kind < _NESTED_KIND
+        keys, begin, kind = keys[some], begin[some], kind[some]
+        end = begin + len(b"null")
+        text = kind == _TEXT_KIND
+        end[text] = closes[keys[text] + 1] + 1
+        self._check_nulls(begin[kind == _NULL_KIND])
+        self._end_numbers(begin, end, kind == _NUMBER_KIND)
+        follows = data[end]
+        self._refuse(begin[(follows != _COMMA) & (follows != _END)] - 1)
+        return _Places(begin, end, kind)
+
+    def _quotes(self) -> Indices:
+        """The quotes that begin and end texts, in pairs: those of records with an odd number are left out."""
+        is_quote, slashes = self.data == _QUOTE, self._slashes
+        if len(slashes):
+            # In a run of backslashes every second one is escaped by the one before it.
+            begins = np.append(True, np.diff(slashes) != 1)
+            numbers = np.arange(len(slashes))
+            run = np.maximum.accumulate(np.where(begins, numbers, 0))
+            is_quote[slashes[(numbers - run) % 2 == 0] + 1] = False
+        quotes = np.flatnonzero(is_quote)
+        counts = np.diff(np.searchsorted(quotes, self.starts))
+        odd = counts % 2 == 1
+        if not odd.any():
+            return quotes
+        self.proven[odd] = False
+        even: Indices = quotes[~np.repeat(odd, counts)]
+        return even
+
+    def _check_nulls(self, begin: Indices) -> None:
+        if len(begin):
+            self._refuse(begin[~_like(_windows(self.data, begin, 4), b"null")] - 1)
+
+    def _end_numbers(self, begin: Indices, end: Indices, number: Mask) -> None:
+        at = begin[number]
+        if len(at):
+            others = _windows(self.data, at, MOST_DIGITS + 2) - np.uint8(_ZERO) > 9
+            # Where there are more digits than allowed, the record is not proven whatever comes then.
+            others[:, -1] = True
+            length = np.argmax(others, axis=1)
+            end[number] = at + length
+            self._refuse(at[(length > MOST_DIGITS) | ((self.data[at] == _ZERO) & (length > 1))] - 1)
+
+    def _refuse_control(self, places: _Places) -> None:
+        """JSON has no control characters in texts; around a message's members they may be white space."""
+        content = self.data[: self.starts[-1]]
+        if len(places.begin) and content.min() < 0x20:
+            control = np.flatnonzero(content < 0x20)
+            token = np.searchsorted(places.begin, control, "right") - 1
+            self._refuse(control[(token >= 0) & (control < places.end[token])])
+
+    def _texts(self, places: _Places, first: Indices) -> Tokens:
+        """The tokens' texts: as they are, and those with escapes decoded behind them."""
+        begin, end, kind = places
+        text, null = kind == _TEXT_KIND, kind == _NULL_KIND
+        bounds = np.empty(2 * len(begin) + 1, np.int32)
+        bounds[0:-1:2] = begin + text
+        bounds[1::2] = np.where(null, begin, end - text)
+        bounds[-1] = bounds[-2] if len(begin) else 0
+        # Tokens overlap in unproven records alone, and bounds have to ascend there too.
+        texts = _array(pa.string(), np.maximum.accumulate(bounds), pa.py_buffer(self.data))
+        place = 2 * np.arange(len(begin))
+        escaped = self._with_escapes(begin)
+        escaped = escaped[text[escaped]]
+        if len(escaped):
+            decoded = _decoded(self._between(begin[escaped], end[escaped]))
+            self._refuse(begin[escaped[[one is None for one in decoded]]])
+            place[escaped] = len(texts) + np.arange(len(escaped))
+            texts = pa.concat_arrays([texts, pa.array(decoded, pa.string())])
+        return Tokens(first, null, kind == _NUMBER_KIND, place, texts)
+
+    def _with_escapes(self, begin: Indices) -> Indices:
+        """The tokens that have a backslash in them, or behind them in a name."""
+        found = np.searchsorted(begin, self._slashes, "right") - 1
+        found = found[found >= 0]
+        distinct: Indices = found[np.diff(found, prepend=-1) != 0]
+        return distinct
+
+    def _between(self, begin: Indices, end: Indices) -> list[bytes]:
+        bounds = np.maximum.accumulate(np.column_stack([begin, end]).ravel()).astype(np.int32)
+        found: list[bytes] = (
+            _pieces(self.data, bounds).take(pa.array(np.arange(0, len(bounds), 2))).to_pylist()
+        )
+        return found
+
+    def _skeletons(self, places: _Places, first: Indices) -> pa.BinaryArray:
+        bounds = np.empty(2 * len(places.begin) + 2, np.int64)
+        bounds[0], bounds[-1] = 0, self.starts[-1]
+        bounds[1:-1:2], bounds[2:-1:2] = places.begin, places.end
+        bounds = np.minimum(np.maximum.accumulate(bounds), self.starts[-1])
+        gaps = _pieces(self.data, bounds.astype(np.int32)).take(pa.array(np.arange(0, len(bounds) - 1, 2)))
+        inside = np.append(0, np.cumsum(bounds[2:-1:2] - bounds[1:-1:2]))
+        return _array(pa.binary(), (self.starts - inside[first]).astype(np.int32), _content(gaps))
+
+
+def _decoded(raw: list[bytes]) -> list[str | None]:
+    """JSON texts decoded; None for one that is not JSON."""
+    try:
+        found: list[str | None] = orjson.loads(b"[" + b",".join(raw) + b"]")
+    except orjson.JSONDecodeError:
+        return [_decoded_alone(one) for one in raw]
+    return found
+
+
+def _decoded_alone(raw: bytes) -> str | None:
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+    return found if type(found) is str else None
+
+
+def ends(values: pa.Array) -> Indices:
+    """How many bytes the values have, up to the end of each."""
+    return _bytes_of(values)[1][1:]
+
+
+def odd_starts(values: pa.Array) -> Indices:
+    """The values that do not begin with ``{``, as compressed ones do not; no empty ones."""
+    data, offsets = _bytes_of(values)
+    some = np.flatnonzero(np.diff(offsets) > 0)
+    found: Indices = some[data[offsets[some]] != _OBJECT]
+    return found
