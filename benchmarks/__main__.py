@@ -1,8 +1,9 @@
 """``make bench``: one table of rates, all measured in one run on this machine.
 
-``python -m benchmarks [codecs] [spark] [jobs] [iceberg] [sql] [sizes]`` measures some of its parts: the
-codecs in Python, which takes a minute and no Java; their stages on Spark; the whole job into Delta, into
-Iceberg, and into Postgres and MariaDB; small batches into tables of a million and of ten million rows.
+``python -m benchmarks [codecs] [fetch] [spark] [jobs] [iceberg] [sql] [sizes]`` measures some of its
+parts: the codecs in Python, which takes a minute and no Java; the fetch of records as Arrow; the codecs'
+stages on Spark; the whole job into Delta, into Iceberg, and into Postgres and MariaDB; small batches into
+tables of a million and of ten million rows.
 Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
@@ -20,14 +21,14 @@ from typing import Any, Final
 
 from benchmarks.events import OPTIONS, write_events
 from benchmarks.sql_targets import sql_rows
-from benchmarks.table import Rows, job_rows, python_rows, show, spark_rows
+from benchmarks.table import Rows, fetch_rows, job_rows, python_rows, show, spark_rows
 from benchmarks.table_sizes import size_rows
 from tidesink.dev.ports import free_ports
 from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "spark", "jobs", "iceberg", "sql", "sizes")
+PARTS: Final = ("codecs", "fetch", "spark", "jobs", "iceberg", "sql", "sizes")
 # Of the parts those that need a broker.
 _WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
 Settings = Mapping[str, Any]
@@ -80,6 +81,10 @@ def _stack() -> Iterator[dict[str, Any]]:
 
 def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Rows:
     rows: Rows = []
+    if "fetch" in parts:
+        _say("fetch: a topic's records as Arrow")
+        given = {"brokers": settings["brokers"], "events": events}
+        rows += fetch_rows(_measure("benchmarks.fetch", json.dumps(given)))
     if "spark" in parts:
         topics = {protocol: _written(settings, protocol, events // 2) for protocol in OPTIONS}
         _say("Spark stages: read, decode, reduce")

@@ -25,6 +25,7 @@ _PYTHON_FLOORS: Final = {
 # What the table calls the figures of a whole job.
 LOADS: Final = {"first load": "load", "as much again, warm": "warm"}
 _PYTHON_AIMS: Final = {"canal-json decode": 0.6, "flat-avro encode": 0.8}
+_FETCH_AIM: Final = 0.7
 _SPARK_AIMS: Final = {"flat-avro": 0.6, "debezium-avro": 0.6, "canal-json": 0.35, "debezium-json": 0.35}
 
 
@@ -39,6 +40,15 @@ def python_rows(figures: Figures) -> Rows:
             times = f"we are {found['ours'] / found['confluent']:.1f}×"
             rows.append((f"{name}, confluent", rate(found["confluent"]), times))
     return rows
+
+
+def fetch_rows(figures: Mapping[str, float]) -> Rows:
+    """``fetch`` beside a bare consume loop."""
+    part = f"{figures['ratio']:.2f} of it{_aim(_FETCH_AIM)}"
+    return [
+        ("fetch, bare consume loop", rate(figures["bare"]), ""),
+        ("fetch, tidesink, as Arrow", rate(figures["ours"]), part),
+    ]
 
 
 def spark_rows(figures: Figures) -> Rows:
