@@ -32,6 +32,7 @@ SPARK_ALLOWED: Final = (
     "sinks/source.py",
     "sinks/*_spark.py",
     "sinks/session.py",
+    "sinks/spark/*.py",
     "sinks/targets/**",
 )
 HEAVY: Final = ("pyspark", "pandas", "pyarrow", "numpy", "py4j", "delta")
