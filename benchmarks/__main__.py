@@ -1,7 +1,7 @@
 """``make bench``: one table of figures, all measured in one run on this machine.
 
 ``python -m benchmarks [PART…] [--json FILE]`` measures some of its parts: ``codecs``, in Python, which takes
-less than two minutes, no server and no Java; ``spark``, their stages on Spark; the whole job into Delta
+less than two minutes, no server and no Java; ``fetch``, of records as Arrow; ``spark``, their stages on Spark; the whole job into Delta
 (``jobs``), into Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``sizes``, small batches into
 tables of a million and of ten million rows. Everything is a ratio to a floor or a baseline of the same run,
 since machines differ and are noisy.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.events import OPTIONS, write_events
-from benchmarks.rows import Row, Rows, codec_rows, job_rows, show, stage_rows, write
+from benchmarks.rows import Row, Rows, batch_rows, codec_rows, fetch_row, job_rows, show, stage_rows, write
 from benchmarks.sql_targets import sql_rows
 from benchmarks.table_sizes import size_rows
 from tidesink.dev.ports import free_ports
@@ -28,7 +28,7 @@ from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "spark", "jobs", "iceberg", "sql", "sizes")
+PARTS: Final = ("codecs", "fetch", "spark", "jobs", "iceberg", "sql", "sizes")
 # Of the parts those that need a broker.
 _WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
 Settings = Mapping[str, Any]
@@ -42,6 +42,8 @@ def main() -> None:
     if "codecs" in parts:
         _say("codecs in Python")
         rows += codec_rows(_measure("benchmarks.codec_python"))
+        _say("batches as Arrow tables")
+        rows += batch_rows(_measure("benchmarks.decode_batches"))
     if _WITH_STACK.intersection(parts):
         with _stack() as settings:
             rows += _on_spark(settings, parts, arguments.events)
@@ -84,6 +86,10 @@ def _stack() -> Iterator[dict[str, Any]]:
 
 def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Rows:
     rows: Rows = []
+    if "fetch" in parts:
+        _say("fetch: a topic's records as Arrow")
+        given = {"brokers": settings["brokers"], "events": events}
+        rows.append(fetch_row(_measure("benchmarks.fetch", json.dumps(given))))
     if "spark" in parts:
         topics = {protocol: _written(settings, protocol, events // 2) for protocol in OPTIONS}
         _say("Spark stages: read, decode, reduce")

@@ -114,3 +114,16 @@ def compared(protocol: str, ours: Turn, floor: Turn, count: int) -> Figures:
         baseline=found["floor"],
         ratio=ratio(seconds, "ours", "floor"),
     )
+
+
+# Protocol -> what measures it.
+MEASURES = {"flat-avro": flat_avro, "canal-json": canal_json}
+
+
+def main() -> None:
+    """Measure every protocol and print the rows as JSON."""
+    print(json.dumps({protocol: measure() for protocol, measure in MEASURES.items()}))
+
+
+if __name__ == "__main__":
+    main()

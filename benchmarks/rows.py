@@ -74,6 +74,16 @@ def codec_rows(figures: Figures) -> Rows:
     ]
 
 
+def batch_rows(figures: Figures) -> Rows:
+    """``decode_batch`` of each protocol, beside the reader that somebody would write by hand."""
+    return [Row(**found) for found in figures.values()]
+
+
+def fetch_row(figures: Mapping[str, float]) -> Row:
+    """``fetch`` beside a bare consume loop."""
+    return Row("fetch", figures["ours"], "records/s", figures["bare"], figures["ratio"])
+
+
 def stage_rows(figures: Figures) -> Rows:
     """The stages of a batch on Spark, beside reading alone."""
     return [

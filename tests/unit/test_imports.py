@@ -34,6 +34,7 @@ SPARK_ALLOWED: Final = (
     "sinks/batch/*.py",
     "sinks/spark/*.py",
     "sinks/session.py",
+    "sinks/spark/*.py",
     "sinks/targets/**",
 )
 HEAVY: Final = ("pyspark", "pandas", "pyarrow", "numpy", "py4j", "delta")

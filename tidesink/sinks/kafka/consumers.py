@@ -62,7 +62,8 @@ class OpenConsumer:
         self.client_error: KafkaError | None = None
         self._settings = client_settings(properties)
         self._admin: AdminClient | None = None
-        settings = {"group.id": _GROUP, **FETCH_SETTINGS, **_by_one_name(self._settings), **FIXED_SETTINGS}
+        settings: dict[str, Any] = {"group.id": _GROUP, **FETCH_SETTINGS}
+        settings |= {**_by_one_name(self._settings), **FIXED_SETTINGS}
         settings["error_cb"] = self._note
         try:
             self.consumer = Consumer(settings, logger=_SILENT)
@@ -84,7 +85,8 @@ class OpenConsumer:
         """
         with translated_kafka_errors():
             if self._admin is None:
-                self._admin = AdminClient({**self._settings, "error_cb": self._note}, logger=_SILENT)
+                settings: dict[str, Any] = {**self._settings, "error_cb": self._note}
+                self._admin = AdminClient(settings, logger=_SILENT)
             asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)
             return str(asked[topic].result().topic_id)
 

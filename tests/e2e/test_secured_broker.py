@@ -1,0 +1,182 @@
+"""Fetches from a broker with TLS and SASL: PEM, mutual TLS, PLAIN, SCRAM, and tokens of a named callback."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    NewTopic,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from tests.certificates import self_signed
+from tests.soak import SOAK
+from tidesink.dev.broker import Broker
+from tidesink.dev.ports import free_ports
+from tidesink.dev.processes import READY_SECONDS, stop_daemons
+from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, fetch
+
+pytestmark = [pytest.mark.servers, *SOAK]
+
+_PATIENCE: Final = 60.0
+_TOPIC: Final = "secured"
+_PASSWORD: Final = 'p"a\\ss'
+_PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
+_SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_OAUTH: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+# A backslash of a properties file is written twice.
+_USER: Final = 'user_reader="p\\\\"a\\\\\\\\ss"'
+_LISTENERS: Final = f"""
+listeners=PLAINTEXT://127.0.0.1:{{port}},CONTROLLER://127.0.0.1:{{controller}},SASL://127.0.0.1:{{sasl}},\
+TLS://127.0.0.1:{{tls}}
+advertised.listeners=PLAINTEXT://127.0.0.1:{{port}},CONTROLLER://127.0.0.1:{{controller}},\
+SASL://127.0.0.1:{{sasl}},TLS://127.0.0.1:{{tls}}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_SSL,TLS:SSL
+ssl.keystore.type=PEM
+ssl.keystore.location={{pem}}
+ssl.truststore.type=PEM
+ssl.truststore.location={{certificate}}
+listener.name.tls.ssl.client.auth=required
+listener.name.sasl.sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER
+listener.name.sasl.plain.sasl.jaas.config={_PLAIN} required {_USER};
+listener.name.sasl.scram-sha-256.sasl.jaas.config={_SCRAM} required;
+listener.name.sasl.scram-sha-512.sasl.jaas.config={_SCRAM} required;
+listener.name.sasl.oauthbearer.sasl.jaas.config={_OAUTH} required unsecuredLoginStringClaim_sub="broker";
+listener.name.sasl.oauthbearer.sasl.server.callback.handler.class=\
+org.apache.kafka.common.security.oauthbearer.internals.unsecured.OAuthBearerUnsecuredValidatorCallbackHandler
+"""
+
+
+class Secured(NamedTuple):
+    sasl: str
+    tls: str
+    pem: Path
+    certificate: Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_classes() -> None:
+    """No worker starts here."""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """A broker with a plain, a SASL and a mutual TLS listener, and a topic of three records."""
+    folder = tmp_path_factory.mktemp("secured")
+    port, controller, sasl, tls = free_ports(4)
+    pem = self_signed(folder)
+    certificate = folder / "certificate.pem"
+    text = pem.read_text("ascii")
+    certificate.write_text(text[: text.index("-----BEGIN PRIVATE")], "ascii")
+    broker = Broker(folder, port, controller)
+    broker.prepare(lambda _line: None)
+    with (folder / "kafka" / "server.properties").open("a", encoding="utf-8") as properties:
+        properties.write(
+            _LISTENERS.format(
+                port=port, controller=controller, sasl=sasl, tls=tls, pem=pem, certificate=certificate
+            )
+        )
+    broker.start(lambda _line: None)
+    try:
+        deadline = time.monotonic() + READY_SECONDS
+        while not broker.answers():
+            assert time.monotonic() < deadline, broker.files.log_file.read_text("utf-8")[-3000:]
+            time.sleep(0.2)
+        _fill(broker.address)
+        yield Secured(f"127.0.0.1:{sasl}", f"127.0.0.1:{tls}", pem, certificate)
+    finally:
+        stop_daemons([broker.files])
+
+
+def _fill(address: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(_TOPIC, 1, 1)])[_TOPIC].result(_PATIENCE)
+    for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
+        user = UserScramCredentialUpsertion(
+            "reader", ScramCredentialInfo(mechanism, 4096), _PASSWORD.encode()
+        )
+        for future in admin.alter_user_scram_credentials([user]).values():
+            future.result(_PATIENCE)
+    producer = Producer({"bootstrap.servers": address})
+    for number in range(3):
+        producer.produce(_TOPIC, str(number).encode(), partition=0)
+    assert producer.flush(_PATIENCE) == 0
+
+
+def token(config: str) -> tuple[str, float]:
+    """An unsecured token, as Kafka's own for tests: the named callback of this module."""
+    assert config == "who=reader"
+    expiry = time.time() + 600
+    parts = ({"alg": "none"}, {"sub": "reader", "iat": time.time() - 5, "exp": expiry})
+    coded = [base64.urlsafe_b64encode(json.dumps(one).encode()).decode().rstrip("=") for one in parts]
+    return ".".join([*coded, ""]), expiry
+
+
+def _read(properties: dict[str, str], limits: FetchLimits | None = None) -> list[bytes]:
+    batches = fetch(FetchRange(_TOPIC, 0, 0, 3), properties, limits=limits or FetchLimits())
+    return [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+def _sasl(secured: Secured, mechanism: str, **more: str) -> dict[str, str]:
+    return {
+        "bootstrap.servers": secured.sasl,
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": mechanism,
+        "ssl.ca.location": str(secured.certificate),
+        **{name.replace("_", "."): value for name, value in more.items()},
+    }
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_name_and_a_password(secured: Secured, mechanism: str) -> None:
+    given = _sasl(secured, mechanism, sasl_username="reader", sasl_password=_PASSWORD)
+    assert _read(given) == [b"0", b"1", b"2"]
+    module = _PLAIN if mechanism == "PLAIN" else _SCRAM
+    jaas = f'{module} required username="reader" password="p\\"a\\\\ss";'
+    assert _read(_sasl(secured, mechanism, sasl_jaas_config=jaas)) == [b"0", b"1", b"2"]
+
+
+def test_a_token_of_a_named_callback(secured: Secured) -> None:
+    given = _sasl(secured, "OAUTHBEARER", sasl_oauthbearer_config="who=reader")
+    assert _read({**given, "oauth_cb": f"{__name__}:token"}) == [b"0", b"1", b"2"]
+
+
+def test_mutual_tls(secured: Secured) -> None:
+    server = {
+        "bootstrap.servers": secured.tls,
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(secured.certificate),
+    }
+    files = {"ssl.certificate.location": str(secured.pem), "ssl.key.location": str(secured.pem)}
+    assert _read({**server, **files}) == [b"0", b"1", b"2"]
+    java = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(secured.pem)}
+    assert _read({**server, **java}) == [b"0", b"1", b"2"]
+    with pytest.raises(SourceError):
+        _read(server, FetchLimits(refusal=3, silence=10))
+
+
+def test_a_wrong_password_is_an_error_and_no_wait_for_brokers(secured: Secured) -> None:
+    given = _sasl(secured, "SCRAM-SHA-256", sasl_username="reader", sasl_password="wrong-password")
+    with pytest.raises(SourceError, match="_AUTHENTICATION") as caught:
+        _read(given, FetchLimits(refusal=2))
+    assert not isinstance(caught.value, SourceUnavailableError)
+    assert "wrong-password" not in repr(caught.value)
+
+
+def test_an_unknown_authority_is_an_error(secured: Secured) -> None:
+    given = _sasl(secured, "PLAIN", sasl_username="reader", sasl_password=_PASSWORD)
+    del given["ssl.ca.location"]
+    with pytest.raises(SourceError, match=r"_SSL.*ssl\.ca\.location") as caught:
+        _read(given, FetchLimits(refusal=2))
+    assert not isinstance(caught.value, SourceUnavailableError)

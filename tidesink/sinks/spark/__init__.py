@@ -1,0 +1,1 @@
+"""What Spark users get: tidesink's read path as a data source."""

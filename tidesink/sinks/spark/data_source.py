@@ -1,0 +1,440 @@
+"""A topic's typed change rows as a Spark data source, for batches and streams.
+
+``spark.dataSource.register(TidesinkDataSource)``, then ``spark.read.format("tidesink")`` or
+``spark.readStream.format("tidesink")``. docs/how-to-spark.md lists the options and the columns. The driver
+asks Kafka for offsets; Python tasks read one range of offsets each with ``fetch`` and ``decode_batch``.
+Executors need tidesink installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pydantic import ValidationError
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from tidesink.change import TableId
+from tidesink.codecs.base import Codec
+from tidesink.codecs.batch import DecodedBatch, ValueOptions
+from tidesink.codecs.opening import DEBEZIUM_ALIASES, open_codec, protocol_named
+from tidesink.config.source import SourceSettings
+from tidesink.errors import ConfigError, SourceError
+from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.sinks.kafka.client_properties import client_settings, librdkafka_settings
+from tidesink.sinks.kafka.fetch import FetchRange, fetch
+from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.spark.change_rows import (
+    Projection,
+    RowColumns,
+    arrow_schema,
+    columns_of_records,
+    defined_columns,
+    registered_columns,
+    spark_schema,
+)
+from tidesink.typemap.definitions import TableDefinitions
+from tidesink.typemap.render import ZeroDate
+
+_KAFKA: Final = "kafka."
+_SERVERS: Final = "bootstrap.servers"
+# Options of the data source itself; all others are the source's settings in tidesink's config.
+_OWN: Final = frozenset(
+    {"topic", "table", "definition", "zero-date", "extra-columns", "startingoffsets", "endingoffsets"}
+)
+# Sections of settings, whose members an option names behind a dot.
+_SECTIONS: Final = ("schema-registry.", "debezium.")
+# Settings that say in a config what other options say here.
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "brokers": "kafka.bootstrap.servers",
+    "topics": "topic",
+    "kafka": "kafka.NAME of each property",
+    "subscribe": "topic (one)",
+    "assign": "topic (one)",
+    "subscribepattern": "topic (one)",
+}
+_EARLIEST, _LATEST = -2, -1  # as Spark's Kafka source writes them
+# So many records of a partition are read to learn the columns, where nothing else says them.
+_SAMPLE: Final = 1_000
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of a read, checked; can be pickled, and holds secrets."""
+
+    topic: str
+    settings: SourceSettings
+    kafka: Mapping[str, str]
+    table: TableId | None
+    definition: str | None
+    zero_date: ZeroDate
+    ignore_extra: bool
+    start: str
+    end: str
+
+    def __repr__(self) -> str:
+        return f"ReadOptions({self.topic!r}, {self.settings.protocol!r})"
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+        """The options as Spark gives them: names in lower case, values as text.
+
+        Raises:
+            ConfigError: an option is unknown or missing, or has a wrong value.
+        """
+        given = {name.lower(): str(value) for name, value in options.items()}
+        kafka = {name[len(_KAFKA) :]: given.pop(name) for name in list(given) if name.startswith(_KAFKA)}
+        own = {name: given.pop(name) for name in _OWN & given.keys()}
+        for name in ("topic", "protocol"):
+            if not own.get(name) and not given.get(name):
+                raise ConfigError(f"the option {name} is required", key=name)
+        if _SERVERS not in kafka:
+            raise ConfigError(f"the option {_KAFKA}{_SERVERS} is required", key=f"{_KAFKA}{_SERVERS}")
+        librdkafka_settings(kafka)  # refuse now what the tasks would refuse
+        if streaming and "endingoffsets" in own:
+            raise ConfigError("endingOffsets has no effect on a stream: remove it", key="endingOffsets")
+        return cls(
+            topic=own["topic"],
+            settings=_settings(given, kafka[_SERVERS], own["topic"]),
+            kafka=kafka,
+            table=_table(own.get("table")),
+            definition=own.get("definition"),
+            zero_date=_one_of("zero-date", own, ("null", "error", "text")),  # type: ignore[arg-type]
+            ignore_extra=_one_of("extra-columns", own, ("error", "ignore")) == "ignore",
+            start=own.get("startingoffsets", "latest" if streaming else "earliest"),
+            end=own.get("endingoffsets", "latest"),
+        )
+
+    @property
+    def protocol(self) -> str:
+        """The protocol's one name."""
+        name = protocol_named(self.settings.protocol)
+        return "flat-avro" if name == "avro" else DEBEZIUM_ALIASES.get(name, name)
+
+    @property
+    def values(self) -> ValueOptions:
+        """How values become Arrow's."""
+        return ValueOptions(self.zero_date, self.settings.time_zone)
+
+    def definitions(self) -> TableDefinitions:
+        """The tables that ``definition`` declares.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        found = TableDefinitions()
+        if self.definition is not None:
+            found.declare(self.definition, self.table.schema if self.table else "")
+        return found
+
+
+def _settings(given: Mapping[str, str], servers: str, topic: str) -> SourceSettings:
+    tree: dict[str, Any] = {"brokers": servers, "topics": [topic]}
+    for name, value in given.items():
+        if name in _ELSEWHERE:
+            raise ConfigError(f"the option {name} is unknown here: use {_ELSEWHERE[name]}", key=name)
+        section = next((one for one in _SECTIONS if name.startswith(one)), None)
+        _put(tree, name.split(".") if section else [name], value)
+    try:
+        return SourceSettings.model_validate(tree)
+    except ValidationError as error:
+        # The values may be secrets: only names and reasons are shown.
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"the option {name}: {first['msg']}", key=name) from None
+
+
+def _put(tree: dict[str, Any], path: list[str], value: str) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"give {part}.urls where {'.'.join(path)} is given", key=".".join(path))
+    tree[path[-1]] = value
+
+
+def _table(text: str | None) -> TableId | None:
+    if text is None:
+        return None
+    schema, _, name = text.rpartition(".")
+    return TableId(schema, name)
+
+
+def _one_of(name: str, own: Mapping[str, str], allowed: tuple[str, ...]) -> str:
+    value = own.get(name, allowed[0])
+    if value not in allowed:
+        raise ConfigError(f"the option {name} is one of {', '.join(allowed)}", key=name)
+    return value
+
+
+class ChangeReader:
+    """Reads and decodes ranges of the topic in one process."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._closing = ExitStack()
+        self.registry: SchemaRegistry | None = None
+
+    def __enter__(self) -> ChangeReader:
+        if self._options.settings.schema_registry is not None:
+            self.registry = self._options.settings.open_registry()
+            self._closing.callback(self.registry.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    @cached_property
+    def codec(self) -> Codec:
+        """The protocol's codec, under the name of the table that the user gave."""
+        options, named = self._options, self._options.table
+        return open_codec(
+            options.protocol,
+            options=options.settings.codec_options(),
+            registry=self.registry,
+            table_of_topic=(lambda _topic: named) if named is not None else None,
+            definitions=options.definitions(),
+        )
+
+    def batches(self, wanted: FetchRange) -> Iterator[tuple[pa.RecordBatch, DecodedBatch]]:
+        """The records of a range, and what they hold.
+
+        Raises: as ``fetch`` and ``decode_batch``.
+        """
+        for records in fetch(wanted, self._options.kafka):
+            yield records, self.codec.decode_batch(records, zero_date=self._options.zero_date)
+
+    def columns(self) -> RowColumns:
+        """The table's columns: by the registry, else the definition, else the topic's first records.
+
+        Raises:
+            ConfigError: nothing says them.
+        """
+        options = self._options
+        definitions = options.definitions()
+        found = None
+        if self.registry is not None and options.protocol in ("flat-avro", "debezium-avro"):
+            found = registered_columns(
+                self.registry,
+                options.topic,
+                protocol=options.protocol,
+                modes=options.settings.codec_options().debezium,
+                definitions=definitions,
+            )
+        found = found or defined_columns(definitions, options.table)
+        return found or columns_of_records(self._first_records(), options.table)
+
+    def _first_records(self) -> Iterator[DecodedBatch]:
+        found = topic_offsets(self._options)
+        for number, ends in sorted(found.partitions.items()):
+            end = min(ends.latest, ends.earliest + _SAMPLE)
+            wanted = FetchRange(found.topic, number, ends.earliest, end)
+            yield from (batch for _, batch in self.batches(wanted))
+
+
+def topic_offsets(options: ReadOptions, asked: KafkaOffsets | None = None) -> TopicOffsets:
+    """Where the topic's partitions begin and end.
+
+    Raises:
+        SourceError: there is no such topic, or Kafka refuses.
+        SourceUnavailableError: no broker answers.
+    """
+    asked = asked or KafkaOffsets(client_settings(options.kafka))
+    found = asked.lookup([options.topic]).get(options.topic)
+    if found is None:
+        raise SourceError("there is no such topic: is its name right?", topic=options.topic)
+    return found
+
+
+def parse_offsets(text: str, found: TopicOffsets, *, option: str) -> dict[int, int]:
+    """The offset of each partition: ``earliest``, ``latest`` or ``{"topic": {"0": 23, "1": -2}}``.
+
+    As in Spark's Kafka source, -2 is the earliest offset and -1 the latest, and every partition is named.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if text in ("earliest", "latest"):
+        return {number: getattr(ends, text) for number, ends in found.partitions.items()}
+    try:
+        given = {int(number): int(offset) for number, offset in json.loads(text)[found.topic].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f'{option} is earliest, latest, or {{"{found.topic}": {{"0": 23, "1": -2}}}}', key=option
+        ) from error
+    if given.keys() != found.partitions.keys():
+        raise ConfigError(
+            f"{option} must name the partitions {', '.join(map(str, sorted(found.partitions)))}", key=option
+        )
+    return {number: _resolved(offset, found, number) for number, offset in given.items()}
+
+
+def _resolved(offset: int, found: TopicOffsets, number: int) -> int:
+    ends = found.partitions[number]
+    return {_EARLIEST: ends.earliest, _LATEST: ends.latest}.get(offset, offset)
+
+
+class RangePartition(InputPartition):
+    """One task's range of offsets."""
+
+    def __init__(self, wanted: FetchRange) -> None:
+        super().__init__(tuple(wanted))
+        self.wanted = wanted
+
+
+class _Task(NamedTuple):
+    """What a task needs besides its range: the rows' schema, and the table where one is known."""
+
+    options: ReadOptions
+    schema: StructType
+    table: TableId | None
+
+    def rows(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The change rows of a range."""
+        options = self.options
+        projection = Projection(
+            arrow_schema(self.schema), table=self.table, ignore_extra=options.ignore_extra
+        )
+        with ChangeReader(options) as reader:
+            for records, batch in reader.batches(wanted):
+
+                def place(record: int, offsets: pa.Array = records["offset"]) -> dict[str, Any]:
+                    where = {"topic": wanted.topic, "partition": wanted.partition}
+                    return {**where, "offset": offsets[record].as_py()}
+
+                yield from projection.rows(batch, place)
+
+
+class TidesinkDataSource(DataSource):
+    """Typed change rows of one table of one topic."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for ``format``."""
+        return "tidesink"
+
+    def schema(self) -> StructType:
+        """The columns of the rows; asks the registry or the topic unless a definition says them.
+
+        Raises:
+            ConfigError: an option is wrong, or nothing says the table's columns.
+        """
+        options = ReadOptions.of(_without_ends(self.options))
+        with ChangeReader(options) as reader:
+            columns = reader.columns()
+        return spark_schema(columns.arrow(options.values))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads the offsets there are when the query is planned."""
+        options = ReadOptions.of(self.options)
+        return ChangeBatchReader(_Task(options, schema, options.table))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Reads on from offset to offset."""
+        options = ReadOptions.of(self.options, streaming=True)
+        return ChangeStreamReader(_Task(options, schema, options.table))
+
+
+def _without_ends(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name.lower() != "endingoffsets"}
+
+
+class ChangeBatchReader(DataSourceReader):
+    """One task a topic-partition."""
+
+    def __init__(self, task: _Task) -> None:
+        self._task = task
+
+    def partitions(self) -> list[InputPartition]:
+        """The ranges from startingOffsets to endingOffsets.
+
+        Raises:
+            ConfigError: an option is no offset of the topic.
+            SourceError: Kafka has no such topic, or refuses.
+        """
+        options = self._task.options
+        found = topic_offsets(options)
+        start = parse_offsets(options.start, found, option="startingOffsets")
+        end = parse_offsets(options.end, found, option="endingOffsets")
+        return _partitions(found.topic, found.topic_id, start, end)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The rows of one range; Spark gives None where there is none."""
+        if isinstance(partition, RangePartition):
+            yield from self._task.rows(partition.wanted)
+
+
+class ChangeStreamReader(DataSourceStreamReader):
+    """Offsets are ``{"topic": …, "topic_id": …, "partitions": {"0": next offset}}``."""
+
+    def __init__(self, task: _Task) -> None:
+        self._task = task
+        self._asked: KafkaOffsets | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_task": self._task, "_asked": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """By startingOffsets; asked when a stream starts without a checkpoint."""
+        found = self._found()
+        start = parse_offsets(self._task.options.start, found, option="startingOffsets")
+        return _stream_offset(found, start)
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where the partitions end now."""
+        found = self._found()
+        return _stream_offset(found, {number: ends.latest for number, ends in found.partitions.items()})
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The ranges of one batch; a partition that was added is read from its first record.
+
+        Raises:
+            SourceError: the topic was deleted and created again since the checkpoint.
+        """
+        if start["topic_id"] != end["topic_id"]:
+            raise SourceError(
+                "the topic was deleted and created again since the checkpoint: its offsets mean other "
+                "records now. Start the stream with a new checkpoint",
+                topic=end["topic"],
+            )
+        begins, ends = (
+            {int(number): int(offset) for number, offset in one["partitions"].items()} for one in (start, end)
+        )
+        begins = {number: begins.get(number, 0) for number in ends}
+        return _partitions(end["topic"], end["topic_id"], begins, ends)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one range."""
+        if isinstance(partition, RangePartition):
+            yield from self._task.rows(partition.wanted)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: the checkpoint has the offsets."""
+
+    def stop(self) -> None:
+        """Nothing to do: no consumer group is joined."""
+
+    def _found(self) -> TopicOffsets:
+        if self._asked is None:
+            self._asked = KafkaOffsets(client_settings(self._task.options.kafka))
+        return topic_offsets(self._task.options, self._asked)
+
+
+def _stream_offset(found: TopicOffsets, offsets: Mapping[int, int]) -> dict[str, Any]:
+    numbers = {str(number): offset for number, offset in sorted(offsets.items())}
+    return {"topic": found.topic, "topic_id": found.topic_id, "partitions": numbers}
+
+
+def _partitions(
+    topic: str, topic_id: str, start: Mapping[int, int], end: Mapping[int, int]
+) -> list[InputPartition]:
+    return [
+        RangePartition(FetchRange(topic, number, start[number], end[number], topic_id))
+        for number in sorted(start)
+        if start[number] < end[number]
+    ]
