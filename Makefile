@@ -3,9 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
-N ?= 500
+N ?= 100
 
-.PHONY: help setup setup-dev demo test test-unit lint types docs bench soak chaos down clean
+.PHONY: help setup setup-dev demo test test-all test-unit lint types docs bench chaos down clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  \033[1m%-10s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,14 +22,18 @@ down: ## Stop the local broker and registry
 	@$(BIN)/tidesink dev down
 
 ##@ Develop
-setup-dev: setup
+setup-dev:
+	@scripts/make_venv.sh $(VENV)
 	@scripts/install.sh $(VENV) dev
 
-test: setup-dev ## The whole test suite, on a real broker and registry
+test: setup-dev ## Every promise at least once, on real servers (aim: 15 minutes on two cores)
 	@scripts/test.sh $(VENV)
 
+test-all: setup-dev ## Every test: all codecs, targets and captures, and N random kills (hours)
+	@TIDESINK_TEST_ALL=1 TIDESINK_CHAOS=$(N) scripts/test.sh $(VENV)
+
 test-unit: setup-dev ## The fast tests: no Java, under a minute
-	@$(BIN)/python -m pytest -m "not spark and not servers and not slow and not soak" --vectors tests/golden/data -p no:cacheprovider
+	@$(BIN)/python -m pytest -m "not spark and not servers and not slow" --vectors tests/golden/data -p no:cacheprovider
 
 lint: setup-dev ## ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -45,11 +49,8 @@ bench: setup-dev ## One table of rates, all measured in one run
 	@scripts/install.sh $(VENV) bench
 	@$(BIN)/python -m benchmarks
 
-soak: setup-dev ## Every workload capture in batches of every size, and the long variants of other tests
-	@TIDESINK_SOAK=1 $(BIN)/python -m pytest -m soak
-
 chaos: setup-dev ## N random kills (make chaos N=500)
-	@TIDESINK_CHAOS=$(N) $(BIN)/python -m pytest -m soak -k chaos
+	@TIDESINK_TEST_ALL=1 TIDESINK_CHAOS=$(N) $(BIN)/python -m pytest -m full -k chaos
 
 clean: ## Remove what the demo and the tests made (not .venv)
 	@[ ! -x $(BIN)/tidesink ] || $(BIN)/tidesink dev down >/dev/null 2>&1 || true

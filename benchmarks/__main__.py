@@ -1,9 +1,10 @@
-"""``make bench``: one table of rates, all measured in one run on this machine.
+"""``make bench``: one table of figures, all measured in one run on this machine.
 
-``python -m benchmarks [codecs] [spark] [jobs] [iceberg] [sql] [sizes]`` measures some of its parts: the
-codecs in Python, which takes a minute and no Java; their stages on Spark; the whole job into Delta, into
-Iceberg, and into Postgres and MariaDB; small batches into tables of a million and of ten million rows.
-Everything is a ratio to a floor or a baseline of the same run, since machines differ and are noisy.
+``python -m benchmarks [PART…] [--json FILE]`` measures some of its parts: ``codecs``, in Python, which takes
+less than two minutes, no server and no Java; ``spark``, their stages on Spark; the whole job into Delta
+(``jobs``), into Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``sizes``, small batches into
+tables of a million and of ten million rows. Everything is a ratio to a floor or a baseline of the same run,
+since machines differ and are noisy.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.events import OPTIONS, write_events
+from benchmarks.rows import Row, Rows, codec_rows, job_rows, show, stage_rows, write
 from benchmarks.sql_targets import sql_rows
-from benchmarks.table import Rows, job_rows, python_rows, show, spark_rows
 from benchmarks.table_sizes import size_rows
 from tidesink.dev.ports import free_ports
 from tidesink.dev.stack import DevStack
@@ -40,11 +41,13 @@ def main() -> None:
     rows: Rows = []
     if "codecs" in parts:
         _say("codecs in Python")
-        rows += python_rows(_measure("benchmarks.codec_python"))
+        rows += codec_rows(_measure("benchmarks.codec_python"))
     if _WITH_STACK.intersection(parts):
         with _stack() as settings:
             rows += _on_spark(settings, parts, arguments.events)
     show(rows)
+    if arguments.json is not None:
+        write(rows, arguments.json)
 
 
 def _arguments() -> argparse.Namespace:
@@ -52,6 +55,7 @@ def _arguments() -> argparse.Namespace:
     # argparse before 3.12 holds an empty list against choices.
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all without one")
     parser.add_argument("--events", type=int, default=EVENTS, help="of the whole job; half as many a codec")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     arguments = parser.parse_args()
     unknown = [part for part in arguments.parts if part not in PARTS]
     if unknown:
@@ -83,13 +87,13 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
     if "spark" in parts:
         topics = {protocol: _written(settings, protocol, events // 2) for protocol in OPTIONS}
         _say("Spark stages: read, decode, reduce")
-        rows += spark_rows(_measure("benchmarks.spark_stages", json.dumps({**settings, "topics": topics})))
+        rows += stage_rows(_measure("benchmarks.spark_stages", json.dumps({**settings, "topics": topics})))
     if "jobs" in parts:
         figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
-        rows += [*job_rows(figures), _driver_memory(settings, figures, events)]
+        rows += [*job_rows("delta", figures), _driver_memory(settings, figures, events)]
     if "iceberg" in parts:
         given = {**settings, "topic": "bench_iceberg", "events": events}
-        rows += job_rows(_both("benchmarks.iceberg_target", given), into=" into Iceberg")
+        rows += job_rows("iceberg", _both("benchmarks.iceberg_target", given))
     if "sql" in parts:
         rows += sql_rows({**settings, "topic": "bench_sql"}, events)
     if "sizes" in parts:
@@ -118,7 +122,7 @@ def _both(module: str, settings: Settings) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def _driver_memory(settings: Settings, figures: Settings, events: int) -> tuple[str, str, str]:
+def _driver_memory(settings: Settings, figures: Settings, events: int) -> Row:
     """The Python driver's peak memory for all events, and for a tenth of them."""
     topic, few = "bench_tenth", events // 10
     write_events(settings["brokers"], open_registry(settings["registry"]), topic, few, keys=20_000)
@@ -126,7 +130,7 @@ def _driver_memory(settings: Settings, figures: Settings, events: int) -> tuple[
     given = {**settings, "topic": topic, "events": few, "directory": directory}
     small = _measure("benchmarks.whole_job", "ours", json.dumps(given))["driver_mb"]
     all_events = figures["ours"]["driver_mb"]
-    return "driver memory, all events", f"{all_events:.0f} MB", f"{small:.0f} MB for a tenth of them"
+    return Row("driver-memory", all_events, "MB", small, all_events / small)
 
 
 def _measure(module: str, *arguments: str) -> dict[str, Any]:

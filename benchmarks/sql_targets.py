@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.events import KEYS, events, write_events
+from benchmarks.rows import LOADS, Row, Rows, paired
 from benchmarks.sql_servers import mariadb, postgres
-from benchmarks.table import LOADS, Rows, rate
 from benchmarks.whole_job import ours
 from tidesink.change import Op
 from tidesink.schema_registry import open_registry
@@ -31,8 +31,6 @@ from tidesink.sinks.targets.sql_endpoint import Endpoint
 
 SERVERS = {"postgres": postgres, "mariadb": mariadb}
 DIALECTS: dict[str, Callable[[], Any]] = {"postgres": PostgresDialect, "mariadb": MysqlDialect}
-# What the tuned Debezium JDBC sink 3.6 did on two cores, in events a second.
-PEERS = {"postgres": 15_600, "mariadb": 6_200}
 _NAMES = "id, amount, total, name, note, ratio, price, at, digest, flag"
 _COLUMNS = {
     "postgres": "id bigint, amount int, total bigint, name text, note text, ratio double precision, "
@@ -72,15 +70,9 @@ def _measured(name: str, folder: Path, lines: Path, settings: dict[str, Any]) ->
             check=True,
         )
     figures = json.loads(done.stdout.strip().splitlines()[-1])
-    rows: Rows = [(f"{name}: parsed rows, one client, one merge (floor)", rate(floor), "")]
-    for told, part in LOADS.items():
-        mine = figures[part]
-        peer = f"{mine / PEERS[name]:.1f}× the tuned Debezium JDBC sink (aim 5)"
-        rows.append(
-            (f"{told} into {name}, tidesink", rate(mine), f"{mine / floor:.2f}× the floor (aim 0.5), {peer}")
-        )
+    rows = [paired(f"job.{name}.{part}", figures[part], floor) for part in LOADS]
     batch = statistics.median(figures["batch_seconds"])
-    return [*rows, (f"1,000-event batch into {name}", f"{batch:.2f} s", "")]
+    return [*rows, Row(f"batch-1000.{name}", batch, "s")]
 
 
 def target_settings(name: str, endpoint: Endpoint) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from benchmarks.baseline import plain_session
 from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
+from benchmarks.rows import Row, Rows
 from benchmarks.sql_targets import DIALECTS, SERVERS, target_settings
-from benchmarks.table import Rows
 from benchmarks.whole_job import WARM_UP, drained, write_config
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.targets.sql_connections import Connections
@@ -57,8 +57,7 @@ def size_rows(settings: dict[str, Any]) -> Rows:
         found = _in_its_own_process(name, {**settings, "topic": f"{settings['topic']}_{name}"})
         least = found[str(SIZES[0])]
         for size, seconds in found.items():
-            note = f"{seconds / least:.2f} of that into {SIZES[0]:,}" if seconds is not least else ""
-            rows.append((f"1,000 clustered events into {name}, {int(size):,} rows", f"{seconds:.2f} s", note))
+            rows.append(Row(f"batch-1000.{name}.{size}-rows", seconds, "s", least, least / seconds))
     return rows
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.full import TEST_ALL, is_full
 from tests.mariadb import mariadb_url
 from tests.postgres import postgres
 from tests.servers import brokers, kafka_stack, registry_url, topic_prefix
@@ -49,8 +51,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure() -> None:
+    # A shell has its background jobs ignore Ctrl-C, and what they start as well: tests send it to programs.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    return "every test" if TEST_ALL else "without the tests marked full: TIDESINK_TEST_ALL=1 runs them too"
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not TEST_ALL:
+        full = [item for item in items if is_full(item)]
+        config.hook.pytest_deselected(items=full)
+        left_out = {*full}
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         # Thousands of examples take their time.
         if item.path.stem.endswith("_fuzz") or item.path.parent.name == "properties":

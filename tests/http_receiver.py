@@ -127,4 +127,4 @@ def http_receiver(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(120)

@@ -80,7 +80,7 @@ def create_topics(brokers: str, partitions: Mapping[str, int]) -> None:
     topics = [
         NewTopic(name, num_partitions=count, replication_factor=1) for name, count in partitions.items()
     ]
-    for future in admin.create_topics(topics, operation_timeout=30).values():
+    for future in admin.create_topics(topics, operation_timeout=120).values():
         future.result()
     # The controller answers before the broker has heard.
     _wait_until(lambda: _led(admin, partitions), f"not all of {', '.join(partitions)} came")
@@ -90,13 +90,13 @@ def add_partitions(brokers: str, topic: str, count: int) -> None:
     """Give a topic more partitions, ``count`` in all, and wait until the broker has them."""
     admin = AdminClient({"bootstrap.servers": brokers})
     for future in admin.create_partitions([NewPartitions(topic, count)]).values():
-        future.result(30)
+        future.result(120)
     _wait_until(lambda: _led(admin, {topic: count}), f"{topic} has not {count} partitions")
 
 
 def _led(admin: AdminClient, partitions: Mapping[str, int]) -> bool:
     """Whether the broker shows topics with all their partitions, each with a leader."""
-    found = admin.list_topics(timeout=10).topics
+    found = admin.list_topics(timeout=60).topics
     return all(
         name in found
         and len(found[name].partitions) == count
@@ -108,9 +108,9 @@ def _led(admin: AdminClient, partitions: Mapping[str, int]) -> bool:
 def delete_topic(brokers: str, topic: str) -> None:
     """Delete a topic and wait until the broker shows it no more."""
     admin = AdminClient({"bootstrap.servers": brokers})
-    for future in admin.delete_topics([topic], operation_timeout=30).values():
+    for future in admin.delete_topics([topic], operation_timeout=120).values():
         future.result()
-    _wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} is still there")
+    _wait_until(lambda: topic not in admin.list_topics(timeout=60).topics, f"{topic} is still there")
 
 
 def limit_messages(brokers: str, topic: str, most: int) -> None:
@@ -127,7 +127,7 @@ def limit_messages(brokers: str, topic: str, most: int) -> None:
 
 
 def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not holds():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.05)

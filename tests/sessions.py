@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pytest
 
+from tests.full import TEST_ALL
+from tidesink.dev.ivy import broker_jars, registry_runner
 from tidesink.sinks.class_archive import make_class_archive
 from tidesink.sinks.ivy import fetch
 from tidesink.sinks.jar_set import JarSet
@@ -31,8 +34,12 @@ _SMALL: Final = {
 }
 # For a worker of its own process, which ends too soon for the optimising compiler to be of use.
 SMALL_SPARK: Final = {**_SMALL, "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {_MEMORY}"}
-# For the one session of a run, which lasts long enough.
-_LASTING: Final = {**_SMALL, "spark.driver.extraJavaOptions": _MEMORY}
+# The one session of make test-all lasts long enough for that compiler. Delta contracts took about half
+# the processor time without it (one run each, on a busy machine).
+_LASTING: Final = {**_SMALL, "spark.driver.extraJavaOptions": _MEMORY} if TEST_ALL else SMALL_SPARK
+# Contracts are many small queries, each with code to generate and compile: 18 % of the time of those
+# over all codecs (docs/adr/0009). End-to-end tests, and all of make test-all, run generated code.
+_INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # The one session of a run also has the jars of the targets that bring their own.
 WITH_TARGET: Final = "iceberg"
 # For a catalog of Iceberg's in a database.
@@ -46,22 +53,28 @@ def sqlite_driver() -> Path:
     return next(fetch(_SQLITE).glob("sqlite-jdbc-*.jar"))
 
 
+def keep_classes() -> bool:
+    """Fetch the jars and keep Spark's classes, unless they are there: a run starts Spark again and again."""
+    sqlite_driver()
+    return all([make_class_archive(), make_class_archive(target=WITH_TARGET)])
+
+
 @pytest.fixture(scope="session")
 def kept_classes() -> bool:
-    """Whether Spark's classes are kept: this run starts Spark dozens of times."""
-    return all([make_class_archive(), make_class_archive(target=WITH_TARGET)])
+    """Whether Spark's classes are kept."""
+    return keep_classes()
 
 
 @pytest.fixture(scope="session")
 def spark(kept_classes: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with two cores."""
-    warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    conf = {**_LASTING, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    if os.environ.get("TIDESINK_TEST_INTERPRETED"):
+        conf |= _INTERPRETED
     with pytest.MonkeyPatch.context() as environment:
         # Spark puts this last on the class path: the classes that are kept fit what is in front of it.
         environment.setenv("SPARK_DIST_CLASSPATH", str(sqlite_driver()))
-        session = build_session(
-            master="local[2]", conf={**_LASTING, **warehouse}, target=WITH_TARGET, driver_memory="3g"
-        )
+        session = build_session(master="local[2]", conf=conf, target=WITH_TARGET, driver_memory="3g")
     yield session
     session.stop()
 
@@ -100,3 +113,10 @@ def raw_frame(spark: SparkSession, messages: list[Message]) -> DataFrame:
     }
     # A small Arrow table is a relation of the plan's own: no job runs to read it.
     return spark.createDataFrame(pa.table(columns))
+
+
+if __name__ == "__main__":
+    # All that the tests download, before they run.
+    broker_jars()
+    registry_runner()
+    keep_classes()

@@ -65,7 +65,7 @@ class CommitProxy:
         """The commit is done when the server answers; the other thread must not pass its answer on."""
         self._deaf = server
         server.sendall(data)
-        self._answered.wait(60)
+        self._answered.wait(240)
 
     def _answers(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,7 +198,6 @@ def test_a_topic_that_is_not_there(stack: Stack) -> None:
 
 def test_the_workload_is_written_and_its_final_state_saved(stack: Stack, tmp_path: Path) -> None:
     expected = tmp_path / "expected.json"
-    started = time.monotonic()
     result = run(
         "dev", "workload", "--brokers", stack.brokers, "--schema-registry", stack.registry, "--events", "300",
         "--topics", stack.prefix + ".{schema}_{table}", "--expected", str(expected), "--partitions", "2",
@@ -214,4 +212,3 @@ def test_the_workload_is_written_and_its_final_state_saved(stack: Stack, tmp_pat
     decoded = run("decode", *options, "--topic", topic, "-o", "json")
     assert decoded.exit_code == 0
     assert len(lines(decoded)) == report["by_topic"][topic]
-    assert time.monotonic() - started < 120

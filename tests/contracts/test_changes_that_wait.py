@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from tests.contracts.coded_changes import NAME, TABLE, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
+from tests.full import FULL
 from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.change import TableSchema
 from tidesink.cli.main import app
@@ -109,6 +110,7 @@ def test_a_wider_type_and_a_dropped_column_wait_until_they_are_accepted(begin: B
     assert waiting.rows() == [(1, "one", 10), (2, "two", 20), (3, "three", 2**40)]
 
 
+@FULL
 def test_another_key_waits_until_the_config_names_the_old_one(begin: Begin) -> None:
     waiting = begin(REKEYED, (3, "three", 30, 300))
     with waiting.table.lane() as lane:

@@ -11,6 +11,7 @@ import pytest
 from tests.contracts.coded_changes import Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.targets_bed import Bed
+from tests.full import FULL
 from tidesink.change import TableId, TableSchema
 from tidesink.sinks.targets.memory_target import MemoryTarget
 
@@ -77,7 +78,15 @@ CASES = {
     ("case", "read"),
     [
         ("dropped", _at_once),
-        *((case, read) for case in CASES for read in (_by_one_worker, _by_another_worker)),
+        ("renamed", _by_another_worker),
+        *(
+            pytest.param(case, read, marks=FULL)
+            for case, read in (
+                ("dropped", _by_one_worker),
+                ("dropped", _by_another_worker),
+                ("renamed", _by_one_worker),
+            )
+        ),
     ],
 )
 def test_it_is_null_in_rows_written_since_whoever_reads_them(

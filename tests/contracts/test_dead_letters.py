@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tests.contracts.conftest import BEDS, MARKS
 from tests.contracts.targets_bed import TABLE, Bed, progress
+from tests.full import FULL, quick_on
 from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.sinks.progress import Progress
@@ -28,7 +29,7 @@ from tidesink.sinks.targets.sql_records import SqlRecords
 from tidesink.sinks.targets.sql_target import SqlTarget
 
 # ruff: noqa: S608
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, quick_on("postgres")]
 
 
 LETTER = (
@@ -69,6 +70,7 @@ def test_dead_letters_are_kept_once(delta: Bed, tmp_path: Path) -> None:
     )
 
 
+@FULL
 def test_tables_that_keep_theirs_at_once_keep_each_its_own(delta: Bed, tmp_path: Path) -> None:
     """A thread has an object of its own; where two share one they do not mix either, and no view stays."""
     assert delta.spark is not None
@@ -122,6 +124,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return STORES[request.param](BEDS[request.param](request, tmp_path / "target"), tmp_path)
 
 
+@FULL
 def test_of_tables_that_keep_their_first_at_once_none_fails(delta: Bed, tmp_path: Path) -> None:
     """All of a topic's tables meet its first DDL in their first batch."""
     assert delta.spark is not None
@@ -158,6 +161,7 @@ def timed_letters(bed: Kept, letters: list[tuple[int, int, str, datetime | None]
     )
 
 
+@quick_on("postgres", "delta")
 def test_letters_are_counted_shown_and_forgotten(kept: Kept) -> None:
     letters = kept.letters()
     assert (letters.groups(Chosen("shop")), letters.rows(mine(), limit=9), letters.remove(mine())) == (
@@ -213,6 +217,7 @@ def test_a_place_in_a_topic_that_was_made_again_is_another_record(kept: Kept) ->
     assert [(row["topic_id"], row["offset"]) for row in letters.rows(mine(), limit=9)] == [("i", 1), ("i", 2)]
 
 
+@FULL
 def test_a_lake_of_a_version_without_topic_ids_is_given_them(delta: Bed, tmp_path: Path) -> None:
     stores = lake(delta, tmp_path)
     letters = DeltaDeadLetters(stores.spark, str(tmp_path / "kept"))

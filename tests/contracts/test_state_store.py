@@ -178,7 +178,7 @@ def test_of_many_who_keep_the_first_document_of_a_name_at_once_none_fails(store:
 
     def keep(number: int) -> None:
         for each in range(10):
-            start.wait(60)
+            start.wait(240)
             store.save_document("definitions", f"d{each}", number)
 
     with ThreadPoolExecutor(4) as threads:
@@ -267,7 +267,7 @@ def test_of_many_who_make_a_store_at_once_each_has_it(place: str) -> None:
     start = threading.Barrier(4)
 
     def make(number: int) -> None:
-        start.wait(60)
+        start.wait(240)
         opened = open_state_store(place)
         opened.save_status(TableStatus("shop", TableId("shop", f"t{number}"), "IDLE"))
         opened.close()

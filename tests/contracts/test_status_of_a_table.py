@@ -13,6 +13,7 @@ import pytest
 from tests.contracts.coded_changes import NAME, TABLE, TOPIC, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
+from tests.full import FULL
 from tidesink.change import TableId, TableSchema
 from tidesink.errors import StateStoreError
 from tidesink.sinks.failpoints import Failpoints
@@ -91,6 +92,7 @@ def test_one_that_rested_when_another_took_its_table_says_so_in_its_own_report_a
         assert _status(table) == status
 
 
+@FULL
 def test_one_that_slept_between_its_commit_and_its_word_on_it_has_lost_the_table(table: CodedTable) -> None:
     said = []
     with table.lane() as holds:
@@ -106,6 +108,7 @@ def test_one_that_slept_between_its_commit_and_its_word_on_it_has_lost_the_table
         assert _status(table) == said[0]
 
 
+@FULL
 def test_nobody_keeps_records_for_one_that_learns_at_rest_that_it_lost_its_table(table: CodedTable) -> None:
     reads, limits = table.around.topics.reads(TOPIC), Limits(10, 10_000, RecordSize())
     with table.lane() as lane:
@@ -117,6 +120,7 @@ def test_nobody_keeps_records_for_one_that_learns_at_rest_that_it_lost_its_table
         assert reads.plan(TableId("shop", "other"), [ahead], table.topic.found(), limits=limits).kept is None
 
 
+@FULL
 def test_a_table_that_is_loaded_anew_has_a_status_of_its_own(
     table: CodedTable, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

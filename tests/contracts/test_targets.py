@@ -9,14 +9,17 @@ from decimal import Decimal
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
-from tests.soak import SOAK
+from tests.full import FULL, quick_on
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim
 
+pytestmark = quick_on("memory", "delta", "iceberg", "postgres")
+
 SHAPE = shape()
 
 
+@quick_on("memory", "delta", "postgres")
 def test_an_unknown_table_is_made_and_holds_no_progress(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     assert table.committed() is None
@@ -26,6 +29,7 @@ def test_an_unknown_table_is_made_and_holds_no_progress(bed: Bed) -> None:
     assert bed.rows() == []
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_upserts_and_deletes_are_counted_by_what_they_did(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -37,6 +41,7 @@ def test_upserts_and_deletes_are_counted_by_what_they_did(bed: Bed) -> None:
     assert bed.rows() == [row(2, "b"), row(3), row(4)]
 
 
+@quick_on("memory", "delta", "postgres")
 def test_a_delete_alone_and_an_upsert_alone(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -48,6 +53,7 @@ def test_a_delete_alone_and_an_upsert_alone(bed: Bed) -> None:
     assert bed.rows() == [row(2)]
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_an_empty_batch_moves_progress_on(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -68,6 +74,7 @@ def test_a_batch_delivered_again_changes_nothing(bed: Bed) -> None:
     assert bed.rows() == [row(1, "later"), row(2)]
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_what_is_staged_is_not_applied_yet(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -90,6 +97,7 @@ def test_what_is_staged_is_not_applied_yet(bed: Bed) -> None:
     assert again.committed() == progress(epoch, 2)
 
 
+@quick_on("memory", "postgres")
 def test_an_older_batch_is_refused(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -100,6 +108,7 @@ def test_an_older_batch_is_refused(bed: Bed) -> None:
     assert bed.rows() == [row(1, "later")]
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -112,7 +121,8 @@ def test_a_batch_is_applied_on_the_one_before_it_alone(bed: Bed) -> None:
     assert bed.rows() == [row(1, "next")]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK)])
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)
     events = [(chosen.randrange(6), chosen.random() < 0.3, number) for number in range(30)]
@@ -134,6 +144,7 @@ def test_the_result_does_not_depend_on_the_cuts(bed: Bed, seed: int) -> None:
     assert bed.rows() == [expected[key] for key in sorted(expected)]
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_progress_survives_a_restart_and_a_claim(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -150,6 +161,7 @@ def test_progress_survives_a_restart_and_a_claim(bed: Bed) -> None:
     assert bed.rows() == [row(1), row(2)]
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_a_worker_that_lost_the_table_writes_nothing(bed: Bed) -> None:
     zombie = bed.target.open_table(SHAPE, pipeline="shop")
     old = zombie.claim().epoch
@@ -167,6 +179,7 @@ def test_a_worker_that_lost_the_table_writes_nothing(bed: Bed) -> None:
     assert table.committed() == progress(new, 2)
 
 
+@quick_on("memory", "postgres")
 def test_writing_needs_a_claim_and_its_epoch(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     with pytest.raises(StaleProgressError, match="claim the table"):
@@ -177,6 +190,7 @@ def test_writing_needs_a_claim_and_its_epoch(bed: Bed) -> None:
     assert bed.rows() == []
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_a_table_of_another_pipeline_is_refused(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.apply(bed.batch(SHAPE, [row(1)]), progress(table.claim().epoch, 1))
@@ -234,6 +248,7 @@ def test_a_new_column_gives_its_default_to_rows_already_there(bed: Bed) -> None:
     assert bed.rows()[1]["state"] is None
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_a_shape_with_fewer_columns_leaves_the_rest(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
@@ -271,6 +286,7 @@ def test_numbers_get_wider_and_columns_nullable(bed: Bed) -> None:
     assert bed.rows() == [again, big, none]
 
 
+@quick_on("memory", "delta", "postgres")
 def test_a_change_that_loses_values_is_refused_by_name(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
@@ -283,6 +299,7 @@ def test_a_change_that_loses_values_is_refused_by_name(bed: Bed) -> None:
         table.evolve(shape(ID, second, NAME))
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_rows_written_under_another_key_are_refused(bed: Bed) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop")
     table.claim()
@@ -319,6 +336,7 @@ WEIRD = (
 )
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql", "kafka", "http")
 def test_any_name_may_stand(bed: Bed) -> None:
     table_id = TableId("we`ird.schema", "ta/ble; ..\\名'")
     key = Column("the `key`.", ColumnType("varchar", length=9), nullable=False, handle=True, primary_key=True)
@@ -342,6 +360,7 @@ def test_any_name_may_stand(bed: Bed) -> None:
     assert table.committed() == progress(epoch, 3, table=table_id)
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_two_tables_of_one_target_keep_apart(bed: Bed) -> None:
     tables = [TableId("shop", "a"), TableId("shop", "b"), TableId("Shop", "a.b"), TableId("shop", "_a")]
     for number, name in enumerate(tables, 1):

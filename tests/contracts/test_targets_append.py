@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
-from tests.soak import SOAK
+from tests.full import FULL, quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.change_log import (
@@ -26,6 +26,8 @@ from tidesink.sinks.change_log import (
 )
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
+
+pytestmark = quick_on("memory", "mysql")
 
 SHAPE = log_shape(shape())
 Row = dict[str, Any]
@@ -148,7 +150,8 @@ def taken_for_a_log(bed: Bed) -> None:
     log.evolve(SHAPE)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK)])
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_folded_the_log_is_the_table_however_it_was_cut(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)
     rows, state = changes(chosen, 30)

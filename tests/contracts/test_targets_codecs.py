@@ -37,7 +37,7 @@ from tests.contracts.coded_types import OPTIONS, EveryType
 from tests.contracts.coded_types import TABLE as EVERY_TYPE
 from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed, progress
-from tests.soak import SOAK
+from tests.full import FULL, quick_on
 from tidesink.change import ChangeEvent, Message, TableSchema
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
@@ -64,15 +64,15 @@ PLACED: Final = {
 
 
 def marks_of(target: str, protocol: str) -> list[pytest.MarkDecorator]:
-    """What a pair starts; and soak, unless it is of every codec into memory or of one into each other target.
+    """What a pair starts; and full, unless it is the target's one codec of ``make test``.
 
-    For tests of what a codec carries and of what a target stores: other tests show each of the two.
+    Tests of the codecs show what each carries, and the other contracts what each target stores.
     """
-    telling = target == "memory" or protocol == PROTOCOLS[list(TARGETS).index(target) % len(PROTOCOLS)]
-    return [*MARKS.get(target, ()), *(() if telling else SOAK)]
+    chosen = protocol == PROTOCOLS[list(TARGETS).index(target) % len(PROTOCOLS)]
+    return [*MARKS.get(target, ()), *(() if chosen else (FULL,))]
 
 
-SOME_PAIRS: Final = [
+PAIRS: Final = [
     pytest.param(target, protocol, marks=marks_of(target, protocol))
     for target in TARGETS
     for protocol in PROTOCOLS
@@ -102,6 +102,7 @@ def at_source(feed: Changefeed, *, tells_defaults: bool = True) -> Rows:
     return [{name_in(feed.protocol, name): value for name, value in row.items()} for row in rows]
 
 
+@pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_any_stream_ends_in_the_sources_rows_wherever_it_is_cut(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -162,7 +163,8 @@ def _key(shape: TableShape, values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(shape.keys, values, strict=True))
 
 
-@pytest.mark.parametrize(("bed", "protocol"), SOME_PAIRS, indirect=["bed"])
+@quick_on("delta", "postgres")
+@pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -189,7 +191,8 @@ def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     assert living == at_source(feed)
 
 
-@pytest.mark.parametrize(("bed", "protocol"), SOME_PAIRS, indirect=["bed"])
+@quick_on("memory", "delta", "mysql", "kafka")
+@pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_every_type_arrives_with_its_limits_and_null(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -220,9 +223,10 @@ WIDE: Final = 1000
 
 
 # What a target makes of such a table: tests/contracts/test_targets.py.
+@FULL
 @pytest.mark.parametrize(
     ("bed", "protocol"),
-    [("memory", "flat-avro"), pytest.param("memory", "canal-json", marks=SOAK)],
+    [("memory", "flat-avro"), ("memory", "canal-json")],
     indirect=["bed"],
 )
 def test_a_thousand_columns_and_a_value_of_2_mib(
@@ -245,6 +249,7 @@ def test_a_thousand_columns_and_a_value_of_2_mib(
     assert table.rows(shape_of(arriving(feed.schema, protocol))) == at_source(feed)
 
 
+@quick_on("mysql")
 @pytest.mark.parametrize("bed", CANAL_JSON_PAIRS, indirect=True)
 def test_copies_of_rows_without_a_key_are_counted(bed: Bed, spark: SparkSession, tmp_path: Path) -> None:
     """canal-json alone can say which of equal rows an event is of."""

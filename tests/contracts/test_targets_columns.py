@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+
+pytestmark = quick_on("memory", "delta", "postgres")
 
 SHAPE = shape()
 ODD = 'the "new" `name` of 100%'

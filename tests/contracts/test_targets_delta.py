@@ -14,6 +14,7 @@ import pytest
 from tests.contracts.delta_beds import delta_bed
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker, HeldMerge
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape, sql
+from tests.full import FULL
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     CommitUnknownError,
@@ -70,6 +71,7 @@ def opened(bed: Bed) -> DeltaTable:
     return table
 
 
+@FULL
 def test_progress_is_found_behind_the_commits_of_others(delta: Bed) -> None:
     table = loaded(delta)
     sql(delta, f"OPTIMIZE {table.location}")
@@ -111,6 +113,7 @@ def test_a_restore_between_the_last_look_and_the_commit_is_a_gap_for_good(delta:
         opened(delta).claim()
 
 
+@FULL
 def test_a_restore_while_the_table_is_claimed_is_a_gap_for_good(delta: Bed, tmp_path: Path) -> None:
     table = loaded(delta, DeltaTarget(delta.spark, str(tmp_path / "lake")))
     session: Any = ForestalledMarker(delta.spark)
@@ -154,6 +157,7 @@ def test_after_log_clean_up_the_state_store_knows(delta: Bed, tmp_path: Path) ->
     store.close()
 
 
+@FULL
 def test_after_log_clean_up_and_loss_of_the_store_nothing_is_guessed(delta: Bed, earlier: DeltaTable) -> None:
     clean_log(delta, earlier)
     with pytest.raises(ProgressError, match="epoch 1 batch 2 is applied") as refused:
@@ -163,6 +167,7 @@ def test_after_log_clean_up_and_loss_of_the_store_nothing_is_guessed(delta: Bed,
         opened(delta).committed()
 
 
+@FULL
 def test_a_cleaned_table_of_somebody_else_has_no_progress(delta: Bed) -> None:
     table = delta.target.open_table(SHAPE, pipeline="shop")
     assert isinstance(table, DeltaTable)
@@ -171,7 +176,7 @@ def test_a_cleaned_table_of_somebody_else_has_no_progress(delta: Bed) -> None:
     assert opened(delta).committed() is None
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [pytest.param(True, marks=FULL), False])
 def test_a_commit_that_was_cut_off_is_looked_for(delta: Bed, tmp_path: Path, before: bool) -> None:
     session: Any = CutOff(delta.spark, before=before)
     table = loaded(delta, DeltaTarget(session, str(tmp_path / "lake")))
@@ -201,6 +206,7 @@ def test_a_claim_in_the_middle_of_a_merge_wins(delta: Bed, tmp_path: Path) -> No
     assert delta.rows()[0] == row(1)
 
 
+@FULL
 def test_a_stranger_in_the_middle_of_a_merge_means_once_more(delta: Bed, tmp_path: Path) -> None:
     table = loaded(delta)
     with HeldMerge(table, slow_batch(delta), progress(1, 3), gate=tmp_path) as merge:
@@ -235,6 +241,7 @@ def test_a_crash_between_column_and_default_heals(delta: Bed, earlier: DeltaTabl
     assert [r["state"] for r in delta.rows()] == [None, 7, 7]
 
 
+@FULL
 def test_a_crash_before_the_column_heals(delta: Bed, earlier: DeltaTable) -> None:
     assert delta.spark is not None
     pending = quote_text(json.dumps({"state": "7"}))
@@ -245,6 +252,7 @@ def test_a_crash_before_the_column_heals(delta: Bed, earlier: DeltaTable) -> Non
     assert {r["state"] for r in delta.rows()} == {7}
 
 
+@FULL
 def test_a_lost_worker_does_not_fill_over_newer_rows(delta: Bed, earlier: DeltaTable) -> None:
     log = cut_evolution(delta, earlier)
     assert delta.spark is not None
@@ -259,6 +267,7 @@ def test_a_lost_worker_does_not_fill_over_newer_rows(delta: Bed, earlier: DeltaT
     assert [r["state"] for r in delta.rows()] == [None, 7, 7]
 
 
+@FULL
 def test_a_lost_worker_leaves_no_default_for_others_to_fill(delta: Bed, tmp_path: Path) -> None:
     """It looked whether the table is its own before it slept; the next claim would fill over newer rows."""
     session: Any = ForestalledMarker(delta.spark)
@@ -276,6 +285,7 @@ def test_a_lost_worker_leaves_no_default_for_others_to_fill(delta: Bed, tmp_path
     assert [r["state"] for r in delta.rows()] == [None, 7, 7]
 
 
+@FULL
 def test_columns_carry_their_types_and_comments(delta: Bed) -> None:
     table = delta.target.open_table(
         shape(ID, Column("price", ColumnType("decimal", precision=60, scale=2, sql="decimal(60,2)"))),
@@ -292,6 +302,7 @@ def test_columns_carry_their_types_and_comments(delta: Bed) -> None:
     assert {"deletionVectors", "columnMapping", "typeWidening"} <= set(detail["tableFeatures"])
 
 
+@FULL
 def test_a_row_without_a_key_never_gets_in(delta: Bed) -> None:
     table = loaded(delta)
     nameless = delta.batch(SHAPE, [row(5), {**row(6), "id": None}][:1])
@@ -342,6 +353,7 @@ def test_a_range_without_a_literal_prunes_nothing() -> None:
     assert range_literal(None, "bigint") is None
 
 
+@FULL
 @pytest.mark.usefixtures("earlier")
 def test_soft_deletes_can_be_switched_on_and_off(delta: Bed) -> None:
     soft = delta.reopen().open_table(SHAPE, pipeline="shop", delete_mode="soft")
@@ -365,6 +377,7 @@ def test_a_template_must_tell_tables_apart(delta: Bed) -> None:
         DeltaTarget(delta.spark, "/lake", template="all").path_of(TABLE)
 
 
+@FULL
 def test_small_files_are_packed_and_progress_stays(delta: Bed) -> None:
     table = loaded(delta)
     location = table.location
@@ -377,6 +390,7 @@ def test_small_files_are_packed_and_progress_stays(delta: Bed) -> None:
     assert len(delta.rows()) == 5 + 99
 
 
+@FULL
 def test_a_compaction_that_signs_as_a_batch_is_none(delta: Bed, tmp_path: Path) -> None:
     assert delta.spark is not None
     automatic = {"spark.databricks.delta.autoCompact.enabled": "true"}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.full import FULL
 from tidesink.change import Column, ColumnType
 from tidesink.errors import ConfigError
 from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
@@ -46,6 +47,7 @@ def test_rows_and_new_columns_are_read_by_name(
     assert _named(spark) == [(1, "a", 1, 7), (2, "a", 1, 7), (3, "a", 1, 8)]
 
 
+@FULL
 def test_a_table_that_is_there_gets_its_name_and_keeps_it(
     delta: Bed, spark: SparkSession, registered: DeltaTarget
 ) -> None:
@@ -68,6 +70,7 @@ def test_the_name_of_another_table_is_refused(
         registered.open_table(SHAPE, pipeline="shop")
 
 
+@FULL
 def test_the_name_of_a_view_is_refused(spark: SparkSession, registered: DeltaTarget) -> None:
     spark.sql("CREATE SCHEMA tidesink_shop")
     spark.sql("CREATE VIEW tidesink_shop.orders AS SELECT 1 AS id")

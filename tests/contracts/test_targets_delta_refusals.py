@@ -12,6 +12,7 @@ import pytest
 
 from tests.contracts.interrupted import CutOff
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.full import FULL
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
 from tidesink.sinks.shape import TableShape, shape_of
@@ -53,6 +54,7 @@ def forget_before(bed: Bed, table: DeltaTable, version: int) -> None:
     logs.clearCache()
 
 
+@FULL
 def test_a_restore_is_refused_also_after_the_commits_behind_it_are_cleaned_away(
     delta: Bed, tmp_path: Path
 ) -> None:
@@ -71,6 +73,7 @@ def test_a_restore_is_refused_also_after_the_commits_behind_it_are_cleaned_away(
     store.close()
 
 
+@FULL
 def test_two_tables_on_one_path_do_not_share_their_progress(delta: Bed) -> None:
     assert isinstance(delta.target, DeltaTarget)
     target = replace(delta.target, template="{schema}_{table}")
@@ -100,7 +103,7 @@ def test_a_decimal_key_kept_as_text_is_compared_as_text(delta: Bed) -> None:
     assert delta.rows() == [row("9007199254740992"), row("9007199254740993", "b")]
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [pytest.param(True, marks=FULL), False])
 def test_an_evolution_that_was_cut_off_is_finished(delta: Bed, tmp_path: Path, before: bool) -> None:
     # Behind the UPDATE is before the commit which says that the default is given: no statement, as this is.
     session: Any = CutOff(delta.spark, before=before, word="UPDATE")
@@ -126,6 +129,7 @@ def test_a_column_named_as_deltas_own_is_refused(delta: Bed, name: str) -> None:
     assert not Path(delta.target.path_of(TABLE)).exists()
 
 
+@FULL
 def test_another_batch_under_the_number_of_a_committed_one_is_refused(delta: Bed) -> None:
     table = claimed(delta)
     table.apply(delta.batch(SHAPE, [row(1)]), progress(1, 1))
@@ -135,6 +139,7 @@ def test_another_batch_under_the_number_of_a_committed_one_is_refused(delta: Bed
     assert delta.rows() == [row(1)]
 
 
+@FULL
 def test_rows_written_under_another_key_are_refused(delta: Bed) -> None:
     by_name = shape_of(TableSchema(TABLE, (ID, NAME, AMOUNT)), keys=("name",))
     table = claimed(delta)
@@ -148,6 +153,7 @@ def test_rows_written_under_another_key_are_refused(delta: Bed) -> None:
     assert opened(delta, shape(replace(ID, name="ID"), NAME, AMOUNT)).claim().epoch == 4
 
 
+@FULL
 def test_a_commit_that_does_not_say_its_key_is_taken(delta: Bed) -> None:
     """Those before the key was kept."""
     table = claimed(delta)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
+from tests.full import FULL
 from tidesink.errors import CommitUnknownError, StaleProgressError, TransientTargetError
 from tidesink.sinks.targets import delta_tombstones
 from tidesink.sinks.targets.base import Collected
@@ -43,6 +44,7 @@ def test_a_claim_in_the_middle_of_a_collection_keeps_the_horizon(delta: Bed, tmp
     assert [one["id"] for one in delta.rows()] == [1, 9]
 
 
+@FULL
 def test_a_claim_just_before_the_marks_go_keeps_them(delta: Bed, tmp_path: Path) -> None:
     """The one that claimed then may know either horizon, and has the marks of all that it takes."""
     session: Any = Forestalled(delta.spark, word="DELETE")
@@ -68,7 +70,7 @@ def test_a_worker_that_lost_the_table_does_not_put_the_horizon_back(delta: Bed, 
     assert (before, other.horizon()) == (None, 30)
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [pytest.param(True, marks=FULL), False])
 def test_a_collection_that_was_cut_off_is_finished_by_the_next(
     delta: Bed, tmp_path: Path, before: bool
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_collection_that_was_cut_off_is_finished_by_the_next(
     assert delta.living() == [row(9)]
 
 
+@FULL
 def test_what_cannot_be_emptied_of_a_column_that_is_left_out_stays(delta: Bed, tmp_path: Path) -> None:
     assert delta.spark is not None
     columns = "id BIGINT NOT NULL, name STRING NOT NULL, amount INT"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contracts.interrupted import HeldMerge
 from tests.contracts.targets_bed import Bed, progress, row, shape
+from tests.full import FULL
 from tidesink.errors import TransientTargetError
 from tidesink.sinks.targets.delta_target import DeltaTable
 
@@ -32,7 +33,7 @@ def loaded(bed: Bed) -> DeltaTable:
     return table
 
 
-@pytest.mark.parametrize("upkeep", ["OPTIMIZE {}", "VACUUM {}"])
+@pytest.mark.parametrize("upkeep", ["OPTIMIZE {}", pytest.param("VACUUM {}", marks=FULL)])
 def test_upkeep_by_others_in_the_middle_of_a_merge(delta: Bed, tmp_path: Path, upkeep: str) -> None:
     table, session = loaded(delta), _session(delta)
     # One row, so that one task waits: the other core is the disturber's.

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, frame_of, key_range, progress, shape
-from tests.soak import SOAK
+from tests.full import FULL, quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape, instant_of
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
+
+pytestmark = quick_on("memory", "postgres")
 
 SHAPE = shape()
 NAMES = HistoryNames()
@@ -143,7 +145,8 @@ def test_a_batch_delivered_again_answers_the_same(bed: Bed) -> None:
     assert did(result) == (1, 0, 1, 1)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK)])
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_any_order_and_any_cut_end_in_the_same_versions(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)
     events = {(at, chosen.randrange(4)): chosen.random() < 0.35 for at in range(1, 26)}

@@ -10,6 +10,7 @@ import pytest
 from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, expire, loaded, opened, row, state_of
 from tests.contracts.interrupted import CutOff, HeldMerge
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape, sql
+from tests.full import FULL, quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     CommitUnknownError,
@@ -42,6 +43,7 @@ def test_progress_survives_compaction_expiry_and_others_properties(iceberg: Bed)
     assert opened(iceberg).claim().progress == progress(2, 3)
 
 
+@FULL
 def test_what_another_program_writes_stays(iceberg: Bed) -> None:
     table = loaded(iceberg)
     sql(iceberg, f"UPDATE {table.location} SET amount = 5 WHERE id = 1")
@@ -52,7 +54,10 @@ def test_what_another_program_writes_stays(iceberg: Bed) -> None:
     assert iceberg.rows() == [row(1, amount=5), row(2, "c"), row(9, "theirs", 9)]
 
 
-@pytest.mark.parametrize("disturb", [compact, expire], ids=["compaction", "expiry"])
+@pytest.mark.parametrize(
+    "disturb",
+    [pytest.param(compact, id="compaction"), pytest.param(expire, id="expiry", marks=FULL)],
+)
 def test_upkeep_by_others_in_the_middle_of_a_merge(iceberg: Bed, tmp_path: Path, disturb: Any) -> None:
     table = loaded(iceberg)
     # One row, so that one task waits: the other core is the disturber's.
@@ -63,6 +68,7 @@ def test_upkeep_by_others_in_the_middle_of_a_merge(iceberg: Bed, tmp_path: Path,
     assert iceberg.rows() == [row(1, "c"), *LOADED[1:]]
 
 
+@FULL
 def test_a_stranger_in_the_middle_of_a_merge_means_once_more(iceberg: Bed, tmp_path: Path) -> None:
     table = loaded(iceberg)
     with HeldMerge(table, iceberg.batch(SHAPE, [row(1, "c")]), progress(1, 3), gate=tmp_path) as merge:
@@ -72,6 +78,7 @@ def test_a_stranger_in_the_middle_of_a_merge_means_once_more(iceberg: Bed, tmp_p
 
 
 # The catalog decides: a folder renames a file into its place, a database compares and sets.
+@quick_on("iceberg")
 @pytest.mark.parametrize("bed", ["iceberg", "iceberg_jdbc"], indirect=True)
 def test_a_claim_in_the_middle_of_a_merge_wins(bed: Bed, tmp_path: Path) -> None:
     table = loaded(bed)
@@ -83,7 +90,7 @@ def test_a_claim_in_the_middle_of_a_merge_wins(bed: Bed, tmp_path: Path) -> None
     assert bed.rows() == LOADED
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [pytest.param(True, marks=FULL), False])
 def test_a_merge_that_was_cut_off_wrote_nothing(iceberg: Bed, before: bool) -> None:
     assert isinstance(iceberg.target, IcebergTarget)
     session: Any = CutOff(iceberg.spark, before=before)
@@ -164,6 +171,7 @@ def test_a_crash_between_column_and_default_heals(iceberg: Bed) -> None:
     assert [r["state"] for r in iceberg.rows()] == [None, 7, 7]
 
 
+@FULL
 def test_a_default_cut_off_while_it_is_given_heals(iceberg: Bed) -> None:
     assert isinstance(iceberg.target, IcebergTarget)
     session: Any = CutOff(iceberg.spark, before=False, word="UPDATE")
@@ -186,6 +194,7 @@ def test_a_row_without_a_key_never_gets_in(iceberg: Bed) -> None:
     assert [r["id"] for r in iceberg.rows()] == [1, 2, 3, 5]
 
 
+@FULL
 def test_rows_rewritten_whole_are_counted_too(iceberg: Bed) -> None:
     """A table whose user set copy-on-write."""
     table = loaded(iceberg)
@@ -211,6 +220,7 @@ def test_small_files_are_packed_and_progress_stays(iceberg: Bed) -> None:
     assert len(iceberg.rows()) == 5 + 99
 
 
+@FULL
 def test_old_snapshots_and_metadata_are_let_go(iceberg: Bed) -> None:
     table = loaded(iceberg)
     location = f"{table.location}"
@@ -228,6 +238,7 @@ def test_old_snapshots_and_metadata_are_let_go(iceberg: Bed) -> None:
     assert len(kept) < 60
 
 
+@FULL
 def test_deltas_catalog_stands_beside(iceberg: Bed, tmp_path: Path) -> None:
     """Dead letters of an Iceberg pipeline are kept in Delta, in the same session."""
     assert iceberg.spark is not None

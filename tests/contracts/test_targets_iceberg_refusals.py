@@ -8,6 +8,7 @@ import pytest
 
 from tests.contracts.iceberg_disturbed import LOADED, NAMED, SHAPE, expire, loaded, opened, row, state_of
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, shape, sql
+from tests.full import FULL
 from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     ConfigError,
@@ -50,6 +51,7 @@ def test_a_table_rolled_back_is_refused_until_it_is_brought_forward(iceberg: Bed
     assert iceberg.rows() == [*LOADED, row(4)]
 
 
+@FULL
 def test_a_person_may_say_that_the_rows_are_right(iceberg: Bed) -> None:
     table = loaded(iceberg)
     _, first = rolled_back(iceberg, table)
@@ -61,6 +63,7 @@ def test_a_person_may_say_that_the_rows_are_right(iceberg: Bed) -> None:
     assert state_of(iceberg, table).property(ACCEPTED) is None
 
 
+@FULL
 def test_rows_written_over_are_noticed(iceberg: Bed) -> None:
     table = loaded(iceberg)
     sql(iceberg, f"INSERT OVERWRITE {table.location} VALUES (9L, 'x', 1)")
@@ -92,6 +95,7 @@ def test_a_table_dropped_and_made_again_is_noticed(iceberg: Bed) -> None:
     assert iceberg.rows() == []
 
 
+@FULL
 def test_snapshots_that_nobody_knows_any_more_are_not_guessed_at(iceberg: Bed) -> None:
     table = loaded(iceberg)
     for _ in range(2):
@@ -114,6 +118,7 @@ def test_what_iceberg_cannot_widen_is_refused_by_name(iceberg: Bed) -> None:
         table.evolve(shape(ID, Column("amount", ColumnType("decimal", precision=30, scale=0)), price))
 
 
+@FULL
 def test_the_ledger_of_another_tidesink_is_not_read(iceberg: Bed) -> None:
     table = loaded(iceberg)
     newer = quote_text('{"tidesink":2}')

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import Bed, progress, row, shape
+from tests.full import quick_on
 from tidesink.errors import ValueNotStoredError
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, DeleteMode, ReducedBatch, TargetTable
+
+pytestmark = quick_on("memory", "mysql")
 
 SHAPE = shape()
 
@@ -30,6 +33,7 @@ def table(bed: Bed) -> Iterator[TargetTable]:
     opened.close()
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
 def test_what_is_left_out_stays_as_stored(bed: Bed, table: TargetTable) -> None:
     batch = bed.batch(SHAPE, [row(1, None, 10), row(2, None, 20)], kept=("name",))
     result = table.apply(batch, progress(1, 2))
@@ -81,6 +85,7 @@ def test_a_row_marked_deleted_has_nothing_to_keep(bed: Bed) -> None:
     assert {r["id"]: (r["name"], r["amount"]) for r in bed.rows()} == {1: ("old", 1), 2: ("two", 3)}
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
 @pytest.mark.parametrize("mode", ["hard", "soft"])
 def test_a_truncate_empties_the_table_once(bed: Bed, mode: DeleteMode) -> None:
     table = bed.target.open_table(SHAPE, pipeline="shop", delete_mode=mode)

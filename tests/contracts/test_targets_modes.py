@@ -24,7 +24,7 @@ from tests.contracts.coded_changes import (
 from tests.contracts.coded_lane import config_of, open_table
 from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.change import ChangeEvent, DdlEvent, Op, Row, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, UNAVAILABLE
@@ -140,9 +140,9 @@ ORDER: Final = {
     "soft-delete": ("id", "key"),
 }
 # Other tests have workers write the other targets in these modes, but for a log on Delta.
-_ALWAYS: Final = {("delta", "append"), *((name, mode) for name in ("iceberg", "mysql") for mode in MODES)}
+_ALWAYS: Final = {("delta", "append"), ("iceberg", "history"), ("mysql", "soft-delete")}
 PAIRS: Final = [
-    pytest.param(name, mode, marks=[*MARKS.get(name, ()), *(() if (name, mode) in _ALWAYS else SOAK)])
+    pytest.param(name, mode, marks=[*MARKS.get(name, ()), *(() if (name, mode) in _ALWAYS else (FULL,))])
     for name in TARGETS
     for mode in MODES
 ]

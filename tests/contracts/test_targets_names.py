@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.config.routes import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
@@ -15,6 +16,8 @@ from tidesink.schema_registry.naming import MAX_TOPIC_LENGTH
 from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.targets.base import Claim
 from tidesink.sinks.targets.kafka_target import KafkaTarget
+
+pytestmark = quick_on("memory", "postgres", "mysql")
 
 
 class Longest(NamedTuple):

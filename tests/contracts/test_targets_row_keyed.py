@@ -6,12 +6,15 @@ from itertools import pairwise
 from random import Random
 
 from tests.contracts.targets_bed import Bed, progress
+from tests.full import quick_on
 from tests.multisets import SCHEMA, TABLE, again, copies, history
 from tidesink.change import Row
 from tidesink.codecs.row_key import keyed_by_row
 from tidesink.sinks.reduce import reduce
 from tidesink.typemap.row_key import row_keyed
 from tidesink.typemap.shape import shape_of
+
+pytestmark = quick_on("memory", "delta", "postgres")
 
 SHAPE = row_keyed(shape_of(SCHEMA))
 

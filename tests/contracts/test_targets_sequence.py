@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape
-from tests.soak import SOAK
+from tests.full import FULL, quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.targets.base import (
@@ -17,6 +17,8 @@ from tidesink.sinks.targets.base import (
     SequencedTable,
     TargetTable,
 )
+
+pytestmark = quick_on("memory", "postgres")
 
 SHAPE = shape()
 CARD = Column("card", ColumnType("varchar", length=20))
@@ -138,7 +140,8 @@ def test_a_column_that_comes_later_does_not_disturb_the_marks(bed: Bed) -> None:
     assert bed.living() == [{**row(1), "note": "new"}, {**row(3), "note": "n"}]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=SOAK)])
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=FULL)])
 def test_any_order_and_any_cut_end_in_the_same_rows(bed: Bed, seed: int) -> None:
     chosen = random.Random(seed)
     events = [(ts, chosen.randrange(5), chosen.random() < 0.4) for ts in range(1, 31)]

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.config.routes import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, TargetTable
+
+pytestmark = quick_on("memory", "postgres")
 
 A, B = TableId("shop_1", "orders"), TableId("shop_2", "orders")
 GOAL = TableId("shop", "orders")
@@ -49,6 +52,7 @@ def rows(bed: Bed) -> list[dict[str, object]]:
     return sorted(bed.read(GOAL), key=lambda found: (str(found["shard"]), found["id"]))
 
 
+@quick_on("memory", "delta", "iceberg", "postgres", "mysql")
 def test_the_same_keys_of_two_tables_never_meet(bed: Bed) -> None:
     (a, shape_a), (b, shape_b) = opened(bed, A), opened(bed, B)
     assert a.claim() == Claim(1, None)

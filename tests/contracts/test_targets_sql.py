@@ -12,6 +12,7 @@ import pytest
 
 from tests.contracts.sql_beds import execute, sql_bed, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, row, shape
+from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import (
@@ -25,7 +26,7 @@ from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql_target import SqlTarget
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()
 EMAIL = Column("email", ColumnType("varchar", length=40))
 
@@ -46,6 +47,7 @@ UNIQUE = {
 }
 
 
+@quick_on("postgres", "mysql")
 def test_a_unique_column_never_costs_another_row(sql: Bed) -> None:
     table, one = by_email(sql, UNIQUE[sql.name])
     # ON DUPLICATE KEY UPDATE would make row 2 of this, and row 3 would be gone without a word.
@@ -61,6 +63,7 @@ def test_a_unique_column_never_costs_another_row(sql: Bed) -> None:
     assert sql.rows() == [{"id": 1, "email": "x"}, {"id": 3, "email": "y"}]
 
 
+@quick_on("postgres", "mysql")
 def test_two_rows_swap_their_unique_values(sql: Bed) -> None:
     deferrable = UNIQUE[sql.name] + (" DEFERRABLE" if sql.name == "postgres" else "")
     table, one = by_email(sql, deferrable)
@@ -94,6 +97,7 @@ def by_hand(target: SqlTarget, attempts: tuple[int, ...], *, upserts: int, delet
     return Merge(place.location, place.staging(1), columns, attempts, upserts, deletes, False, None, place)
 
 
+@quick_on("postgres", "mysql")
 def test_rows_of_other_attempts_are_never_merged(sql: Bed) -> None:
     """A task that Spark ran twice, or a late one of an earlier batch, leaves rows in the staging table."""
     table = sql.target.open_table(SHAPE, pipeline="shop")
@@ -189,6 +193,7 @@ def test_rows_of_another_kind_than_the_batch_says_are_refused(sql: Bed) -> None:
     assert sql.rows() == []
 
 
+@quick_on("postgres", "mysql")
 @pytest.mark.parametrize("how", ["unsent", "unanswered"])
 def test_a_connection_cut_in_the_commit(sql: Bed, request: pytest.FixtureRequest, how: Cut) -> None:
     server = target_of(sql).connections
@@ -230,6 +235,7 @@ def test_a_table_dropped_behind_its_progress_is_refused(sql: Bed) -> None:
         again.committed()
 
 
+@quick_on("postgres", "mysql")
 def test_a_value_that_does_not_fit_is_refused_and_nothing_written(sql: Bed) -> None:
     table = sql.target.open_table(SHAPE, pipeline="shop")
     table.claim()
@@ -247,6 +253,7 @@ def test_a_value_that_does_not_fit_is_refused_and_nothing_written(sql: Bed) -> N
     assert sql.rows() == [row(1)]
 
 
+@quick_on("postgres", "mysql")
 def test_a_text_with_nul_is_kept_or_refused_by_name(sql: Bed) -> None:
     table = sql.target.open_table(SHAPE, pipeline="shop")
     table.claim()

@@ -10,11 +10,12 @@ from typing import Any, Final
 import pytest
 
 from tests.contracts.targets_bed import TABLE, Bed, progress, shape
+from tests.full import quick_on
 from tidesink.errors import StaleProgressError, TransientTargetError
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
 from tidesink.sinks.targets.sql_target import SqlTarget
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE: Final = shape()
 ROW: Final = {"id": 1, "name": "a", "amount": 1}
 AGAIN: Final = (

@@ -12,6 +12,7 @@ import pytest
 
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, TABLE, Bed, frame_of, progress, row, shape
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import AccountingError, SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, Collected, ReducedRow, RowSequence, SequencedTable
@@ -19,7 +20,7 @@ from tidesink.sinks.targets.sql_ledger import SqlLedger
 from tidesink.sinks.targets.sql_sequence import commit_ts_in, hex_above, packed_hex
 from tidesink.sinks.targets.sql_tombstones import SqlTombstones
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("mysql")]
 SHAPE = shape()
 EMAIL = Column("email", ColumnType("varchar", length=40))
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.config.routes import Destination
 from tidesink.errors import SchemaRefusedError
@@ -20,7 +21,7 @@ from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_place import Place
 from tidesink.sinks.targets.sql_target import SqlTarget
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("mysql")]
 MINE = TableId("shop_1", "orders")
 LATE = Column("late", ColumnType("varchar", length=9), default="mine")
 

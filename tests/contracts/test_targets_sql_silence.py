@@ -14,13 +14,14 @@ import pytest
 
 from tests.contracts.sql_beds import execute, sql_bed, target_of
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.sinks.targets.base import Claim
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_record_tasks import RecordWriter
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()
 # Seconds: longer than a busy machine keeps the worker waiting between two of its statements.
 _SILENCE: Final = 4

@@ -11,11 +11,12 @@ from tests.contracts.sql_beds import target_of
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tests.contracts.test_targets_history import Event, batch_of
 from tests.contracts.test_targets_history import held as history_held
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.targets.base import DeleteMode
 
-pytestmark = [pytest.mark.spark, pytest.mark.servers]
+pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()
 WIDER = shape(ID, NAME, Column("amount", ColumnType("bigint")), Column('no`te"%', ColumnType("int")))
 

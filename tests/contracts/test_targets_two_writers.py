@@ -10,7 +10,7 @@ import pytest
 
 from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed, progress, row, shape
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.errors import StaleProgressError, TransientTargetError
 from tidesink.sinks.targets.base import Claim, TargetTable
 
@@ -23,15 +23,15 @@ def opened(bed: Bed) -> TargetTable:
     return bed.reopen().open_table(SHAPE, pipeline="shop")
 
 
-def beds(*soaked: str) -> pytest.MarkDecorator:
-    """Every target but memory, which goes with its one worker; some in ``make soak`` alone."""
-    marked = {name: [*marks, *(SOAK if name in soaked else ())] for name, marks in MARKS.items()}
+def beds(*full: str) -> pytest.MarkDecorator:
+    """Every target but memory, which goes with its one worker; some in ``make test-all`` alone."""
+    marked = {name: [*marks, *((FULL,) if name in full else ())] for name, marks in MARKS.items()}
     return pytest.mark.parametrize(
         "bed", [pytest.param(name, marks=marks) for name, marks in marked.items()], indirect=True
     )
 
 
-@beds()
+@beds("http", "iceberg_jdbc")
 def test_a_claim_between_what_is_staged_and_the_commit_wins(bed: Bed) -> None:
     holder = bed.target.open_table(SHAPE, pipeline="shop")
     epoch = holder.claim().epoch
@@ -52,7 +52,7 @@ def test_a_claim_between_what_is_staged_and_the_commit_wins(bed: Bed) -> None:
     assert bed.rows() == [row(1, "b"), row(2)]
 
 
-@beds("kafka")  # whose ledger is HTTP's
+@beds("kafka", "http", "iceberg", "iceberg_jdbc", "mysql")
 def test_two_workers_never_both_win(bed: Bed) -> None:
     """Both claim and write as fast as they can; what the table holds is what the winners were told."""
     opened(bed).close()
@@ -62,7 +62,7 @@ def test_two_workers_never_both_win(bed: Bed) -> None:
 
     def work(number: int) -> None:
         table = opened(bed)
-        start.wait(60)
+        start.wait(240)
         for key in range(number * 100, number * 100 + TURNS):
             try:
                 claim = table.claim()

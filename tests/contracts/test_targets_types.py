@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.targets_bed import ID, Bed, progress, shape
+from tests.full import quick_on
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError
 from tidesink.typemap.render import spark_type
@@ -102,6 +103,7 @@ def unbounded(column: Column) -> bool:
     return text and column.type.length is None and column.type.members is None
 
 
+@quick_on("memory", "delta", "postgres", "mysql")
 def test_every_type_can_be_a_key(bed: Bed) -> None:
     for number, (column, extremes) in enumerate(cases()):
         values = held(bed, extremes)

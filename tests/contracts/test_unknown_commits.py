@@ -12,6 +12,7 @@ from tests.contracts.coded_changes import CREATE, TABLE, TOPIC, Changefeed, firs
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.sql_beds import sql_bed, target_of
 from tests.contracts.targets_bed import Bed
+from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.change import TableSchema
 from tidesink.sinks.accounting import Account
@@ -21,6 +22,8 @@ from tidesink.typemap.shape import shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = quick_on("postgres")
 
 
 # Of first_changes, the batch cut behind its first delete: a DDL, and three rows that newer changes replace.

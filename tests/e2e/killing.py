@@ -48,7 +48,7 @@ def kill_group(worker: subprocess.Popen[bytes]) -> None:
         os.killpg(worker.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    worker.wait(60)
+    worker.wait(240)
 
 
 def alive_in_group(group: int) -> list[str]:

@@ -17,7 +17,7 @@ from tests.e2e.forked_worker import die_at
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.e2e.test_sql_targets import config_for, connected, execute, wrong
-from tests.soak import soaked
+from tests.full import FULL
 from tidesink.change import TableId
 from tidesink.config import load_config
 from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, PREIMAGE, UNAVAILABLE
@@ -72,7 +72,7 @@ def _folded(log: DataFrame, keys: tuple[str, ...]) -> DataFrame:
     return last.where(~F.col(OP).isin(*GONE)).drop(*added)
 
 
-@soaked
+@FULL
 @pytest.mark.parametrize("step", ["committing", "committed"])
 def test_the_folded_lake_is_what_tidb_held(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers, step: str
@@ -102,6 +102,7 @@ def _folding(name: str, keys: str) -> str:
     return f"CREATE TABLE bank.{name} AS SELECT * FROM ({last}) AS last WHERE {OP} NOT IN ({gone})"  # noqa: S608
 
 
+@FULL
 def test_the_folded_database_is_what_tidb_held(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:

@@ -23,7 +23,7 @@ from tests.e2e.forked_worker import ForkedWorker, RandomKills
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
-from tests.soak import soaked
+from tests.full import FULL, TEST_ALL, quick_on
 from tidesink.sinks.failpoints import FAILPOINTS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(7200)]
 CHAOS = int(os.environ.get("TIDESINK_CHAOS", "0"))
-RANDOM_KILLS = 10
+RANDOM_KILLS = 10 if TEST_ALL else 5
 # Transactions before each kill: some batches of each table.
 WORK = 5
 # Each kill leaves persisted frames in the JVM that the workers share: after so many they are let go of.
@@ -114,7 +114,7 @@ def bank_run(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
     return Run(spark, tmp_path, servers, request.param, place)
 
 
-@soaked
+@FULL
 @pytest.mark.timeout(1200)
 def test_a_kill_at_each_step(bank_run: Run) -> None:
     # One table, whose batches all have something to do at each: tests/e2e/test_kill.py.
@@ -126,6 +126,7 @@ def test_a_kill_at_each_step(bank_run: Run) -> None:
     bank_run.finish()
 
 
+@quick_on("iceberg")
 @pytest.mark.timeout(1200)
 def test_kills_at_random_moments(bank_run: Run) -> None:
     for _ in range(4 * RANDOM_KILLS):
@@ -137,7 +138,7 @@ def test_kills_at_random_moments(bank_run: Run) -> None:
     assert bank_run.watch.looks > RANDOM_KILLS, "nobody looked on"
 
 
-@pytest.mark.soak
+@FULL
 @pytest.mark.skipif(CHAOS == 0, reason="long: make chaos N=500")
 def test_chaos_over_the_bank(bank_run: Run) -> None:
     # The others are kills of the JVM as well: tests/e2e/test_kill.py.

@@ -14,8 +14,8 @@ import pytest
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import create_topics
-from tests.soak import soaked
 from tidesink.change import Column, TableSchema, Value
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
@@ -97,7 +97,7 @@ def _run(config: Config) -> None:
     assert [table.warnings for table in report.tables] == [()]
 
 
-@soaked
+@FULL
 @pytest.mark.parametrize("extension", [True, False])
 def test_a_worker_that_starts_after_all_of_it(
     spark: SparkSession, tmp_path: Path, servers: Servers, extension: bool
@@ -111,7 +111,7 @@ def test_a_worker_that_starts_after_all_of_it(
     assert _found(tmp_path) == story.rows
 
 
-@soaked
+@FULL
 def test_a_worker_that_starts_again_between_the_parts(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

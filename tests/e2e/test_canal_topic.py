@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import create_topics
 from tidesink.change import Column, ColumnType, Value
 from tidesink.config import Config, load_config
@@ -134,6 +135,7 @@ def _two_tables(servers: Servers) -> tuple[str, TableWriter, TableWriter]:
     return topic, told, behind
 
 
+@FULL
 def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_end(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_batch_that_ends_while_the_topics_are_looked_at_is_heard_before_the_en
     }
 
 
+@FULL
 def test_a_table_behind_one_that_rests_is_met(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     """Also by a run that would end at once, as each of cron's does: nobody reads on to it."""
     topic, told, behind = _two_tables(servers)
@@ -179,6 +182,7 @@ class _LateDdl(KafkaOffsets):
         }
 
 
+@FULL
 def test_ddl_that_comes_while_the_ends_are_asked(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

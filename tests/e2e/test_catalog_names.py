@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
+from tests.full import FULL
 from tidesink.config import load_config
 from tidesink.sinks.worker import run
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 TARGET = {"type": "delta", "path": "./lake", "catalog-table": "named_{schema}.{table}"}
 
 
+@FULL
 def test_readers_find_tables_by_name(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     writer = TableWriter(servers, schema_of("customers"))
     writer.upsert({"id": 1, "name": "one"})

@@ -45,7 +45,7 @@ def committed(servers: Servers, topic: str, partitions: int = 1) -> list[int]:
     """What the group has committed of a topic."""
     asking = Consumer({"bootstrap.servers": servers["brokers"], "group.id": servers["prefix"]})
     try:
-        places = asking.committed([TopicPartition(topic, n) for n in range(partitions)], timeout=15)
+        places = asking.committed([TopicPartition(topic, n) for n in range(partitions)], timeout=120)
         return [max(place.offset, 0) for place in places]
     finally:
         asking.close()
@@ -267,7 +267,7 @@ def _wait(process: subprocess.Popen[bytes], notes: Path, kill_at: int | None) ->
         pytest.fail("the consumer noted nothing")
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(120)
 
 
 def test_a_registry_that_is_down_is_said_and_nothing_is_lost(

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 from tests.compose_files import COMPOSE, service_environment
-from tests.soak import soaked
+from tests.full import FULL
 from tidesink.codecs.base import CodecOptions
 from tidesink.dev.check import check_table
 from tidesink.dev.stack import StackAddresses
@@ -101,6 +101,7 @@ def _wait(until: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         time.sleep(1)
 
 
+@FULL
 def test_works_is_healthy_and_ends_on_sigterm(
     container: dict[str, str], tmp_path: Path, topic_prefix: str
 ) -> None:
@@ -121,7 +122,7 @@ def test_works_is_healthy_and_ends_on_sigterm(
     assert not _healthy(container)
 
 
-@soaked
+@FULL
 def test_is_unhealthy_once_it_is_killed(container: dict[str, str], tmp_path: Path) -> None:
     with _started(container, "run") as process:
         _wait(lambda: _healthy(container), process)

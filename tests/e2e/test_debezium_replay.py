@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.e2e.replay import Servers
+from tests.full import FULL
 from tests.golden.debezium_captures import Capture
 from tests.golden.debezium_compare import row_of, same_cell
 from tests.golden.debezium_exclusions import excluded_cell
@@ -26,7 +27,6 @@ from tests.golden.debezium_tables import postgres_sql
 from tests.golden.each_capture import each_capture
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
-from tests.soak import soaked
 from tidesink.change import ChangeEvent, DdlEvent, Message
 from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.debezium_values_modes import DebeziumModes
@@ -43,8 +43,8 @@ _KEYS: Final = {"t_compk": 2, "t_nopk": 2, "p_nopk": 2}
 _NAMED_KEYS: Final = {"t_nopk": "labdb.t_nopk", "p_nopk": "lab.p_nopk"}
 # Renamed to a table that has a topic of its own: its rows are moved by that DDL, which is on none of them.
 _MOVED: Final = frozenset({"late_t", "late_t2"})
-# Avro, and flattened JSON without schemas; the others, by form and modes, are for make soak.
-_EACH_FORM: Final = frozenset({"pg_avro", "mdb_unwrap"})
+# One of Avro; the other forms and modes are for make test-all.
+_EACH_FORM: Final = frozenset({"pg_avro"})
 # Their messages do not tell all types: the worker is given definitions.
 _DEFINED: Final = frozenset({"mdb_unwrap", "mdb_precise", "mdb_plain", "mdb_double"})
 _DEFINED_IN_POSTGRES: Final = frozenset({"pg_plain", "pg_numeric", "pg_precise"})
@@ -228,7 +228,7 @@ def test_the_lake_ends_as_the_database_held_it(
     assert len(report.tables) == len(_row_topics(capture))
 
 
-@soaked
+@FULL
 @pytest.mark.parametrize("size", [1, SMALL_BATCH])
 def test_the_lake_ends_so_in_small_batches(
     spark: SparkSession, tmp_path: Path, capture: Capture, servers: Servers, size: int

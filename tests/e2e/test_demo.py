@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 import pytest
 
-from tests.soak import soaked
+from tests.full import FULL
 from tidesink.change import TableId
 from tidesink.dev.check import check_table
 from tidesink.dev.workload.expected import load_expected
@@ -121,7 +121,6 @@ def _check_every_value(directory: Path, protocol: str) -> None:
     _assert_a_wrong_value_is_seen(directory / "demo")
 
 
-@soaked
 def test_every_value_of_canal_json_is_right(tmp_path: Path) -> None:
     _check_every_value(tmp_path, "canal-json")
 
@@ -135,7 +134,7 @@ def _assert_a_wrong_value_is_seen(directory: Path) -> None:
 
 
 # In the middle of its work Ctrl-C comes below, and more than once.
-@soaked
+@FULL
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
@@ -160,6 +159,7 @@ def test_stopped_at_any_moment_it_leaves_nothing_running(
         _assert_nothing_left(process.pid, tmp_path)
 
 
+@FULL
 def test_killed_and_stopped_twice_and_run_again_every_value_is_right(tmp_path: Path) -> None:
     with _demo(tmp_path, "--events", "200") as process:
         assert process.stderr is not None
@@ -180,6 +180,7 @@ def test_killed_and_stopped_twice_and_run_again_every_value_is_right(tmp_path: P
     _check_every_value(tmp_path, "flat-avro")
 
 
+@FULL
 def test_two_demos_in_one_place_are_told_apart(tmp_path: Path) -> None:
     with _demo(tmp_path, "--events", "200") as process:
         assert process.stderr is not None

@@ -18,8 +18,8 @@ import requests
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+from tests.full import FULL
 from tests.servers import create_topics, delete_topic, local_stack
-from tests.soak import SOAK
 from tidesink.dev.broker import Broker, _run_format
 from tidesink.dev.ports import LOOPBACK, free_ports
 from tidesink.dev.processes import accepts, start_of
@@ -52,7 +52,7 @@ def _read_one(brokers: str, topic: str) -> bytes | None:
     )  # fmt: skip
     try:
         consumer.subscribe([topic])
-        message = consumer.poll(60)
+        message = consumer.poll(240)
         assert message is not None
         assert message.error() is None
         return message.value()  # type: ignore[no-any-return]
@@ -78,7 +78,7 @@ def test_a_second_up_starts_nothing(stack: DevStack) -> None:
 
 
 def test_only_loopback_listens(stack: DevStack) -> None:
-    brokers = AdminClient({"bootstrap.servers": stack.addresses.brokers}).list_topics(timeout=20).brokers
+    brokers = AdminClient({"bootstrap.servers": stack.addresses.brokers}).list_topics(timeout=120).brokers
     assert [broker.host for broker in brokers.values()] == [LOOPBACK]
 
 
@@ -86,9 +86,9 @@ def test_topics_are_not_made_by_asking_and_can_be_deleted(stack: DevStack) -> No
     brokers = stack.addresses.brokers
     admin = AdminClient({"bootstrap.servers": brokers})
     create_topics(brokers, {"to.delete": 2})
-    assert admin.list_topics("never.made", timeout=20).topics["never.made"].error is not None
+    assert admin.list_topics("never.made", timeout=120).topics["never.made"].error is not None
     delete_topic(brokers, "to.delete")
-    assert "to.delete" not in admin.list_topics(timeout=20).topics
+    assert "to.delete" not in admin.list_topics(timeout=120).topics
 
 
 def test_ten_megabyte_messages_pass(stack: DevStack) -> None:
@@ -111,7 +111,7 @@ def test_data_outlive_down_and_other_ports(stack: DevStack, tmp_path: Path) -> N
         producer = Producer({"bootstrap.servers": first.brokers})
         producer.produce("kept", b"value")
         assert producer.flush(60) == 0
-        answer = requests.post(f"{first.registry_url}/subjects/kept/versions", json=SCHEMA, timeout=30)
+        answer = requests.post(f"{first.registry_url}/subjects/kept/versions", json=SCHEMA, timeout=120)
         schema_id = answer.json()["id"]
         with pytest.raises(DevStackError, match=rf"already runs on port {registry}, not"):
             after.up()
@@ -120,13 +120,14 @@ def test_data_outlive_down_and_other_ports(stack: DevStack, tmp_path: Path) -> N
         assert [start_of(pid) for pid in pids if pid] == [None, None]
         second = after.up()
         assert _read_one(second.brokers, "kept") == b"value"
-        kept = requests.get(f"{second.registry_url}/schemas/ids/{schema_id}", timeout=30).json()
+        kept = requests.get(f"{second.registry_url}/schemas/ids/{schema_id}", timeout=120).json()
         assert "record" in kept["schema"]
     finally:
         before.down()
     assert [(s.state, s.pid) for s in after.status()] == [("stopped", None)] * 2
 
 
+@FULL
 def test_a_stale_pid_file_is_survived(stack: DevStack) -> None:
     kafka_pid, registry_pid = _pids(stack)
     assert registry_pid is not None
@@ -192,17 +193,18 @@ def _interrupted_up(
 
 
 def _wait_for_a_child(pid: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii"):
         assert time.monotonic() < deadline
 
 
+@FULL
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param("registry: starting", marks=SOAK),
+        "registry: starting",
         "kafka: starting",
-        pytest.param("registry: ready", marks=SOAK),
+        "registry: ready",
     ],
 )
 def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
@@ -211,6 +213,7 @@ def test_ctrl_c_while_starting_leaves_nothing_running(tmp_path: Path, moment: st
     assert [accepts(port) for port in ports] == [False] * 3
 
 
+@FULL
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_an_end_while_formatting_leaves_nothing_broken(tmp_path: Path, number: signal.Signals) -> None:
     """A killed ``up`` leaves Kafka's own tool at work beside the next one."""
@@ -232,6 +235,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+@FULL
 def test_a_data_folder_on_another_disk_is_formatted_and_serves(tmp_path: Path) -> None:
     disk = Path("/dev/shm")  # noqa: S108
     if not disk.is_dir() or disk.stat().st_dev == tmp_path.stat().st_dev:
@@ -283,6 +287,7 @@ def test_a_format_that_does_not_end_is_said(tmp_path: Path, monkeypatch: pytest.
         _run_format(tmp_path, tmp_path / "server.properties", seconds=0.2)
 
 
+@FULL
 def test_two_at_once_start_one_stack(tmp_path: Path) -> None:
     ports = free_ports(3)
     stack = DevStack(tmp_path, kafka_port=ports[0], controller_port=ports[1], registry_port=ports[2])

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from tests.e2e.replay import Servers
 from tests.e2e.test_schema_changes import Shop
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tidesink.change import Column, ColumnType
 from tidesink.config import load_config
 from tidesink.sinks.worker import run
@@ -27,6 +28,7 @@ LISTED = {"name": "shop.told", "except_column_list": "phone"}
 ROWS = {1: {"id": 1, "name": "one"}, 2: {"id": 2, "name": "two"}, 3: {"id": 3, "name": "three"}}
 
 
+@FULL
 def test_ddl_takes_the_list_along(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     shop = Shop(tmp_path, servers)
     shop.configure({"tables": [LISTED]})
@@ -45,6 +47,7 @@ def test_ddl_takes_the_list_along(spark: SparkSession, tmp_path: Path, servers: 
         assert any("Add mobile to except_column_list" in one for one in shop.status().warnings)
 
 
+@FULL
 def test_a_column_that_may_be_the_excluded_one_waits(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

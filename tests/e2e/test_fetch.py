@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from tests.full import FULL
 from tidesink.errors import DevStackError
 from tidesink.sinks.ivy import fetch
 from tidesink.sinks.jar_set import Archive, JarSet
@@ -81,10 +82,12 @@ def test_dependencies_come_too_and_only_once(repository: Path) -> None:
     assert said == []
 
 
+@FULL
 def test_a_pin_wins_over_what_a_module_asks_for(repository: Path) -> None:
     assert _names(fetch(JarSet("x", (ONE,), pinned=(OLD_TWO,)))) == ["one-1.0.jar", "two-0.9.jar"]
 
 
+@FULL
 def test_an_excluded_module_stays_away(repository: Path) -> None:
     assert _names(fetch(JarSet("x", (ONE,), excluded=(("org.example", "two"),)))) == ["one-1.0.jar"]
 
@@ -95,6 +98,7 @@ def test_a_folder_that_lost_a_file_is_fetched_again(repository: Path) -> None:
     assert _names(fetch(JarSet("x", (ONE,)))) == ["one-1.0.jar", "two-1.0.jar"]
 
 
+@FULL
 def test_an_archive_needs_no_parent_pom(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +169,7 @@ def test_killed_half_way_then_whole(repository: Path) -> None:
     assert _names(fetch(JarSet("x", (ONE,)))) == ["one-1.0.jar", "two-1.0.jar"]
 
 
+@FULL
 def test_two_at_once_fetch_once(repository: Path) -> None:
     said: list[str] = []
     with _start() as first:

@@ -22,7 +22,7 @@ from tests.contracts.sql_beds import postgres_database, reader
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import KEYS, Servers, captured, final_state, replay, replay_config, wrong_values
 from tests.e2e.test_sql_targets import config_for, connected
-from tests.soak import soaked
+from tests.full import FULL
 from tidesink.change import ChangeEvent, Message, Op, Row, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
@@ -160,7 +160,7 @@ def _sent_again(workload: Path, servers: Servers, topic: str) -> int:
     return len(records)
 
 
-@soaked
+@FULL
 def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:
@@ -183,7 +183,7 @@ def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
     assert after["superseded"] == before["applied"] + before["superseded"]
 
 
-@soaked
+@FULL
 def test_a_worker_killed_after_its_commit_leaves_one_history(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:
@@ -198,6 +198,7 @@ def test_a_worker_killed_after_its_commit_leaves_one_history(
     assert _stored(spark, tmp_path / "lake", "account") == _told(workload, "account")
 
 
+@FULL
 def test_a_database_has_the_same_versions(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.cli.samples import CANAL
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of
+from tests.full import FULL
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to-codecs.md"
 DISPATCHERS = (
@@ -83,6 +84,7 @@ def test_the_page_does_what_it_says(folder: Path, servers: Servers) -> None:
     assert wrong["reason"].startswith("$.es: '1' is not of the type integer")
 
 
+@FULL
 def test_the_spark_snippet_decodes_the_topic(kept_classes: bool, folder: Path, servers: Servers) -> None:
     text = here(snippets("python")[2], servers)
     assert len([line for line in text.splitlines() if line]) <= 11

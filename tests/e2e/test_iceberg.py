@@ -14,8 +14,8 @@ from tests.contracts.iceberg_beds import jdbc_catalog
 from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
+from tests.full import FULL
 from tests.sessions import sqlite_driver
-from tests.soak import SOAK
 from tidesink.config import load_config
 from tidesink.sinks.worker import run
 
@@ -52,7 +52,7 @@ def hadoop_metadata(warehouse: Path) -> dict[str, str]:
 
 # What differs between codecs is over before the target, which the bank feeds by canal-json.
 @pytest.mark.parametrize(
-    ("configuration", "size"), [("avro_long", 900), pytest.param("canal_ext_partial", None, marks=SOAK)]
+    ("configuration", "size"), [("avro_long", 900), pytest.param("canal_ext_partial", None, marks=FULL)]
 )
 def test_iceberg_ends_as_tidb_held_it(
     spark: SparkSession,
@@ -72,7 +72,8 @@ def test_iceberg_ends_as_tidb_held_it(
 
 
 # Around what asks the catalog. At each step: tests/e2e/test_kill.py.
-@pytest.mark.parametrize("kills", [(), pytest.param(("committing", "staged", "committed"), marks=SOAK)])
+@FULL
+@pytest.mark.parametrize("kills", [(), ("committing", "staged", "committed")])
 def test_a_catalog_in_a_database_and_workers_that_are_killed(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers, kills: tuple[str, ...]
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tidesink.config import Config, load_config
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.assembly import assembled
@@ -99,7 +100,7 @@ def test_a_topic_that_one_answer_lacks_is_not_gone(
     assert set(lake_rows(tmp_path, "hidden")) == set(lake_rows(tmp_path, "calm")) == {1, 2}
 
 
-@pytest.mark.parametrize("lacks", [True, False])
+@pytest.mark.parametrize("lacks", [True, pytest.param(False, marks=FULL)])
 def test_an_answer_that_holds_less_than_was_read_is_believed_at_the_second_look(
     spark: SparkSession, tmp_path: Path, servers: Servers, lacks: bool
 ) -> None:
@@ -123,6 +124,7 @@ def test_an_answer_that_holds_less_than_was_read_is_believed_at_the_second_look(
         assert f"brokers={servers['brokers']}" in str(table.error)
 
 
+@FULL
 def test_a_long_silence_of_kafka_is_no_deleted_topic(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

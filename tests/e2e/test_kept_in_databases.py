@@ -15,7 +15,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import Server, connected, target_of
 from tests.e2e.test_kept_records import ALTER, BAD, answered, asked
 from tests.e2e.writing import TableWriter, schema_of, shop_config
-from tests.soak import each
+from tests.full import FULL, each
 from tidesink.change import Column, ColumnType, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
@@ -32,7 +32,7 @@ DAY = Column("day", ColumnType("date", sql="date"))
 SERVERS = {"postgres": postgres_database, "mysql": mysql_server}
 
 
-@pytest.fixture(params=each(SERVERS, soaked="mysql"))
+@pytest.fixture(params=each(SERVERS, full=["mysql"]))
 def server(request: pytest.FixtureRequest) -> Server:
     """Each database in turn, with its type in the config."""
     return request.param, SERVERS[request.param](request)
@@ -50,6 +50,7 @@ def letters_of(config: Path) -> list[tuple[str, int, int]]:
     return [(group["error"], group["count"], group["first_offset"]) for group in groups]
 
 
+@FULL
 def test_what_is_kept_stands_beside_the_rows(
     servers: Servers, spark: SparkSession, tmp_path: Path, server: Server
 ) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
@@ -101,6 +102,7 @@ def _check_letters(config: Path, topic: str) -> None:
     assert answered(config, "dlq", "list")["dead_letters"] == []
 
 
+@FULL
 def test_ddl_and_watermarks_of_flat_avro(servers: Servers, spark: SparkSession, tmp_path: Path) -> None:
     options = CodecOptions(enable_tidb_extension=True)
     writer = TableWriter(servers, schema_of("marked"), partitions=2, options=options)

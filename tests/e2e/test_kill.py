@@ -31,7 +31,7 @@ from tests.e2e.killing import (
 )
 from tests.e2e.passed_on import sent_again
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
-from tests.soak import SOAK, soaked
+from tests.full import FULL, quick_on
 from tidesink.sinks.failpoints import FAILPOINTS
 from tidesink.sinks.targets import TARGETS
 
@@ -76,8 +76,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> P
     return PLACES[request.param](request, tmp_path, servers)
 
 
+@quick_on("delta", "postgres")
 @pytest.mark.parametrize(
-    "jvm", [pytest.param(True, id="JVM and all", marks=SOAK), pytest.param(False, id="fork")]
+    "jvm", [pytest.param(True, id="JVM and all", marks=FULL), pytest.param(False, id="fork")]
 )
 def test_a_kill_at_every_step_of_a_batch(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: Place, jvm: bool
@@ -144,6 +145,7 @@ def _check(place: Place, rows: Rows, step: str, *, batches: int) -> None:
     assert len(place.letters()) == batches * BATCH // BAD_EVERY, step
 
 
+@FULL
 @pytest.mark.parametrize("kind", ["kafka", "http"])
 def test_kills_at_random_moments_where_changes_are_sent(
     spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, servers: Servers, kind: str
@@ -186,7 +188,7 @@ def _random_kills(folder: Path, workload: Path, servers: Servers, kills: int) ->
     assert killed > kills // 2
 
 
-@soaked
+@FULL
 def test_kills_at_random_times(tmp_path: Path, workload: Path, servers: Servers) -> None:
     _random_kills(tmp_path, workload, servers, RANDOM_KILLS)
 
@@ -212,7 +214,7 @@ def test_sigterm_ends_a_worker_cleanly(
     _expect(workload, tmp_path)
 
 
-@pytest.mark.soak
+@FULL
 @pytest.mark.skipif(CHAOS == 0, reason="long: make chaos N=500")
 def test_chaos(tmp_path: Path, workload: Path, servers: Servers) -> None:
     # The others leave the JVM warm, and are ten times as quick: tests/e2e/test_bank.py.

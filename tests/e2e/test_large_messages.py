@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import create_topics
-from tests.soak import SOAK
 from tests.tidb_front import commit_ts
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
@@ -40,7 +40,8 @@ def _states(report: RunReport) -> dict[str, str]:
     return {table.table.name: table.state for table in report.tables}
 
 
-@pytest.mark.parametrize("kind", ["lz4", pytest.param("snappy", marks=SOAK)])
+@FULL
+@pytest.mark.parametrize("kind", ["lz4", "snappy"])
 def test_a_compressed_topic_with_claim_check(
     spark: SparkSession, tmp_path: Path, servers: Servers, kind: Any
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.change import Column, ColumnType, Op, Row, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
@@ -67,7 +67,7 @@ class _Changes:
         self._writer.send(record.key, record.value, partition=PARTITION)
 
 
-@pytest.mark.parametrize("kind", ["delta", pytest.param("postgres", marks=SOAK)])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("postgres", marks=FULL)])
 def test_all_of_it_at_once(
     servers: Servers, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:

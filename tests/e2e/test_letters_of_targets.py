@@ -18,9 +18,9 @@ from tests.e2e.replay import Servers
 from tests.e2e.test_kept_in_databases import letters_of
 from tests.e2e.test_message_targets import kafka_target
 from tests.e2e.test_replay_letters import NEVER, Shop, counted
+from tests.full import FULL
 from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
-from tests.soak import SOAK
 from tidesink.change import TableId
 from tidesink.codecs import open_codec
 from tidesink.schema_registry import open_registry
@@ -73,9 +73,10 @@ def _reader(kind: str, request: pytest.FixtureRequest, folder: Path, servers: Se
 
 
 # test_replay_letters is about Delta.
+@FULL
 @pytest.mark.parametrize(
     "kind",
-    ["iceberg", "postgres", "kafka", *(pytest.param(kind, marks=SOAK) for kind in ("mysql", "http"))],
+    ["iceberg", "postgres", "kafka", "mysql", "http"],
 )
 def test_letters_are_kept_and_a_newer_change_wins_over_a_replayed_one(
     servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest

@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+from tests.full import FULL
+
 # An index of packages is asked, and each takes seconds.
 pytestmark = pytest.mark.servers
 
@@ -42,6 +44,7 @@ def _has_pip(folder: Path) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+@FULL
 def test_with_a_whole_python_and_a_second_time(tmp_path: Path) -> None:
     made = _make(tmp_path, sys.executable)
     assert (made.returncode, made.stderr) == (0, "")
@@ -52,6 +55,7 @@ def test_with_a_whole_python_and_a_second_time(tmp_path: Path) -> None:
     assert mark.exists()
 
 
+@FULL
 def test_makes_a_half_made_one_anew(tmp_path: Path) -> None:
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(tmp_path / "gone")
@@ -59,12 +63,14 @@ def test_makes_a_half_made_one_anew(tmp_path: Path) -> None:
     assert _has_pip(tmp_path)
 
 
+@FULL
 def test_without_ensurepip_the_systems_pip_serves(tmp_path: Path) -> None:
     made = _make(tmp_path, _python(tmp_path, _NO_ENSUREPIP), PYTHON_WHEELS=str(tmp_path))
     assert made.returncode == 0, made.stderr
     assert _has_pip(tmp_path)
 
 
+@FULL
 def test_without_any_pip_it_is_fetched(tmp_path: Path) -> None:
     python = _python(tmp_path, _NO_ENSUREPIP, _NO_PIP)
     made = _make(tmp_path, python, PYTHON_WHEELS=str(tmp_path))

@@ -17,9 +17,9 @@ import pytest
 from tests.e2e.killing import finish, kill_group, start_worker
 from tests.e2e.passed_on import reduced, rows_of_objects, wrong_rows
 from tests.e2e.replay import Servers, captured, final_state, replay, replay_config
+from tests.full import FULL
 from tests.http_receiver import Receiver, Request, http_receiver
 from tests.kafka_topics import topic_messages
-from tests.soak import SOAK
 from tidesink.change import TableId
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.opening import open_codec
@@ -96,9 +96,9 @@ ALL = {"account", "movement", "pair", "wide"}
 @pytest.mark.parametrize(
     ("configuration", "protocol"),
     [
-        pytest.param("avro_ext_string", "canal-json", marks=SOAK),
+        pytest.param("avro_ext_string", "canal-json", marks=FULL),
         ("canal", "flat-avro"),
-        pytest.param("canal_ext", "debezium-avro", marks=SOAK),
+        pytest.param("canal_ext", "debezium-avro", marks=FULL),
     ],
 )
 def test_one_codec_into_another(
@@ -146,6 +146,7 @@ def test_a_topic_that_the_pipeline_reads_is_no_target(
     assert "give target.topic a prefix" in (report.tables[0].error or "")
 
 
+@FULL
 def test_an_endpoint_after_a_kill_between_two_requests_of_a_batch(
     tmp_path: Path, workload: Path, servers: Servers
 ) -> None:

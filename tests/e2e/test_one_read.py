@@ -11,8 +11,8 @@ from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import create_topics
-from tests.soak import soaked
 from tidesink.change import Row, Value
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
@@ -107,6 +107,7 @@ def test_a_topic_is_read_once_for_all_its_tables(
     assert _keeps_nothing(spark)
 
 
+@FULL
 def test_batches_of_a_topic_are_bounded_for_all_its_tables(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
@@ -119,6 +120,7 @@ def test_batches_of_a_topic_are_bounded_for_all_its_tables(
     topic.check()
 
 
+@FULL
 def test_a_table_that_lags_reads_for_itself_and_joins_again(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
@@ -147,7 +149,6 @@ def test_a_table_that_lags_reads_for_itself_and_joins_again(
     assert found.records >= 31
 
 
-@soaked
 def test_a_record_that_names_no_table_is_in_the_way_of_all(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

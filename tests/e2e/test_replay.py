@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.replay import CONFIGURATIONS, Servers, final_state, replay, replay_config, wrong_values
-from tests.soak import soaked
+from tests.full import FULL
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.observers import Recorder
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL_BATCH = 600
-SOAK_CASES = [(name, size) for name in CONFIGURATIONS for size in (57, 210, 1000, None)]
+ALL_CASES = [(name, size) for name in CONFIGURATIONS for size in (57, 210, 1000, None)]
 
 
 def _run(
@@ -61,12 +61,12 @@ def _check_accounts(
 def test_the_lake_ends_as_tidb_held_it(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:
-    # It has more in it than canal-json's other forms; flat-avro's go to other targets, and here in make soak.
+    # It has more in it than canal-json's other forms; flat-avro's go to other targets, here in make test-all.
     _run(tmp_path, workload, "canal_ext_partial", SMALL_BATCH, servers)
 
 
-@soaked
-@pytest.mark.parametrize(("configuration", "size"), SOAK_CASES)
+@FULL
+@pytest.mark.parametrize(("configuration", "size"), ALL_CASES)
 def test_every_configuration_in_batches_of_every_size(
     spark: SparkSession,
     tmp_path: Path,

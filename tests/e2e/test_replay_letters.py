@@ -21,8 +21,8 @@ from tests.e2e.changing import dead_letters
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import create_topics, delete_topic
-from tests.soak import soaked
 from tidesink.change import Column, ColumnType, Op
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
@@ -125,6 +125,7 @@ def test_a_newer_change_wins_over_a_replayed_one(
     assert counted(shop.replay(code=3)) == (1, 0, 0, 0, 1, 0, 0)
 
 
+@FULL
 def test_letters_of_a_topic_that_was_made_again_stay(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -145,7 +146,7 @@ def test_letters_of_a_topic_that_was_made_again_stay(
     assert (shop.names(), shop.letters()) == ({1: "new one", 2: "new two"}, [0])
 
 
-@soaked
+@FULL
 def test_letters_that_kafka_no_longer_backs_stay(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -157,7 +158,7 @@ def test_letters_that_kafka_no_longer_backs_stay(
     shop.with_zero_date("null")
     admin = AdminClient({"bootstrap.servers": servers["brokers"]})
     (done,) = admin.delete_records([TopicPartition(shop.writer.topic, 0, 3)]).values()
-    done.result(30)
+    done.result(120)
     # Of the letter at 2 Kafka has lost the record, and all behind it is there.
     assert counted(shop.replay(code=3)) == (2, 2, 0, 0, 0, 0, 1)
     assert (shop.names(), shop.letters()) == ({1: "older", 2: "new", 9: "new"}, [0])
@@ -193,7 +194,7 @@ def test_a_replay_killed_before_it_settled_is_done_again(
     assert counted(shop.replay()) == (0,) * 7
 
 
-@soaked
+@FULL
 def test_order_by_the_source_needs_nothing_of_kafka(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -219,6 +220,6 @@ def test_order_by_the_source_needs_nothing_of_kafka(
     shop.with_zero_date("null")
     admin = AdminClient({"bootstrap.servers": servers["brokers"]})
     (done,) = admin.delete_records([TopicPartition(shop.writer.topic, 0, 4)]).values()
-    done.result(30)
+    done.result(120)
     assert counted(shop.replay()) == (2, 1, 1, 0, 0, 0, 0)
     assert (shop.names(), shop.letters()) == ({1: "newest", 2: "lost", 3: "three"}, [])

@@ -16,6 +16,7 @@ from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.replay import Servers
 from tests.e2e.sql_beside import backup_of, connected, target_of
 from tests.e2e.writing import TableWriter, schema_of, shop_config
+from tests.full import quick_on
 from tidesink.cli.main import app
 from tidesink.config import load_config
 from tidesink.sinks.report import TableReport
@@ -71,6 +72,7 @@ def _in_database(server: Any) -> set[int]:
         return {number for (number,) in cursor.fetchall()}
 
 
+@quick_on("delta")
 def test_a_target_from_an_old_backup_waits_for_a_word(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: Place
 ) -> None:

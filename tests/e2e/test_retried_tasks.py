@@ -16,7 +16,7 @@ from tests.contracts.sql_beds import DATABASES
 from tests.e2e import lost_executors
 from tests.e2e.retried_tasks import ROWS
 from tests.e2e.sql_beside import Server, connected
-from tests.soak import SOAK, soaked
+from tests.full import FULL
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, pytest.mark.timeout(600)]
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -39,7 +39,8 @@ def run_beside(program: str, *arguments: str) -> list[dict[str, Any]]:
 
 
 # One of them is enough for every change: what they share is what is tested.
-@pytest.mark.parametrize("kind", ["postgres", pytest.param("mysql", marks=SOAK)])
+@FULL
+@pytest.mark.parametrize("kind", ["postgres", "mysql"])
 def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: pytest.FixtureRequest) -> None:
     server: Server = kind, DATABASES[kind](request)
     failed, doubled = run_beside("retried_tasks", kind, json.dumps(asdict(server[1])))
@@ -53,7 +54,7 @@ def test_a_row_is_counted_once_however_often_its_task_ran(kind: str, request: py
         assert [int(found) for found in cursor.fetchone()] == [ROWS, ROWS, ROWS * (ROWS - 1) // 2]
 
 
-@soaked
+@FULL
 @pytest.mark.parametrize("kind", list(lost_executors.BEDS))
 def test_a_batch_whose_executors_are_lost_is_read_counted_and_written_once(kind: str, tmp_path: Path) -> None:
     loaded, merged, end = run_beside("lost_executors", kind, str(tmp_path))

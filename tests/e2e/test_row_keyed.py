@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, shop_config
+from tests.full import FULL
 from tests.multisets import CREATE, SCHEMA, TABLE, Copies, again, copies, history, messages
 from tests.servers import create_topics
 from tidesink.change import ChangeEvent
@@ -77,6 +78,7 @@ def test_a_multiset_through_the_worker(spark: SparkSession, tmp_path: Path, serv
     assert shop.run().counters["read"] == 0
 
 
+@FULL
 def test_a_row_without_a_row_key_pauses_its_table(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_row_without_a_row_key_pauses_its_table(
     assert any("no DDL in the topic name a key" in warning for warning in paused.warnings)
 
 
+@FULL
 def test_marks_names_and_columns_of_choice_leave_the_row_key_alone(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
@@ -113,6 +116,7 @@ def test_marks_names_and_columns_of_choice_leave_the_row_key_alone(
     assert set(shop.rows[0]) == {"_tidb_rowid", "_tidb_table_id", "who", "_tidesink_op", "_tidesink_deleted"}
 
 
+@FULL
 @pytest.mark.parametrize(
     ("defaults", "mark", "lives"),
     [({"sequence_by": "source"}, "_tidesink_deleted", False), ({"mode": "history"}, "current", True)],

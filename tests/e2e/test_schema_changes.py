@@ -16,8 +16,8 @@ from tests.contracts.sql_beds import postgres_database
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import ID, TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import create_topics
-from tests.soak import SOAK, soaked
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.cli.main import app
 from tidesink.cli.status import read_statuses
@@ -117,7 +117,7 @@ def test_an_added_column_waits_until_it_is_accepted(
     assert shop.values("label") == {1: "basic", 2: "gold"}
 
 
-@soaked
+@FULL
 def test_an_added_column_can_be_left_out(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     shop = Shop(tmp_path, servers, add="ignore")
     shop.told.upsert({"id": 1, "name": "one"})
@@ -203,6 +203,7 @@ def test_columns_are_renamed_and_dropped_however_the_topic_is_cut(
         assert lake_rows(shop.folder, "told") == ENDED
 
 
+@FULL
 def test_a_database_follows_renames_and_drops(
     spark: SparkSession, tmp_path: Path, servers: Servers, request: pytest.FixtureRequest
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_database_follows_renames_and_drops(
     assert rows == [tuple(row.values()) for row in ENDED.values()]
 
 
+@FULL
 def test_a_rename_waits_where_nothing_is_said(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     shop = Shop(tmp_path, servers)
     _write_old_rows(shop)
@@ -243,6 +245,7 @@ def test_a_rename_waits_where_nothing_is_said(spark: SparkSession, tmp_path: Pat
     assert lake_rows(tmp_path, "told") == {key: {**row, "size": sizes[key]} for key, row in ENDED.items()}
 
 
+@FULL
 def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
@@ -260,7 +263,8 @@ def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
     assert shop.values("size") == {1: 1, 2: 2}
 
 
-@pytest.mark.parametrize("kind", ["iceberg", "postgres", pytest.param("mysql", marks=SOAK)])
+@FULL
+@pytest.mark.parametrize("kind", ["iceberg", "postgres", "mysql"])
 def test_other_targets_wait_and_go_on_where_it_is_accepted(
     spark: SparkSession, tmp_path: Path, servers: Servers, kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -12,7 +12,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.test_kept_in_databases import letters_of
 from tests.e2e.test_kept_records import answered, asked
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
-from tests.soak import SOAK, each
+from tests.full import FULL, each, quick_on
 from tidesink.change import Op, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
@@ -29,7 +29,7 @@ _SCATTERED, _AGED, _MOVED = (TableId("shop", name) for name in ("scattered", "ag
 _COUNTED = ("read", "applied", "superseded")
 
 
-@pytest.fixture(params=each(KINDS, soaked="mysql"))
+@pytest.fixture(params=each(KINDS, full=["mysql"]))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Each target that keeps positions, in turn."""
     return place_of(request.param, request, tmp_path)
@@ -75,6 +75,7 @@ def _living(folder: Path, table: str) -> dict[int, str]:
     return {number: row["name"] for number, row in rows.items() if not row["_tidesink_deleted"]}
 
 
+@quick_on("delta", "postgres")
 def test_the_newest_change_stays_whenever_and_wherever_it_comes(
     servers: Servers, spark: SparkSession, tmp_path: Path, place: Place
 ) -> None:
@@ -101,7 +102,8 @@ def test_the_newest_change_stays_whenever_and_wherever_it_comes(
     assert place.living(_SCATTERED) == {1: "newer", 2: "again"}
 
 
-@pytest.mark.parametrize("protocol", [pytest.param("debezium-json", marks=SOAK), "debezium-avro"])
+@FULL
+@pytest.mark.parametrize("protocol", ["debezium-json", "debezium-avro"])
 def test_ticdcs_debezium_messages_are_put_in_order_too(
     servers: Servers, spark: SparkSession, tmp_path: Path, protocol: str
 ) -> None:
@@ -118,6 +120,7 @@ def test_ticdcs_debezium_messages_are_put_in_order_too(
     assert _living(tmp_path, name) == {1: "newer"}
 
 
+@FULL
 def test_a_delete_without_a_position_pauses_its_table(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -132,6 +135,7 @@ def test_a_delete_without_a_position_pauses_its_table(
     assert _living(tmp_path, "placed") == {1: "one"}
 
 
+@FULL
 def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -162,8 +166,9 @@ def test_a_change_older_than_the_deletes_remembered_is_not_applied_in_silence(
     assert lake_rows(tmp_path, "aged").keys() == {2}
 
 
+@quick_on("delta")
 @pytest.mark.parametrize(
-    "kind", ["delta", "postgres", *(pytest.param(kind, marks=SOAK) for kind in ("iceberg", "mysql"))]
+    "kind", ["delta", "postgres", *(pytest.param(kind, marks=FULL) for kind in ("iceberg", "mysql"))]
 )
 def test_a_change_older_than_the_deletes_remembered_is_a_dead_letter_and_stays_one(
     servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
@@ -208,6 +213,7 @@ def _remembered(config: Path) -> dict[str, Any]:
     return found
 
 
+@FULL
 def test_a_table_goes_over_to_the_sources_order_with_the_rows_it_has(
     servers: Servers, spark: SparkSession, tmp_path: Path, place: Place
 ) -> None:

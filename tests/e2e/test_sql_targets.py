@@ -12,7 +12,7 @@ from tests.contracts.sql_beds import DATABASES
 from tests.e2e.replay import Servers, final_state, replay, replay_config
 from tests.e2e.sql_beside import Server, connected, execute, target_of
 from tests.e2e.sql_compare import wrong_in_database
-from tests.soak import SOAK
+from tests.full import FULL, quick_on
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.sinks.observers import Recorder
@@ -53,11 +53,12 @@ def wrong(workload: Path, server: Server, tables: set[str]) -> list[str]:
         return wrong_in_database(SqlTarget(connections), expected)
 
 
+@quick_on("mysql")
 @pytest.mark.parametrize(
     ("configuration", "size"),
     [
         pytest.param("avro_long", 900, id="avro"),
-        pytest.param("canal_ext_partial", None, id="canal", marks=SOAK),
+        pytest.param("canal_ext_partial", None, id="canal", marks=FULL),
     ],
 )
 def test_the_database_ends_as_tidb_held_it(
@@ -82,6 +83,7 @@ def test_the_database_ends_as_tidb_held_it(
     assert wrong(workload, server, {"account", "movement", "pair", "wide"}) == []
 
 
+@quick_on("postgres")
 def test_validate_says_what_became_of_the_database(tmp_path: Path, servers: Servers, server: Server) -> None:
     kind, endpoint = server
     config = config_for(tmp_path, "avro_long", servers, server, None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import sqlalchemy as sa
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.decoded import collect
 from tests.spark.python_rows import stored
@@ -107,6 +108,7 @@ def test_each_change_has_the_rows_of_its_moment(tidb_url: str, database: str) ->
     assert (deleted.before, deleted.after) == ({"id": 1, "k": "kk"}, None)
 
 
+@FULL
 def test_executors_ask_as_the_python_codec_does(tidb_url: str, database: str, spark: SparkSession) -> None:
     schema = parse_create_table(SQL.format(database))
     plan = canal_json_columns(schema, time_zone="Europe/Berlin", options=_options(tidb_url))

@@ -40,7 +40,7 @@ def _admin(servers: Servers) -> AdminClient:
 def _expire(servers: Servers, topic: str, before: int) -> None:
     admin = _admin(servers)
     for future in admin.delete_records([TopicPartition(topic, 0, before)]).values():
-        future.result(60)
+        future.result(240)
 
 
 def _wait(done: Callable[[], bool]) -> None:

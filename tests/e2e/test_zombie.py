@@ -13,7 +13,7 @@ from tests.e2e.changing_places import PLACES, Place, changing_config
 from tests.e2e.forked_worker import ForkedWorker, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.sinks.report import UNWELL
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import TableStatus
@@ -29,12 +29,13 @@ BATCH = 40
 STEPS = ("evolved:2", "staged:1", "committed:1")
 
 
-@pytest.fixture(params=[pytest.param(kind, marks=() if kind == "postgres" else SOAK) for kind in PLACES])
+@pytest.fixture(params=[pytest.param(kind, marks=() if kind == "postgres" else FULL) for kind in PLACES])
 def place(request: pytest.FixtureRequest, tmp_path: Path, servers: Servers) -> Place:
     """Every target whose tables outlive the worker."""
     return PLACES[request.param](request, tmp_path, servers)
 
 
+@FULL
 def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: Place
 ) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Container
 
 import pytest
 
+from tests.full import FULL
 from tests.golden.debezium_captures import Capture, find_captures
-from tests.soak import SOAK
 from tests.vectors import vectors_dir
 
 
@@ -20,7 +20,7 @@ def each_capture(
 ) -> None:
     """For ``pytest_generate_tests``: a test that asks for ``name`` gets the captures of a kind, one by one.
 
-    ``always``: those that every change is tested with; make soak has the others.
+    ``always``: those that every change is tested with; make test-all has the others.
     """
     if name not in metafunc.fixturenames:
         return
@@ -28,7 +28,7 @@ def each_capture(
     metafunc.parametrize(
         name,
         [
-            pytest.param(one, id=one.name, marks=() if always is None or one.name in always else SOAK)
+            pytest.param(one, id=one.name, marks=() if always is None or one.name in always else FULL)
             for one in captures
         ],
     )

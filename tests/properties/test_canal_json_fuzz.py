@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.full import TEST_ALL
 from tests.properties.canal_changes import SCHEMA, TABLE, harmed
 from tests.unit.canal_messages import message_of
 from tidesink.change import TableId
@@ -25,7 +26,7 @@ from tidesink.errors import DecodeError
 from tidesink.typemap.ddl import TableDefinitions
 
 MANY: Final = settings(
-    max_examples=1500,
+    max_examples=1500 if TEST_ALL else 400,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

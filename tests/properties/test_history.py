@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.full import TEST_ALL
 from tests.properties.test_source_order import SHAPE, TABLE, _frame
 from tidesink.change import ChangeEvent, Op, Position, Row
 from tidesink.sinks.history import (
@@ -153,7 +154,11 @@ def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
 
 
 @pytest.mark.spark
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8 if TEST_ALL else 3,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(streams(), st.randoms(), st.integers(0, 30))
 def test_spark_gives_the_same_history(
     spark: SparkSession, events: list[ChangeEvent], random: Any, at: int

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
+from tests.full import TEST_ALL
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import ConfigError
 from tidesink.sinks.layout_spark import check_condition
@@ -52,7 +53,11 @@ def _java_takes(spark: SparkSession, pattern: str) -> bool:
     return True
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400 if TEST_ALL else 100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.lists(_PIECES, max_size=7).map("".join))
 @example("[]a]")
 @example("a{2}*")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.full import TEST_ALL
 from tidesink.change import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.codecs.columns_base import DELETE, UPSERT
 from tidesink.sinks.reduce import Key, Reduced, reduce
@@ -128,7 +129,11 @@ def _frame(spark: SparkSession, events: list[ChangeEvent]) -> Any:
     return spark.createDataFrame(rows, ddl).selectExpr("*", *nothing.split(", "))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15 if TEST_ALL else 5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(streams(lossless=False))
 def test_spark_reduces_alike(spark: SparkSession, events: list[ChangeEvent]) -> None:
     law = reduce(events, ("id",))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.columns import ID
+from tests.full import TEST_ALL
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.codecs.columns_base import BAD, DELETE, UPSERT
 from tidesink.errors import ConfigError, FilterError
@@ -134,7 +135,11 @@ def streams(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10 if TEST_ALL else 4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(streams(), st.lists(st.integers(0, 14), max_size=2))
 def test_the_target_holds_the_rows_that_satisfy_wherever_it_is_cut(
     spark: SparkSession, events: list[Event], cuts: list[int]
@@ -184,7 +189,11 @@ def merged(reduced: DataFrame, state: State) -> State:
     return after
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8 if TEST_ALL else 3,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(streams(), st.integers(0, 14))
 def test_a_null_leaves_what_is_stored_wherever_the_stream_is_cut(
     spark: SparkSession, events: list[Event], cut: int

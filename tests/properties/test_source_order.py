@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.columns import ID
+from tests.full import TEST_ALL
 from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs.columns_base import BAD, DELETE, UPSERT
 from tidesink.sinks.progress import Progress
@@ -114,7 +115,11 @@ def _frame(spark: SparkSession, events: list[ChangeEvent]) -> Any:
 
 
 @pytest.mark.spark
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12 if TEST_ALL else 4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(histories())
 def test_spark_reduces_alike(spark: SparkSession, events: list[ChangeEvent]) -> None:
     law = reduce(events, ("id",), "source")

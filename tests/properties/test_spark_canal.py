@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.full import FULL
 from tests.properties.canal_changes import GOOD, SCHEMA, decoded_in_spark, difference, harmed, row_change
 from tests.sessions import raw_frame
 from tests.spark.decoded import collect
@@ -17,6 +18,8 @@ from tidesink.codecs.columns_canal_json import canal_json_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 
 # One example is two Spark jobs over many messages: shrinking would run hundreds of them.

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
 from tests.spark.decoded import collect
@@ -27,6 +28,8 @@ from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 _TABLE: Final = TableId("lab", "t")
 _TIME: Final = "io.debezium.time."

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.full import FULL
 from tests.properties.test_spark_debezium import COLUMNS
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
@@ -40,6 +41,8 @@ from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 Json = Any
 EXAMPLES: Final = 3

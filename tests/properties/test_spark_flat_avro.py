@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.full import FULL, TEST_ALL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
@@ -43,7 +44,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 # One example is a Spark job of some twenty messages, so a few of them cover what hundreds would.
 FEW = settings(
-    max_examples=12,
+    max_examples=12 if TEST_ALL else 4,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -114,6 +115,7 @@ def test_each_record_is_read_alike(
         assert _by_spark(by_offset[message.offset]) == expected, (message, by_offset[message.offset].reason)
 
 
+@FULL
 @pytest.mark.spark
 @FEW
 @given(data=st.data(), producer=st.sampled_from(["classic", "new"]), zone=st.sampled_from(ZONES))

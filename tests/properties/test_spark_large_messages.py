@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.full import FULL
 from tests.properties.canal_changes import decoded_in_spark, difference, harmed, row_change
 from tidesink.change import Message
 from tidesink.codecs.base import CodecOptions
@@ -21,6 +22,8 @@ from tidesink.codecs.compression import Compression, compressed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 Make = Callable[[Random, Path], bytes]
 

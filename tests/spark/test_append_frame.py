@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.unit.canal_messages import row_bytes
 from tidesink.change import Message
@@ -131,6 +132,7 @@ def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
     assert (summary.read, summary.applied, summary.mixed_keys) == (4, 4, ())
 
 
+@FULL
 def test_chosen_and_renamed_columns_are_those_of_old_rows_too(spark: SparkSession) -> None:
     plan = canal_json_columns(SCHEMA, logs=True)
     layout = Layout(except_columns=("d", "n"), rename={"v": "value"})

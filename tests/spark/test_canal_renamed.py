@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.columns import ID
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tidesink.change import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.codecs.columns_canal_json import canal_json_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 SIZE = Column("size", ColumnType("int"), default="7", origin_default="7")
 SCHEMA = TableSchema(TableId("shop", "t"), (ID, SIZE))

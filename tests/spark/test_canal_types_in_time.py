@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tidesink.change import ChangeEvent, Message, TableId, TableSchema
@@ -20,6 +21,8 @@ from tidesink.typemap.ddl import TableDefinitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 _TABLE: Final = TableId("shop", "t")
 _MS: Final = 1 << 18

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.full import FULL
 from tests.sessions import WITH_TARGET
 from tidesink.sinks.class_archive import archive_options, class_archive
 from tidesink.sinks.ivy import all_connector_jars, spark_connector_jars
@@ -31,6 +32,7 @@ def test_without_an_archive_there_is_nothing_to_use(tmp_path: Path, monkeypatch:
     assert archive_options(()) == ""
 
 
+@FULL
 def test_an_archive_that_does_not_fit_is_passed_over_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

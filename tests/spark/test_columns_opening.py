@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tidesink.change import ChangeEvent, Message, Op, Position, TableId
 from tidesink.codecs import columns, open_codec
@@ -56,9 +57,9 @@ def _decoded(spark: SparkSession, protocol: str, **parts: Any) -> list[Any]:
     ("protocol", "parts"),
     [
         ("flat-avro", {}),
-        ("avro", {}),
+        pytest.param("avro", {}, marks=FULL),
         ("canal-json", {"definition": DEFINITION}),
-        ("debezium-avro", {"definition": DEFINITION}),
+        pytest.param("debezium-avro", {"definition": DEFINITION}, marks=FULL),
     ],
 )
 def test_a_frame_of_records_becomes_a_frame_of_events(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions, wide
@@ -19,6 +20,8 @@ from tidesink.schema_registry import MemorySchemaRegistry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 _INT: Final = ["null", "int"]
 _LONG: Final = ["null", "long"]

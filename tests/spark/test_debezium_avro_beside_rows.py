@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.full import FULL
 from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
 from tests.spark.debezium_versions import TABLE, Version, Versions
@@ -32,6 +33,8 @@ from tidesink.sinks.summary_spark import summarise
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = FULL
 
 
 def _with_watermarks(vectors: Path) -> tuple[VectorFolder, list[Record]]:

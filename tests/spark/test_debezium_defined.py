@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions
@@ -21,7 +22,7 @@ from tidesink.typemap.ddl import TableDefinitions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, FULL]
 # What a connector is set to send otherwise than the column's own type says, and that type.
 DEFINED: Final = {
     "double": ("DECIMAL(12,2)", "FLOAT", "BIGINT", "BIGINT UNSIGNED"),

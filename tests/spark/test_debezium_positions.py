@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
+from tests.full import FULL
 from tests.unit.test_debezium_source import POSITIONS, WRONG_NUMBERS, block
 from tidesink.change import Position
 from tidesink.codecs.columns_debezium_position import position_of
@@ -17,7 +18,7 @@ from tidesink.codecs.debezium_source import MONGODB, connector_of, position_of_s
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, FULL]
 LONG_LSN = "f" * 32 + ":" + "f" * 16 + ":" + "f" * 16
 MORE: list[dict[str, Any]] = [
     *(block(connector, **{member: wrong}) for connector, member in (("postgresql", "lsn"), ("oracle", "scn"))

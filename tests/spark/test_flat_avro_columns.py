@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.full import FULL
 from tests.golden.vectors import find_folders
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
@@ -71,6 +72,7 @@ def table(columns: str) -> TableSchema:
     return parse_create_table(f"create table shop.orders (id int primary key, {columns})")
 
 
+@FULL
 def test_a_column_added_with_a_default_fills_rows_written_before_it(spark: SparkSession) -> None:
     topic = Topic()
     topic.send(change(after={"id": 1, "v": 1}, schema=table("v int")))
@@ -91,6 +93,7 @@ def test_a_column_added_with_a_default_fills_rows_written_before_it(spark: Spark
     assert before["f"] == pytest.approx(0.1)
 
 
+@FULL
 def test_a_dropped_column_is_null_in_later_rows_and_stays_in_the_shape(spark: SparkSession) -> None:
     topic = Topic()
     topic.send(change(after={"id": 1, "v": 1, "d": "x"}, schema=table("v int, d varchar(9) default 'dd'")))
@@ -101,6 +104,7 @@ def test_a_dropped_column_is_null_in_later_rows_and_stays_in_the_shape(spark: Sp
     ]
 
 
+@FULL
 def test_a_widened_column_takes_rows_of_both_widths(spark: SparkSession) -> None:
     topic = Topic()
     old, new = table("v int, d decimal(6,2), f float"), table("v bigint, d decimal(10,4), f double")
@@ -114,6 +118,7 @@ def test_a_widened_column_takes_rows_of_both_widths(spark: SparkSession) -> None
     ]
 
 
+@FULL
 def test_a_change_of_modes_in_mid_stream_keeps_the_target_types(spark: SparkSession) -> None:
     schema = table("d decimal(6,2), n bigint unsigned")
     row = {"d": Decimal("-1.20"), "n": 2**64 - 1}
@@ -150,6 +155,7 @@ def test_a_table_without_a_key_record_needs_keys() -> None:
         topic.plan(key_schemas={}, keys=("ident",))
 
 
+@FULL
 def test_a_row_without_key_record_is_named_by_the_keys_of_the_config(spark: SparkSession) -> None:
     topic = Topic()
     message = topic.send(change(after={"id": 7, "v": 1}, schema=table("v int")))
@@ -219,6 +225,7 @@ BAD_VALUES: dict[str, tuple[Rows, str]] = {
 }
 
 
+@FULL
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_a_value_that_is_none_of_its_type_is_bad_with_its_column(spark: SparkSession, name: str) -> None:
     values, reason = BAD_VALUES[name]
@@ -230,6 +237,7 @@ def test_a_value_that_is_none_of_its_type_is_bad_with_its_column(spark: SparkSes
     assert reason in row.reason
 
 
+@FULL
 def test_a_date_no_calendar_has_is_null_and_counted_or_kept_as_text(spark: SparkSession) -> None:
     topic = Topic()
     topic.send(change(after=EVERY_VALUE, schema=EVERY_TYPE))
@@ -242,6 +250,7 @@ def test_a_date_no_calendar_has_is_null_and_counted_or_kept_as_text(spark: Spark
     assert kept["dt"] == "0000-00-00"
 
 
+@FULL
 def test_a_date_no_calendar_has_in_a_key_is_always_bad(spark: SparkSession) -> None:
     schema = parse_create_table("create table shop.orders (d date primary key, v int)")
     topic = Topic()
@@ -250,6 +259,7 @@ def test_a_date_no_calendar_has_in_a_key_is_always_bad(spark: SparkSession) -> N
     assert [(row.kind, row.error) for row in topic.rows(spark)] == [("bad", "ValueOutOfRangeError")] * 2
 
 
+@FULL
 def test_unknown_ids_are_unplanned_and_unreadable_schemas_bad(spark: SparkSession) -> None:
     topic = Topic()
     good = topic.send(change(after={"id": 1, "v": 1}, schema=table("v int")))
@@ -269,6 +279,7 @@ def test_unknown_ids_are_unplanned_and_unreadable_schemas_bad(spark: SparkSessio
     assert (summary.read, summary.unplanned, summary.bad, summary.upserts) == (4, 2, 1, 1)
 
 
+@FULL
 def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSession) -> None:
     topic = Topic()
     schema = table("v int")
@@ -294,6 +305,7 @@ def test_watermarks_ddl_and_bad_records_survive_the_reduction(spark: SparkSessio
     ]
 
 
+@FULL
 def test_a_key_in_two_partitions_is_shown(spark: SparkSession) -> None:
     topic = Topic()
     for partition in (0, 1):
@@ -304,6 +316,7 @@ def test_a_key_in_two_partitions_is_shown(spark: SparkSession) -> None:
     assert summarise(reduced, plan.shape).mixed_keys == ('{"id":5}',)
 
 
+@FULL
 @pytest.mark.parametrize("folder", ["ticdc", "ticdc-new"])
 def test_the_producers_ddl_and_watermarks(spark: SparkSession, vectors: Path, folder: str) -> None:
     found = {one.name: one for one in find_folders(vectors)}
@@ -332,6 +345,7 @@ _ANY_SCHEMA = json.dumps(
 )
 
 
+@FULL
 def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spark: SparkSession) -> None:
     columns = "id int, tenant int not null default 0, v int"
     topic = Topic()
@@ -359,6 +373,7 @@ def test_a_key_record_of_another_key_is_bad_unless_the_config_names_the_key(spar
     assert named[3].key == {"id": 2, "tenant": 1}
 
 
+@FULL
 def test_a_schema_learnt_after_a_newer_one_still_says_what_older_rows_have(spark: SparkSession) -> None:
     topic = Topic()
     topic.send(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import TOPIC, TSO, change
@@ -24,6 +25,8 @@ from tidesink.sinks.summary_spark import summarise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "avro_enable_watermark": True}
 SCHEMA = table("v int")

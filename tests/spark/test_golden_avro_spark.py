@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.full import FULL
 from tests.golden.test_row_checksum import is_untold
 from tests.golden.vectors import (
     Json,
@@ -98,6 +99,7 @@ def _keys(record: Record) -> tuple[Column, ...]:
     return schema.handle_columns or schema.columns[:1]
 
 
+@FULL
 def test_every_row_is_what_tidb_held(golden: Golden) -> None:
     wrong = [line for record, row, plan in golden.rows for line in _differences(record, row, plan)]
     assert not wrong, "\n".join(wrong[:50])

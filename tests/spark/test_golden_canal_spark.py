@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.full import FULL
 from tests.golden.large_messages import HeldFiles, is_cut_down
 from tests.golden.vectors import (
     Json,
@@ -155,6 +156,7 @@ def _commit_ts(event: Json) -> int:
     return int(event["commit_ts"])
 
 
+@FULL
 def test_every_row_is_what_tidb_held(golden: Golden) -> None:
     wrong, compared = [], 0
     for case in golden.cases:

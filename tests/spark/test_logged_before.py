@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.full import FULL
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.golden.each_capture import each_capture
 from tests.golden.vectors import VectorFolder
 from tests.sessions import raw_frame
-from tests.soak import SOAK
 from tests.spark.debezium_rows import differences, held, place, shown
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.test_golden_avro_spark import Golden as AvroGolden
@@ -38,8 +38,10 @@ from tidesink.typemap.shape import TableShape
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = FULL
 
-# Those of each form that a record can have; make soak has the others.
+
+# Those of each form that a record can have; make test-all has the others.
 _ALWAYS: Final = frozenset({"pg_avro"})
 
 
@@ -95,7 +97,7 @@ def compared(codec: Codec, pairs: list[tuple[Decoded, object, TableShape]]) -> C
 
 # The older producer has old rows of the same form in canal-json, and none in flat-avro.
 @pytest.mark.spark
-@pytest.mark.parametrize("golden_folder", [pytest.param("ticdc", marks=SOAK), "ticdc-new"], indirect=True)
+@pytest.mark.parametrize("golden_folder", [pytest.param("ticdc", marks=FULL), "ticdc-new"], indirect=True)
 def test_old_rows_of_canal_json(
     golden_folder: VectorFolder, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -113,7 +115,7 @@ def test_old_rows_of_canal_json(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("golden_folder", [pytest.param("ticdc", marks=SOAK), "ticdc-new"], indirect=True)
+@pytest.mark.parametrize("golden_folder", [pytest.param("ticdc", marks=FULL), "ticdc-new"], indirect=True)
 def test_old_rows_of_flat_avro(golden_folder: VectorFolder, spark: SparkSession) -> None:
     golden = AvroGolden(golden_folder, spark, logs=True)
     codec = FlatAvroCodec(registry=MemorySchemaRegistry(golden.folder.schemas))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.full import FULL
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.sessions import raw_frame
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
@@ -83,6 +84,7 @@ def test_a_row_says_where_its_last_change_stands(capture: Capture, spark: SparkS
     assert None not in deleted
 
 
+@FULL
 def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture, spark: SparkSession) -> None:
     table, messages, events = narrowest(capture)
     rows = written(capture, settings_of(table, mode="append"), messages, spark)
@@ -95,6 +97,7 @@ def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture, spa
     assert not [row for row in rows if "m_" in (row[UNAVAILABLE] or "")]
 
 
+@FULL
 def test_a_plan_has_no_positions_unless_asked(capture: Capture, spark: SparkSession) -> None:
     table, messages, _ = narrowest(capture)
     frame = plan_of(capture, table, messages, spark).decode(raw_frame(spark, messages))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tests.full import FULL
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.codecs.columns_types import read_text
 from tidesink.errors import ValueOutOfRangeError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.typemap.render import ZeroDate
+
+pytestmark = FULL
 
 CLOCKS: Final = ("", " 00:00:00", " 23:59:59.999999", " 12:34:56.1234567", " 12:34:56.123456000", " 24:00:00")
 DAYS: Final = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.full import FULL
 from tests.golden.vectors import VectorFolder, schema_of
 from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, history, messages
 from tests.sessions import raw_frame
@@ -51,6 +52,7 @@ def _as_python(message: Message) -> tuple[Any, ...]:
     return "delete" if event.op is Op.DELETE else "upsert", named.key, named.after, event.commit_ts
 
 
+@FULL
 def test_row_keys_are_read_as_in_python(spark: SparkSession) -> None:
     events, _ = history(Random(7), 60)
     events += [change(key, ROW, OTHER, at=60 + at) for at, key in enumerate(EXTREMES)]
@@ -106,6 +108,7 @@ BAD: Final[list[tuple[dict[str, Any], str]]] = [
 ]
 
 
+@FULL
 def test_what_no_row_key_names_is_bad_and_says_why(spark: SparkSession) -> None:
     sent = [_sent_as(at, _members(**more)) for at, (more, _) in enumerate(BAD)]
     found = _decoded(spark, sent, judges=True)
@@ -116,6 +119,7 @@ def test_what_no_row_key_names_is_bad_and_says_why(spark: SparkSession) -> None:
     assert [row.offset for row in found].count(len(BAD) - 1) == 2
 
 
+@FULL
 def test_a_message_that_python_judges_keeps_its_row_key(spark: SparkSession) -> None:
     regular, spaced = _sent_as(0, _members()), _sent_as(1, _members(), spaced=True)
     assert [row.kind for row in _decoded(spark, [regular, spaced])] == ["upsert", "unplanned"]
@@ -124,6 +128,7 @@ def test_a_message_that_python_judges_keeps_its_row_key(spark: SparkSession) -> 
     assert one.key == {"_tidb_rowid": 5, "_tidb_table_id": 104}
 
 
+@FULL
 def test_a_row_key_names_its_row_without_a_commit_ts(spark: SparkSession) -> None:
     row_key = _members()["_tidb"]["rowkey"]
     sent = [
@@ -138,6 +143,7 @@ def test_a_row_key_names_its_row_without_a_commit_ts(spark: SparkSession) -> Non
     assert [row.commit_ts for row in found] == [None, None, 1005]
 
 
+@FULL
 def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
     codec, position = _codec(), Position("t", 0, 0)
     events: list[Event] = [DdlEvent(TABLE, CREATE, "CREATE", 1, position), WatermarkEvent(5, position)]
@@ -146,6 +152,7 @@ def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
     assert [row.kind for row in _decoded(spark, sent)] == ["ddl", "watermark"]
 
 
+@FULL
 def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession) -> None:
     plan = canal_json_columns(SCHEMA, keys=("name",), by_row_key=True, judges=False)
     (row,) = collect(plan.decode(raw_frame(spark, [_sent_as(0, _members(_tidb={"commitTs": 1}))])), plan)
@@ -155,6 +162,7 @@ def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession
 GOLDEN: Final = Path(__file__).parents[1] / "golden" / "data" / "canal-new"
 
 
+@FULL
 def test_row_keys_that_ticdc_wrote(spark: SparkSession) -> None:
     """Rows that name no primary key: nothing but a definition would tell of their table's unique key."""
     sent = [

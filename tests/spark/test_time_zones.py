@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tests.full import FULL
 from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.codecs.columns_types import read_calendar
 from tidesink.typemap.parse import target_reader
@@ -16,6 +17,8 @@ from tidesink.typemap.shape import shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 STAMP = ColumnType("timestamp", fsp=6)
 SCHEMA = TableSchema(TableId("s", "t"), (Column("id", ColumnType("int"), handle=True), Column("at", STAMP)))

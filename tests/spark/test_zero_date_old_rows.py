@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.decoded import collect
 from tests.unit.flat_avro_cases import TOPIC, change
@@ -20,6 +21,8 @@ from tidesink.typemap.ddl import parse_create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = FULL
 
 SCHEMA = parse_create_table("create table shop.orders (id int primary key, d date)")
 ZERO, DAY = {"id": 1, "d": "0000-00-00"}, {"id": 1, "d": "2026-01-01"}

@@ -18,8 +18,9 @@ from tidesink.consumer.events import EventConsumer
 
 PLACES: Final = [TopicPartition("app", 0, 7)]
 ROUNDS: Final = 8
-# Long beside what a busy machine takes between a round and the look at the clock.
 FETCH: Final = 0.5
+# Less than the rounds take, and longer than a busy machine pauses between a round and the look at the clock.
+IDLE: Final = FETCH * (ROUNDS - 2)
 
 
 class Library:
@@ -58,7 +59,6 @@ def test_a_round_that_begins_and_ends_within_a_fetch_is_no_idle_time(monkeypatch
     members = group.ConsumerGroup({"bootstrap.servers": "nowhere"}, tuple)
     members.open()
     config = right(CANAL_JSON, Path("/base"))
-    idle = FETCH * ROUNDS / 2
-    events = EventConsumer(config, codec=open_codec("canal-json"), group=members, stop_after_idle=idle)
+    events = EventConsumer(config, codec=open_codec("canal-json"), group=members, stop_after_idle=IDLE)
     assert list(events) == []
     assert library.fetches > ROUNDS

@@ -217,7 +217,7 @@ class _SlowDdl(_ScriptedDdl):
     def _read(self, session: Any, start: int, end: int) -> list[DdlStatement]:
         self.reads += 1
         self.begun.set()
-        assert self.goes_on.wait(20)
+        assert self.goes_on.wait(240)
         failure, self.fails_once = self.fails_once or self.fails, None
         if failure is not None:
             raise failure
@@ -247,14 +247,14 @@ def test_a_table_that_knows_enough_does_not_wait_for_anothers_read(store: SqlSta
     ddl.goes_on.clear()
     ddl.begun.clear()
     slow = _Scanning(ddl, _ends(2))
-    assert ddl.begun.wait(20)
+    assert ddl.begun.wait(240)
     known: list[object] = []
     other = threading.Thread(target=lambda: known.append(_all_it_knows(ddl)), daemon=True)
     other.start()
-    other.join(20)
+    other.join(240)
     assert known == [(T, (), (T,), False)]
     ddl.goes_on.set()
-    slow.join(20)
+    slow.join(240)
     assert slow.heard is True
     assert "c" in getattr(ddl.get(T), "by_name", {})
 
@@ -270,7 +270,7 @@ def _waiting(ddl: _SlowDdl) -> list[_Scanning]:
     """One table that reads, and three that wait for it."""
     ddl._reading = lock = cast("Any", WatchedLock())
     first = _Scanning(ddl, _ends(1))
-    assert ddl.begun.wait(20)
+    assert ddl.begun.wait(240)
     others = [_Scanning(ddl, _ends(1)) for _ in range(3)]
     lock.wait_for(1 + len(others))
     assert all(other.is_alive() for other in others)
@@ -284,7 +284,7 @@ def test_kafkas_failure_is_heard_by_all_who_waited_and_then_it_is_read_again(sto
     tables = _waiting(ddl)
     ddl.goes_on.set()
     for table in tables:
-        table.join(20)
+        table.join(240)
     assert ([table.heard for table in tables], ddl.reads) == ([ddl.fails] * 4, 1)
     ddl.fails = None
     assert ddl.scan(NO_SESSION, _ends(1))
@@ -297,7 +297,7 @@ def test_a_tables_own_failure_is_no_other_tables(store: SqlStateStore) -> None:
     first, *others = _waiting(ddl)
     ddl.goes_on.set()
     for table in (first, *others):
-        table.join(20)
+        table.join(240)
     assert isinstance(first.heard, OSError)
     assert sorted(str(table.heard) for table in others) == ["False", "False", "True"]
     assert ddl.reads == 2
@@ -318,7 +318,7 @@ def test_what_was_read_of_a_topic_is_not_used_when_it_was_made_again_meanwhile(
 ) -> None:
     ddl = _MadeAgain(store, CREATE, "truncate table t")
     old = _Scanning(ddl, _ends(2))
-    assert ddl.begun.wait(20)
+    assert ddl.begun.wait(240)
     new = _Scanning(ddl, _ends(1, "made again")) if by == "scan" else None
     if new is None:
         ddl.recall(_ends(1, "made again"))
@@ -326,13 +326,13 @@ def test_what_was_read_of_a_topic_is_not_used_when_it_was_made_again_meanwhile(
         while ddl._topic_id != "made again":
             new.join(0.01)
     ddl.goes_on.set()
-    old.join(20)
+    old.join(240)
     assert isinstance(old.heard, SourceUnavailableError)
     if new is None:
         assert (ddl.get(T), ddl.warnings(T)) == (None, ())
         assert ddl.scan(NO_SESSION, _ends(1, "made again"))
     else:
-        new.join(20)
+        new.join(240)
         assert new.heard is True
     again = _ddl(store)
     again.recall(_ends(1, "made again"))

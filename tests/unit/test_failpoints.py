@@ -54,14 +54,14 @@ def test_the_armed_hit_kills_the_group_and_leaves_its_line(tmp_path: Path) -> No
         start_new_session=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     child, *turns = run.stdout.split()
     assert run.returncode == -signal.SIGKILL
     assert turns == ["0", "1"]
     assert log.read_text(encoding="utf-8").startswith("committed:3 pid=")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while _runs(int(child)):
         assert time.monotonic() < deadline, "the worker's child outlived it"
         time.sleep(0.02)

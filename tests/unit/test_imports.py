@@ -31,6 +31,8 @@ SPARK_ALLOWED: Final = (
     "codecs/columns_*",
     "sinks/source.py",
     "sinks/*_spark.py",
+    "sinks/batch/*.py",
+    "sinks/spark/*.py",
     "sinks/session.py",
     "sinks/targets/**",
 )

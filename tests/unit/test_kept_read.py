@@ -28,7 +28,7 @@ class _Silent(KafkaSource):
     def frame(self, _session: Any, _ranges: Any) -> Any:
         self.asked += 1
         self.begun.set()
-        assert self.gives_up.wait(20)
+        assert self.gives_up.wait(240)
         raise SourceUnavailableError("silence")
 
 
@@ -53,13 +53,13 @@ def test_a_read_that_fails_fails_for_all_who_waited() -> None:
     kept = KeptRead(source, cast("Any", None), RANGES, RecordSize())
     kept._lock = lock = cast("Any", WatchedLock())
     first = _Asking(kept)
-    assert source.begun.wait(20)
+    assert source.begun.wait(240)
     others = [_Asking(kept) for _ in range(3)]
     lock.wait_for(1 + len(others))  # they wait for the first one's answer
     assert all(other.is_alive() for other in others)
     source.gives_up.set()
     for thread in (first, *others):
-        thread.join(20)
+        thread.join(240)
     assert source.asked == 1
     assert all(isinstance(thread.heard, SourceUnavailableError) for thread in (first, *others))
     with pytest.raises(SourceUnavailableError):

@@ -56,16 +56,17 @@ def test_the_last_error_comes_out_when_time_is_up() -> None:
     started = time.monotonic()
     with pytest.raises(SourceUnavailableError, match="down"):
         RetryPolicy(0.3, first_pause=0.05).call(_Flaky(SourceUnavailableError("down"), 10_000))
-    assert 0.2 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.2
 
 
 def test_a_stop_ends_the_wait() -> None:
     stop = StopFlag()
     threading.Timer(0.1, stop.set).start()
-    started = time.monotonic()
+    step = _Flaky(StateStoreError("down"), 10_000)
     with pytest.raises(StopRequestedError):
-        RetryPolicy(60, stop=stop, first_pause=30).call(_Flaky(StateStoreError("down"), 10_000))
-    assert time.monotonic() - started < 5
+        RetryPolicy(60, stop=stop, first_pause=30).call(step)
+    # A wait that went on to its end would be followed by a second call.
+    assert step.calls == 1
 
 
 def test_a_failing_table_is_looked_at_again_later() -> None:

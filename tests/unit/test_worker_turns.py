@@ -45,7 +45,7 @@ class _Looks(KafkaOffsets):
         self.at_work.append([thread.name for thread in working])
         self.looking.set()
         for thread in working:
-            thread.join(60)
+            thread.join(240)
         self.looking.clear()
         if len(self.at_work) == self._silent:
             raise SourceUnavailableError("no answer")
@@ -60,7 +60,7 @@ class _Refusing(MemorySchemaRegistry):
         self._looks = looks
 
     def versions(self, subject: str) -> list[int]:
-        self._looks.looking.wait(60)
+        self._looks.looking.wait(240)
         raise RegistryError(f"{subject} is not for you")
 
 

@@ -38,7 +38,7 @@ def test_an_id_that_stays_unknown_is_called_bad_after_the_time() -> None:
     schemas = _schemas(registry, seconds=1)
     started = time.monotonic()
     schemas.look_up({"key": (7,), "value": (8, 9)})
-    assert 0.9 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.9
     assert schemas.unknown.keys() == {7, 8, 9}
     assert schemas.unknown[8].startswith("schema id 8 is unknown to the registry")
     assert len(registry.asked) > 3

@@ -29,16 +29,15 @@ from tidesink.change import (
     Message,
     MessageEvent,
     Op,
+    Position,
     Row,
     SchemaIds,
     TableId,
     TableSchema,
-    Value,
     WatermarkEvent,
 )
 from tidesink.errors import DecodeError, SchemaMismatchError
-from tidesink.typemap.arrow import arrow_type
-from tidesink.typemap.parse import TargetValue, target_reader
+from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
 from tidesink.typemap.render import ZeroDate
 
 ControlEvent = DdlEvent | WatermarkEvent | MessageEvent
@@ -317,19 +316,32 @@ class RowPath:
     def read(self, records: Records, indices: Indices, found: _Found) -> None:
         """Add what the records at ``indices`` hold to ``found``."""
         groups: dict[Any, _RowGroup] = {}
+        control: list[tuple[int, ControlEvent]] = []
         for record, message in records.take(indices):
             try:
                 events = self._decode(message)
-                rows = [(self._group(groups, one), one) for one in events if isinstance(one, ChangeEvent)]
-                converted = [(group, group.converted(one)) for group, one in rows]
             except DecodeError as error:
-                error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
-                found.faults.append(Fault(record, error))
+                found.faults.append(Fault(record, _placed(error, message)))
                 continue
-            for group, row in converted:
-                group.add(record, row)
-            found.events += [(record, one) for one in events if not isinstance(one, ChangeEvent)]
-        found.tables += [group.table() for group in groups.values()]
+            for event in events:
+                if isinstance(event, ChangeEvent):
+                    self._group(groups, event).add(record, event)
+                else:
+                    control.append((record, event))
+        faults = self._refused(groups.values())
+        found.faults += [Fault(record, error) for record, error in faults.items()]
+        # A record is a fault as a whole, whatever else it holds.
+        found.events += [(record, event) for record, event in control if record not in faults]
+        found.tables += [table for group in groups.values() if (table := group.table(faults)) is not None]
+
+    def _refused(self, groups: Iterable[_RowGroup]) -> dict[int, DecodeError]:
+        """By record, the first of its values that its column's type does not hold."""
+        faults: dict[int, tuple[int, DecodeError]] = {}
+        for group in groups:
+            for record, index, error in group.errors():
+                if record not in faults or index < faults[record][0]:
+                    faults[record] = (index, error)
+        return {record: error for record, (_, error) in faults.items()}
 
     def _group(self, groups: dict[Any, _RowGroup], event: ChangeEvent) -> _RowGroup:
         key = None if event.key is None else tuple(event.key)
@@ -341,53 +353,70 @@ class RowPath:
         return group
 
 
-class _TypedRow(NamedTuple):
-    event: ChangeEvent
-    key: dict[str, TargetValue] | None
-    before: dict[str, TargetValue] | None
-    after: dict[str, TargetValue] | None
-    zero_dates: list[str] | None
+def _placed(error: DecodeError, place: Message | Position) -> DecodeError:
+    error.with_context(topic=place.topic, partition=place.partition, offset=place.offset)
+    return error
+
+
+# The images of a row change, in the order in which a value that does not fit is looked for.
+_IMAGES: Final = ("key", "before", "after")
 
 
 class _RowGroup:
     """The rows of one table, writer's schema and key."""
 
     def __init__(self, event: ChangeEvent, options: ValueOptions) -> None:
-        schema = event.schema or TableSchema(event.table, ())
-        self._first, self._schema = event, schema
-        self._types = RowTypes(schema, None if event.key is None else tuple(event.key), options)
-        self._readers = {
-            column.name: target_reader(
-                column.type,
-                time_zone=options.zone,
-                zero_date=self._types.zero_date_of(column),
-            )
-            for column in schema.columns
-        }
-        self._rows: list[_TypedRow] = []
+        self._schema = event.schema or TableSchema(event.table, ())
+        self._types = RowTypes(self._schema, None if event.key is None else tuple(event.key), options)
+        self._options = options
+        self._events: list[ChangeEvent] = []
         self._records: list[int] = []
 
-    def converted(self, event: ChangeEvent) -> _TypedRow:
-        """The event's values as the target's.
-
-        Raises:
-            DecodeError: a value that its column's type does not hold.
-        """
-        key = self._values(event.key)
-        before, after = self._values(event.before), self._values(event.after)
-        told, typed = (event.after, after) if event.after is not None else (event.before, before)
-        zero = [name for name, value in (told or {}).items() if value is not None and typed[name] is None]  # type: ignore[index]
-        return _TypedRow(event, key, before, after, zero or None)
-
-    def add(self, record: int, row: _TypedRow) -> None:
-        """Take a converted row of the record with this index in the input."""
+    def add(self, record: int, event: ChangeEvent) -> None:
+        """Take a row change of the record with this index in the input."""
         self._records.append(record)
-        self._rows.append(row)
+        self._events.append(event)
 
-    def table(self) -> ChangeTable:
-        """The rows as Arrow."""
-        rows, events = self._rows, [row.event for row in self._rows]
-        types = self._types
+    def errors(self) -> Iterator[tuple[int, int, DecodeError]]:
+        """The record, the index in it, and the error of rows with a value that its type does not hold."""
+        for at, error in sorted(self._column_errors(), key=lambda found: found[0]):
+            event = self._events[at]
+            yield self._records[at], event.position.index, _placed(error, event.position)
+
+    def _column_errors(self) -> Iterator[tuple[int, DecodeError]]:
+        for at, event in enumerate(self._events):
+            unknown = [name for image in _IMAGES for name in self._unknown(getattr(event, image))]
+            if unknown:
+                reason = "the row has a column that its schema lacks"
+                yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
+        for (_, name), column in self._columns.items():
+            for at, error in column.errors.items():
+                yield at, error.with_context(table=str(self._schema.table), column=name)  # type: ignore[misc]
+
+    def _unknown(self, row: Row | None) -> list[str]:
+        known = self._schema.by_name
+        return [] if row is None else [name for name in row if name not in known]
+
+    @cached_property
+    def _columns(self) -> dict[tuple[str, str], PythonResult]:
+        """By image and column, its values."""
+        found = {}
+        for image in _IMAGES:
+            kind = self._types.key if image == "key" else self._types.row
+            rows = [getattr(event, image) for event in self._events]
+            for member in kind:
+                column = self._schema.by_name[member.name]
+                found[image, member.name] = from_python(
+                    [None if row is None else row.get(member.name) for row in rows],
+                    column.type,
+                    zero_date=self._types.zero_date_of(column),
+                    time_zone=self._options.zone,
+                )
+        return found
+
+    def table(self, faults: Mapping[int, DecodeError]) -> ChangeTable | None:
+        """The rows as Arrow, without those of records that are faults; None where nothing is left."""
+        events, first = self._events, self._events[0]
         columns = {
             "record": pa.array(self._records, pa.int64()),
             "index": pa.array([one.position.index for one in events], pa.int32()),
@@ -397,32 +426,35 @@ class _RowGroup:
             "offset": pa.array([one.position.offset for one in events], pa.int64()),
             "commit_ts": pa.array([one.commit_ts for one in events], pa.int64()),
             "source": pa.array([one.position.source for one in events], pa.list_(pa.int64())),
-            "key": _structs([row.key for row in rows], types.key),
-            "before": _structs([row.before for row in rows], types.row),
-            "after": _structs([row.after for row in rows], types.row),
+            "key": self._structs("key", self._types.key),
+            "before": self._structs("before", self._types.row),
+            "after": self._structs("after", self._types.row),
             "unavailable": pa.array([_unavailable(one) for one in events], NAMES_TYPE),
-            "zero_dates": pa.array([row.zero_dates for row in rows], NAMES_TYPE),
+            "zero_dates": pa.array(self._zero_dates(), NAMES_TYPE),
         }
-        first = self._first
-        return ChangeTable(first.table, self._schema, first.schema_id, pa.table(columns, schema=types.table))
+        rows = pa.table(columns, schema=self._types.table)
+        if faults:
+            rows = rows.filter(pa.array([record not in faults for record in self._records], pa.bool_()))
+        return ChangeTable(first.table, self._schema, first.schema_id, rows) if len(rows) else None
 
-    def _values(self, row: Row | None) -> dict[str, TargetValue] | None:
-        if row is None:
-            return None
-        typed: dict[str, TargetValue] = {}
-        for name, value in row.items():
-            typed[name] = self._value(name, value)
-        return typed
+    def _structs(self, image: str, kind: pa.StructType) -> pa.StructArray:
+        # From the columns: pyarrow's own way over dicts asks for every name of each row.
+        nulls = [getattr(event, image) is None for event in self._events]
+        if not kind.num_fields:
+            return pa.array([None if null else {} for null in nulls], kind)
+        arrays = [self._columns[image, member.name].values for member in kind]
+        return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pa.array(nulls, pa.bool_()))
 
-    def _value(self, name: str, value: Value) -> TargetValue:
-        reader = self._readers.get(name)
-        if reader is None:
-            raise SchemaMismatchError("the row has a column that its schema lacks", column=name)
-        try:
-            return reader(value)
-        except DecodeError as error:
-            error.with_context(table=str(self._first.table), column=name)
-            raise
+    def _zero_dates(self) -> list[list[str] | None]:
+        """Of each row the columns made null: of the row after the change, of a delete the one before it."""
+        found: list[list[str]] = [[] for _ in self._events]
+        for (image, name), column in self._columns.items():
+            if image == "key" or column.zero_dates is None:
+                continue
+            for at in np.flatnonzero(column.zero_dates).tolist():
+                if (self._events[at].after is None) == (image == "before"):
+                    found[at].append(name)
+        return [names or None for names in found]
 
 
 class RowTypes:
@@ -473,18 +505,6 @@ def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
 def op_code(op: Op) -> int:
     """The place of an op in ``OPS``."""
     return _OP_CODES[op]
-
-
-def _structs(rows: list[dict[str, TargetValue] | None], kind: pa.StructType) -> pa.StructArray:
-    # From the columns, each by its own type: pyarrow's own way over dicts asks for every name of each row.
-    mask = pa.array([row is None for row in rows], pa.bool_())
-    arrays = [
-        pa.array([None if row is None else row.get(member.name) for row in rows], member.type)
-        for member in kind
-    ]
-    if not arrays:
-        return pa.array([None if row is None else {} for row in rows], kind)
-    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
 
 
 def _unavailable(event: ChangeEvent) -> Sequence[str] | None:

@@ -49,6 +49,15 @@ class Parts(NamedTuple):
     refused: Mapping[int, str]
     unknown: Mapping[int, str]
 
+    @property
+    def dropped(self) -> dict[int, frozenset[str]]:
+        """By schema id the columns, in lower case, that it lacks since they were dropped before it."""
+        return {
+            schema_id: frozenset(field.target.name.lower() for field in record.fields if field.dropped)
+            for record in self.records
+            for schema_id in record.ids
+        }
+
 
 def is_marker(value: Column) -> Column:
     """True where the value is a delete marker with a commit_ts of TiDB's; never null."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.flat_avro_columns import FlatAvroColumns
     from tidesink.typemap.render import ZeroDate
 
 # Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
@@ -89,6 +90,7 @@ class FlatAvroCodec:
         self._records: dict[int, WriterRecord] = {}
         self._glue = GlueFrames(glue, self._records)
         self._plans: dict[Any, DecodePlan] = {}
+        self._columns: dict[ZeroDate, FlatAvroColumns] = {}
         self._writers: dict[_Place, tuple[TableSchema, RecordWriter | None]] = {}
         self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
 
@@ -129,10 +131,14 @@ class FlatAvroCodec:
             SchemaMismatchError: ``records`` lacks a column.
             RegistryError: a writer's schema cannot be had.
         """
-        from tidesink.codecs.batch import ValueOptions, rows_from_events
+        from tidesink.codecs.batch import ValueOptions, decode_in_columns
+        from tidesink.codecs.flat_avro_columns import FlatAvroColumns
 
         options = ValueOptions(zero_date, self._options.time_zone)
-        return rows_from_events(records, self.decode, options)
+        columnar = self._columns.get(zero_date)
+        if columnar is None:
+            columnar = self._columns[zero_date] = FlatAvroColumns(self._plan_of, options)
+        return decode_in_columns(records, columnar=columnar, decode=self.decode, options=options)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of an event, its schemas registered under the topic's subjects.
@@ -204,9 +210,7 @@ class FlatAvroCodec:
 
     def _marked_delete(self, message: Message, marker: DeleteMarker) -> ChangeEvent:
         bare = replace(message, value=None)
-        head = bare.key and bare.key[:HEADER_SIZE]
-        plan = self._plans.get((bare.topic, head, None)) or self._plan(bare)
-        event = plan.read(bare)
+        event = self._plan_of(bare).read(bare)
         position = event.position._replace(source=(marker.commit_ts,))
         return event._replace(commit_ts=marker.commit_ts, position=position)
 
@@ -225,6 +229,10 @@ class FlatAvroCodec:
             return None
         record = value.record
         return RowSums(record.table_schema(record.table, ()).columns, self._options.time_zone)
+
+    def _plan_of(self, message: Message) -> DecodePlan:
+        heads = (message.key and message.key[:HEADER_SIZE], message.value and message.value[:HEADER_SIZE])
+        return self._plans.get((message.topic, *heads)) or self._plan(message)
 
     def _plan(self, message: Message) -> DecodePlan:
         key = None if message.key is None else schema_id_of(message.key, "key")

@@ -27,6 +27,8 @@ _NEW: Final = tuple.__new__
 # known to write the same bytes again.
 BIT_WIDTH: Final = "bit_width"
 FULL: Final = "full"
+# Until it is moved to the event, it stands among the row's columns, under a name that no column has.
+_BIT_WIDTH_MEMBER: Final = "\0" + BIT_WIDTH
 _Repairs = tuple[tuple[str, FromWire], ...]
 
 
@@ -56,7 +58,7 @@ class RecordReader:
     def read(self, data: bytes) -> dict[str, Any]:
         """Every field of one record, columns typed; ``_ticdc_before`` stays a record inside.
 
-        A member ``BIT_WIDTH`` is added where a BIT column has leading zeros.
+        A member ``_BIT_WIDTH_MEMBER`` is added where a BIT column has leading zeros.
 
         Raises:
             SchemaMismatchError: the bytes end early, go on too long, or are no values of their types.
@@ -74,7 +76,7 @@ class RecordReader:
                 "it was written with another schema than its id says"
             )
         if self.bits and any(row[name] and row[name][0] == 0 < len(row[name]) - 1 for name in self.bits):
-            row[BIT_WIDTH] = FULL
+            row[_BIT_WIDTH_MEMBER] = FULL
         if self.repairs:
             _repair(row, self.repairs)
         if self.before_repairs and row[BEFORE] is not None:
@@ -123,13 +125,13 @@ class DecodePlan:
         """
         key = None if self.key is None else self.key.read(message.key)  # type: ignore[arg-type]
         extension: dict[str, object] | None = None
-        if key is not None and BIT_WIDTH in key:
-            extension = {BIT_WIDTH: key.pop(BIT_WIDTH)}
+        if key is not None and _BIT_WIDTH_MEMBER in key:
+            extension = {BIT_WIDTH: key.pop(_BIT_WIDTH_MEMBER)}
         if self.value is None:
             return self._event(message, (Op.DELETE, key, None), key, extension)
         row = self.value.read(message.value)  # type: ignore[arg-type]
-        if BIT_WIDTH in row:
-            extension = {BIT_WIDTH: row.pop(BIT_WIDTH)}
+        if _BIT_WIDTH_MEMBER in row:
+            extension = {BIT_WIDTH: row.pop(_BIT_WIDTH_MEMBER)}
         record = self.value.record
         before = row.pop(BEFORE) if record.before else None
         if not record.extension:

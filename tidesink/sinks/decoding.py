@@ -27,6 +27,7 @@ from tidesink.typemap.told_names import ToldNames
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from tidesink.sinks.batch.tasks import RangeTask
     from tidesink.sinks.surroundings import Surroundings
 
 # protocol in the config -> module with open_decoding(around, topic, table, session)
@@ -121,6 +122,12 @@ class Decoding(Protocol):
 
     def columns(self) -> DecodeColumns:
         """The plan as it stands."""
+
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask | None:
+        """Tasks that fetch, decode and reduce ranges by the plan as it stands.
+
+        None where the batch is decoded in the JVM.
+        """
 
     def told(self) -> ToldColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""

@@ -13,6 +13,7 @@ from tidesink.sinks.ranges import OffsetRange
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidesink.sinks.batch.tasks import RangeTask
     from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
 
 
@@ -46,6 +47,10 @@ class DecodingAround(ABC):
         if self._plans is None or self._plans[0] is not inner:
             self._plans = inner, self._around(inner)
         return self._plans[1]
+
+    def range_task(self, _ranges: Sequence[OffsetRange]) -> RangeTask | None:
+        """None: what is around the plan is built for the JVM's path."""
+        return None
 
     def told(self) -> ToldColumns | None:
         """As the decoding inside."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidesink.change import TableId
+from tidesink.codecs.columns_avro_faults import Parts
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.errors import ConfigError
+from tidesink.schema_registry import SubjectPart
 from tidesink.sinks.decoding_registered import RegisteredDecoding
+from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.writer_schemas import LAG_SECONDS, WriterSchemas, may_lag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tidesink.sinks.batch.decoders import SideSchemas
+    from tidesink.sinks.batch.tasks import RangeTask
 
 _NO_SUMS: Final = (
     "source.checksum is set, and no schema of this table has a checksum: no row is checked. Set "
@@ -29,6 +36,35 @@ class FlatAvroDecoding(RegisteredDecoding[FlatAvroColumns]):
         """Columns whose type at the target is not the nearest one, with the reason; checksums not there."""
         lacking = self._plan is not None and self._plan.lacks_checksums
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
+
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask | None:
+        """Tasks for the ranges; None where checksums are asked for, which the JVM's path has."""
+        plan = self.columns()
+        if plan.checksum != "off" or plan.logs or not plan.shape.keys:
+            return None
+        from tidesink.sinks.batch.decoders import FlatAvroDecoder
+        from tidesink.sinks.batch.target_rows import TargetRows
+        from tidesink.sinks.batch.tasks import RangeTask
+        from tidesink.sinks.kafka.fetch import FetchRange
+
+        shape = plan.shape
+        decoder = FlatAvroDecoder(
+            self._table,
+            self._side("key", plan.keys),
+            self._side("value", plan.values),
+            time_zone=shape.time_zone,
+            zero_date=shape.zero_date,
+        )
+        wanted = tuple(FetchRange(*part) for part in ranges if part.records)
+        properties = self._around.config.source.confluent_properties()
+        return RangeTask(wanted, properties, decoder, TargetRows(shape, plan.values.dropped))
+
+    def _side(self, part: SubjectPart, parts: Parts) -> SideSchemas:
+        from tidesink.sinks.batch.decoders import SideSchemas
+
+        texts = self._schemas.texts[part]
+        usable = {number: text for number, text in texts.items() if number not in parts.refused}
+        return SideSchemas(usable, parts.refused, parts.unknown)
 
     def _found_subjects(self) -> bool:
         return any(self._schemas.texts.values())

@@ -17,6 +17,8 @@ from tidesink.sinks.surroundings import Surroundings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.sinks.batch.tasks import RangeTask
+
 Plan = TypeVar("Plan", bound=DecodeColumns)
 
 
@@ -36,6 +38,10 @@ class PlannedDecoding(Generic[Plan]):
         """Columns whose type at the target is not the nearest one, with the reason."""
         columns = self._plan.shape.columns if self._plan else ()
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
+
+    def range_task(self, _ranges: Sequence[OffsetRange]) -> RangeTask | None:
+        """None: the batch is decoded in the JVM."""
+        return None
 
     def columns(self) -> Plan:
         """The plan over all that is known.

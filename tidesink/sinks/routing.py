@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,11 @@ from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.routes import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.decoding_around import DecodingAround
+from tidesink.sinks.ranges import OffsetRange
 from tidesink.typemap.shape import ShapeColumn, Shard, TableShape
 
 if TYPE_CHECKING:
+    from tidesink.sinks.batch.tasks import RangeTask
     from tidesink.sinks.decoding import Decoding, ToldColumns
 
 _TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST_SHARD})")
@@ -61,6 +64,13 @@ class RoutedDecoding(DecodingAround):
         from tidesink.sinks.routing_spark import RoutedColumns
 
         return RoutedColumns(inner, self._goal)
+
+    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask | None:
+        """The tasks of the decoding inside, whose rows are the target table's; None for a shard."""
+        inner = self._decoding.range_task(ranges)
+        if inner is None or self._goal.shard is not None:
+            return None
+        return replace(inner, rows=replace(inner.rows, shape=routed_shape(inner.rows.shape, self._goal)))
 
     def told(self) -> ToldColumns | None:
         """What DDL tells; nothing where several tables share one: the next still has its column as it was."""

@@ -72,7 +72,11 @@ def arrow_type(column_type: ColumnType, *, zero_date: ZeroDate = "null", key: bo
 
     In a key a date no calendar has is an error whatever the policy, as in the target's key columns.
     """
-    ddl = spark_type(column_type, zero_date="error" if key else zero_date).ddl
+    return arrow_of_spark(spark_type(column_type, zero_date="error" if key else zero_date).ddl)
+
+
+def arrow_of_spark(ddl: str) -> pa.DataType:
+    """The Arrow type of one of the type table's Spark types, given as DDL text."""
     plain = _PLAIN_TYPES.get(ddl)
     if plain is not None:
         return plain

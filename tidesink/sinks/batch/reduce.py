@@ -30,6 +30,8 @@ Flags = npt.NDArray[np.bool_]
 
 _DELETE: Final = OPS.index(Op.DELETE.value)
 _TRUNCATE: Final = OPS.index(Op.TRUNCATE.value)
+# Where a key's value is looked for. A delete has no row after it, and its old row may lack the key.
+_NEW_KEY: Final = ("after", "key", "before")
 # Before every position that a source has.
 _BEFORE_ALL: Final = -1
 # The columns of ``ChangeTable.rows`` that a reduction passes on.
@@ -121,6 +123,14 @@ def reduce_tables(
     )
 
 
+def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
+    """Which rows have a value for each key column; of events that empty the table all count as named."""
+    images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
+    found = _none_null([_first_value(images, name, _NEW_KEY) for name in keys], len(changes.rows))
+    found |= _op_codes(changes) == _TRUNCATE
+    return found
+
+
 def key_hashes(tables: Sequence[ReducedTable]) -> npt.NDArray[np.uint64]:
     """A 64-bit hash of each key, the same in every process and for every writer's schema.
 
@@ -190,11 +200,10 @@ class _TableRows:
 
 
 def _rows_of(changes: ChangeTable, keys: Sequence[str]) -> _TableRows:
-    ops = changes.rows["op"].combine_chunks().indices.to_numpy(zero_copy_only=False)
+    ops = _op_codes(changes)
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     deleted, truncated = ops == _DELETE, ops == _TRUNCATE
-    # Of a delete the key's own value comes first: an old row may be the key alone, or not there.
-    new = [_first_value(images, name, ("after", "key", "before")) for name in keys]
+    new = [_first_value(images, name, _NEW_KEY) for name in keys]
     named = ~truncated & _none_null(new, len(ops))
     # A partial old row holds what changed: a key column that it lacks kept its value.
     old = [_first_value(images, name, ("before", "after")) for name in keys]
@@ -213,6 +222,11 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str]) -> _TableRows:
         tuple(record[~named & ~truncated].tolist()),
         tuple(offset[truncated].tolist()),
     )
+
+
+def _op_codes(changes: ChangeTable) -> npt.NDArray[np.int8]:
+    codes: npt.NDArray[np.int8] = changes.rows["op"].combine_chunks().indices.to_numpy(zero_copy_only=False)
+    return codes
 
 
 def _first_value(images: Mapping[str, pa.StructArray], name: str, order: Sequence[str]) -> pa.Array:

@@ -14,7 +14,7 @@ Until 8 nothing was done that doing again would double; after 8 nothing is done 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -26,6 +26,7 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.sinks.accounting import Account, account_of
+from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.batch_progress import next_progress
 from tidesink.sinks.ddl_spark import keep_ddl
 from tidesink.sinks.decoding import Decoding, Missed
@@ -112,13 +113,18 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduced and persisted batch."""
+    """A reduced batch. ``stored`` is what Spark keeps of it, where that is not the frame itself."""
 
     plan: BatchPlan
     frame: DataFrame
     summary: BatchSummary
     read: KafkaRead
     bad: BadRecord | None = None
+    stored: DataFrame | None = None
+
+    def release(self) -> None:
+        """Let go of what Spark keeps for the batch."""
+        (self.frame if self.stored is None else self.stored).unpersist()
 
     @property
     def truncates(self) -> bool:
@@ -172,7 +178,7 @@ class Batch:
                 return BatchOutcome(self._hold.progress, bad=reduction.bad)
             return self._applied(reduction)
         finally:
-            reduction.frame.unpersist()
+            reduction.release()
 
     # 2 to 4
 
@@ -181,12 +187,12 @@ class Batch:
             self._around.stop.check()
             settle_names(self._hold.table, self._decoding, self._policies)
             reduction = replace(self._reduce_once(plan), bad=bad)
-            with _unpersisted_on_error(reduction.frame):
+            with _released_on_error(reduction.release):
                 again = self._must_plan_again(reduction)
                 if not again:
                     self._check_partitions(reduction.summary)
             if again:
-                reduction.frame.unpersist()
+                reduction.release()
                 continue
             if reduction.summary.bad and self._settings.bad_record != "dead-letter":
                 return self._cut_short(reduction)
@@ -197,15 +203,39 @@ class Batch:
         )
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
+        task = self._range_task(plan)
+        if task is not None:
+            return self._reduce_ranges(plan, task)
         with self._step("read"):
             raw = self._reader.read(self._session, plan.ranges, apart=self._decoding.apart())
         with self._step("decoded"):
             decoded = self._decoded(raw.frame)
         with self._step("reduced"):
             frame = self._grouped(decoded).persist()
-            with _unpersisted_on_error(frame):
+            with _released_on_error(frame.unpersist):
                 summary = summarise(frame, self._shape())
                 return Reduction(plan, frame, summary, raw.given(summary.messages))
+
+    def _range_task(self, plan: BatchPlan) -> RangeTask | None:
+        """The batch as tasks that fetch, decode and reduce in Arrow; None where that is not built yet."""
+        settings, shared = self._settings, self._reader is not self._around.source
+        plain = settings.mode == "upsert" and not self._sequenced and not settings.metadata_columns
+        if shared or not plain or settings.ignore_null_updates or self._hold.horizon is not None:
+            return None
+        return self._decoding.range_task(plan.ranges)
+
+    def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
+        from tidesink.sinks.batch.range_frames import reduced_ranges
+
+        with self._step("read"):
+            found = reduced_ranges(self._session, task)
+        with _released_on_error(found.stored.unpersist):
+            with self._step("decoded"):
+                pass
+            with self._step("reduced"):
+                summary = summarise(found.frame, self._shape())
+            summary = replace(summary, mixed_keys=found.mixed_keys)
+            return Reduction(plan, found.frame, summary, found.read, stored=found.stored)
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
         columns = self._decoding.columns()
@@ -254,7 +284,7 @@ class Batch:
         bad = reduction.summary.bad_records[0]
         if plan.records == 0:
             return replace(reduction, plan=plan, bad=bad)
-        reduction.frame.unpersist()
+        reduction.release()
         return self._reduced(plan, bad)
 
     def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
@@ -263,7 +293,7 @@ class Batch:
         if part.records == 1:
             return reduction
         end = truncate.offset if truncate.offset > part.start else part.start + 1
-        reduction.frame.unpersist()
+        reduction.release()
         # A bad record behind it is met again: the table must not pause before it with rows left to apply.
         return self._reduced(replace(reduction.plan, ranges=(part._replace(end=end),)))
 
@@ -385,10 +415,10 @@ class Batch:
 
 
 @contextmanager
-def _unpersisted_on_error(frame: DataFrame) -> Iterator[None]:
+def _released_on_error(release: Callable[[], object]) -> Iterator[None]:
     """Let go of a persisted frame that nobody will ask for."""
     try:
         yield
     except BaseException:
-        frame.unpersist()
+        release()
         raise

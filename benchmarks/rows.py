@@ -1,0 +1,129 @@
+"""The rows of the benchmark's table: a figure, what it is compared to in the same run, and its aim."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+Figures = Mapping[str, Mapping[str, Any]]
+
+# Name of a row -> the ratio to reach on two quiet cores. Ratios of memory, of idle work and of the first
+# commit are good when they are small.
+AIMS: Final[Mapping[str, float]] = {
+    "decode.flat-avro.batch": 8,
+    "decode.debezium-avro.batch": 8,
+    "decode.canal-json.batch": 1.6,
+    "decode.debezium-json.batch": 8,
+    "fetch": 0.7,
+    "job.delta.load": 1.8,
+    "job.delta.warm": 2.5,
+    "job.iceberg.load": 1.2,
+    "job.iceberg.warm": 1.2,
+    "job.postgres.load": 0.6,
+    "job.postgres.warm": 1.0,
+    "job.mariadb.load": 0.6,
+    "job.mariadb.warm": 1.0,
+    "batch-1000.delta": 1.8,
+    "driver-memory": 1.2,
+}
+# The parts of a whole job that a row each is about.
+LOADS: Final = ("load", "warm")
+
+
+class Row(NamedTuple):
+    """One figure. ``baseline`` is what it is compared to, in the same unit, and ``ratio`` how it compares.
+
+    Both come from one run, in turns where they can. ``ratio`` is above 1 where tidesink is the better, except
+    where a row's name says memory.
+    """
+
+    name: str
+    value: float
+    unit: str
+    baseline: float | None = None
+    ratio: float | None = None
+
+    @property
+    def note(self) -> str:
+        """The ratio and its aim, for the table."""
+        if self.ratio is None:
+            return ""
+        aim = AIMS.get(self.name)
+        return f"{self.ratio:.2f}" + ("" if aim is None else f" (aim {aim:g})")
+
+
+Rows = list[Row]
+
+
+def paired(name: str, value: float, baseline: float, *, unit: str = "events/s") -> Row:
+    """A rate beside that of its baseline."""
+    return Row(name, value, unit, baseline, value / baseline)
+
+
+def codec_rows(figures: Figures) -> Rows:
+    """The row codecs, each beside its floor."""
+    return [
+        Row(f"{direction}.{protocol}.row", found["ours"], "events/s", found["floor"], found["ratio"])
+        for name, found in figures.items()
+        for protocol, direction in [name.rsplit(" ", 1)]
+    ]
+
+
+def stage_rows(figures: Figures) -> Rows:
+    """The stages of a batch on Spark, beside reading alone."""
+    return [
+        Row(
+            f"spark.{protocol}.{stage}",
+            found[stage],
+            "events/s",
+            found["plain read"],
+            found[f"{stage} of plain read"],
+        )
+        for protocol, found in figures.items()
+        for stage in ("read", "decode", "reduce")
+        if stage in found
+    ]
+
+
+def job_rows(target: str, figures: Figures) -> Rows:
+    """A whole job beside the hand-written one: the first load, as much again once warm, a small batch."""
+    ours, base = figures["ours"], figures["baseline"]
+    rows = [paired(f"job.{target}.{part}", ours[part], base[part]) for part in LOADS]
+    mine, theirs = (statistics.median(side["batch_seconds"]) for side in (ours, base))
+    return [*rows, Row(f"batch-1000.{target}", mine, "s", theirs, theirs / mine)]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+    }
+
+
+def show(rows: Iterable[Row]) -> None:
+    """Print the table, with the machine it was measured on."""
+    found = machine()
+    size = f"{found['cores']} cores, {found['memory_gib']} GiB"
+    print(f"\n{found['architecture']}, {size}, Python {found['python']}\n")
+    print(f"{'name':<36}{'value':>14} {'unit':<10}{'baseline':>14}   ratio")
+    for row in rows:
+        baseline = "" if row.baseline is None else _number(row.baseline)
+        print(f"{row.name:<36}{_number(row.value):>14} {row.unit:<10}{baseline:>14}   {row.note}")
+
+
+def write(rows: Iterable[Row], path: Path) -> None:
+    """Write the rows as JSON: the machine, and of each row its name, value, unit, baseline and ratio."""
+    found = {"machine": machine(), "rows": [row._asdict() for row in rows]}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

@@ -1,0 +1,222 @@
+"""What a task makes of a range's records: payloads that hold the rows to apply, and counts that add up."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.decoded_batches import as_records
+from tidesink.change import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.errors import SchemaMismatchError, SourceError
+from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.batch.decoders import FlatAvroDecoder, SideSchemas
+from tidesink.sinks.batch.target_rows import TargetRows, default_value
+from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
+
+TABLE = TableId("shop", "orders")
+ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
+NAME = Column("name", ColumnType("varchar"))
+STOCK = Column("stock", ColumnType("bigint unsigned"), default="7")
+OLD, NEW = TableSchema(TABLE, (ID, NAME)), TableSchema(TABLE, (ID, NAME, STOCK))
+WANTED = FetchRange("t", 0, 0, 100)
+OPTIONS = CodecOptions(enable_tidb_extension=True, avro_enable_watermark=True, producer="new")
+
+
+class Topic:
+    """Records as TiCDC would write them, and what decodes them."""
+
+    def __init__(self) -> None:
+        self.registry = MemorySchemaRegistry()
+        self.codec = FlatAvroCodec(registry=self.registry, options=OPTIONS)
+        self.messages: list[Message] = []
+
+    def write(self, schema: TableSchema, row: Row, op: Op = Op.INSERT) -> None:
+        """One more event; ``commit_ts`` is its offset."""
+        at = len(self.messages)
+        images = (row, None) if op is Op.DELETE else (None, row)
+        event = ChangeEvent(op, TABLE, {"id": row["id"]}, *images, at, Position("t", 0, at), schema)
+        record = self.codec.encode(event, topic="t")
+        assert record is not None
+        self.send(record.key, record.value)
+
+    def send(self, key: bytes | None, value: bytes | None) -> None:
+        """One more record."""
+        self.messages.append(Message("t", 0, len(self.messages), key, value))
+
+    def schemas(self, part: str) -> dict[int, str]:
+        """The registered schemas of keys or values."""
+        subject = f"t-{part}"
+        if subject not in self.registry.subjects():
+            return {}
+        found = [
+            self.registry.schema_by_version(subject, number) for number in self.registry.versions(subject)
+        ]
+        return {one.id: one.schema_text for one in found}
+
+    def task(self, rows: TargetRows, **unusable: SideSchemas) -> RangeTask:
+        """The task that reads this topic."""
+        sides = {part: SideSchemas(self.schemas(part)) for part in ("key", "value")} | unusable
+        decoder = FlatAvroDecoder(TABLE, sides["key"], sides["value"], time_zone="UTC", zero_date="null")
+        # As it travels to the tasks.
+        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), {}, decoder, rows)))  # noqa: S301
+        return task
+
+    def batches(self, size: int) -> list[pa.RecordBatch]:
+        """The records in batches of so many."""
+        return [as_records(self.messages[at : at + size]) for at in range(0, len(self.messages), size)]
+
+
+def shape(*schemas: TableSchema) -> TableShape:
+    whole = shape_of(schemas[0])
+    for one in schemas[1:]:
+        whole = merge_shape(whole, shape_of(one))
+    return whole
+
+
+def run(task: RangeTask, batches: Sequence[pa.RecordBatch]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The rows of the reduced frame, and the payloads that they came in."""
+    payloads = list(task.packed(WANTED, batches))
+    rows = [
+        row
+        for payload in payloads
+        for batch in unpack([payload.select(["payload"])])
+        for row in batch.to_pylist()
+    ]
+    return rows, [row for payload in payloads for row in payload.to_pylist()]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) -> None:
+    topic = Topic()
+    for key, name in ((1, "a"), (2, "b"), (1, "c")):
+        topic.write(OLD, {"id": key, "name": name})
+    topic.write(OLD, {"id": 2, "name": "b"}, Op.DELETE)
+    topic.write(NEW, {"id": 3, "name": "d", "stock": 2**64 - 1})
+    rows, payloads = run(topic.task(TargetRows(shape(OLD, NEW))), topic.batches(size))
+    found = {row["key"]["id"]: (row["_op"], row["after"]) for row in rows}
+    assert found == {
+        1: ("upsert", {"id": 1, "name": "c", "stock": 7}),
+        2: ("delete", None),
+        3: ("upsert", {"id": 3, "name": "d", "stock": 2**64 - 1}),
+    }
+    assert sum(row["_events"] for row in rows) == sum(row["_messages"] for row in rows) == 5
+    assert sum(row["_superseded"] for row in rows) == 2
+    assert max(row["_max_commit_ts"] for row in rows) == 4
+    assert sum(one["records"] for one in payloads) == 5
+    assert sum(one["bytes"] for one in payloads) == sum(
+        len(message.key or b"") + len(message.value or b"") for message in topic.messages
+    )
+
+
+def test_what_is_no_row_is_told_apart_and_counted() -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    topic.send(None, b"\x02" + (90).to_bytes(8, "big"))
+    topic.send(None, b"\x02" + (95).to_bytes(8, "big"))
+    topic.send(b"\0\0\0\0", b"?")
+    topic.send(topic.messages[0].key, b"\0\0\0\0\x63rest")
+    rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(100))
+    kinds = {row["_op"]: row for row in rows}
+    assert kinds.keys() == {"upsert", "watermark", "bad", "unplanned"}
+    assert (kinds["watermark"]["_events"], kinds["watermark"]["_max_commit_ts"]) == (2, 95)
+    assert kinds["bad"]["_detail"]["error"] == "FramingError"
+    assert (kinds["bad"]["_detail"]["key"], kinds["bad"]["_detail"]["value"]) == (b"\0\0\0\0", b"?")
+    assert kinds["unplanned"]["_detail"]["value_id"] == 0x63
+    assert sum(row["_messages"] for row in rows) == payloads[0]["records"] == 5
+
+
+def test_schemas_that_cannot_be_used_make_bad_records() -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    topic.write(NEW, {"id": 2, "name": "b", "stock": 1})
+    (first, text), (second, _) = sorted(topic.schemas("value").items())
+    side = SideSchemas({first: text}, refused={second: "not flat-avro"})
+    rows, _ = run(topic.task(TargetRows(shape(OLD)), value=side), topic.batches(100))
+    (bad,) = (row for row in rows if row["_op"] == "bad")
+    assert (bad["_detail"]["error"], bad["_detail"]["reason"]) == (
+        "SchemaMismatchError",
+        "value: not flat-avro",
+    )
+
+
+def test_a_change_that_names_no_row_is_bad() -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": None})
+    other = replace(shape(OLD), keys=("name",))
+    columns = tuple(replace(column, key=column.name == "name") for column in other.columns)
+    rows, _ = run(topic.task(TargetRows(replace(other, columns=columns))), topic.batches(100))
+    (bad,) = rows
+    assert (bad["_op"], bad["_detail"]["error"]) == ("bad", "UnnamedRowError")
+
+
+def test_a_column_dropped_before_a_schema_is_null_and_has_no_default() -> None:
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    (value_id,) = topic.schemas("value")
+    rows, _ = run(topic.task(TargetRows(shape(OLD, NEW), {value_id: frozenset(["stock"])})), topic.batches(9))
+    assert rows[0]["after"] == {"id": 1, "name": "a", "stock": None}
+
+
+def test_an_error_keeps_its_class() -> None:
+    def fails() -> Any:
+        raise SourceError("expired", topic="t", partition=0, offset=3)
+        yield
+
+    payloads = list(Topic().task(TargetRows(shape(OLD))).packed(WANTED, fails()))
+    (payload,) = payloads
+    error = pickle.loads(payload.to_pylist()[0]["error"])  # noqa: S301
+    assert (type(error), error.context) == (SourceError, {"topic": "t", "partition": 0, "offset": 3})
+
+
+def test_an_empty_range_has_one_payload_without_rows() -> None:
+    rows, payloads = run(Topic().task(TargetRows(shape(OLD))), [])
+    assert (rows, [one["records"] for one in payloads]) == ([], [0])
+
+
+def test_a_type_that_does_not_fit_is_refused_by_the_columns_name() -> None:
+    topic = Topic()
+    topic.write(NEW, {"id": 1, "name": "a", "stock": 2**64 - 1})
+    narrow = shape(NEW)
+    columns = tuple(replace(one, spark="int") if one.name == "stock" else one for one in narrow.columns)
+    (payload,) = topic.task(TargetRows(replace(narrow, columns=columns))).packed(WANTED, topic.batches(9))
+    error = pickle.loads(payload.to_pylist()[0]["error"])  # noqa: S301
+    assert (type(error), error.context["column"]) == (SchemaMismatchError, "stock")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spark_type", "default", "value"),
+    [
+        (ColumnType("int"), "int", "12", 12),
+        (ColumnType("int"), "int", "many", None),
+        (ColumnType("bit", length=8), "bigint", "\x05", 5),
+        (ColumnType("varbinary"), "binary", "\xff", b"\xff"),
+        (ColumnType("enum", members=("a", "b")), "string", "b", "b"),
+        (ColumnType("datetime"), "timestamp_ntz", "CURRENT_TIMESTAMP(3)", None),
+        (ColumnType("date"), "date", "0000-00-00", None),
+        (ColumnType("varchar"), "string", None, None),
+    ],
+)
+def test_defaults_are_values_of_their_columns(
+    kind: ColumnType, spark_type: str, default: str | None, value: object
+) -> None:
+    column = ShapeColumn("c", kind, spark_type, default=default)
+    assert default_value(column, shape(OLD)) == value
+
+
+def test_hashes_that_came_in_two_partitions_are_found() -> None:
+    def told(partition: int, *hashes: int) -> tuple[tuple[str, int], bytes]:
+        return ("t", partition), np.array(hashes, np.uint64).tobytes()
+
+    assert mixed_hashes([told(0, 1, 2), told(1, 3), told(0, 2)]).tolist() == []
+    assert mixed_hashes([told(0, 1, 2), told(1, 3, 2)]).tolist() == [2]
+    assert mixed_hashes([]).tolist() == []

@@ -1,0 +1,630 @@
+"""Columnar Avro decode: all records of one writer's schema at once, field by field, in numpy.
+
+Bytes are Avro's binary encoding (Avro 1.12 specification, "Binary Encoding"). Every field is read at the
+positions of all records together. A step *proves* a record or rejects it: varints of at most ten bytes,
+``int`` in 32 bits, the branch of a union, booleans, the index of an enum, UTF-8, decimals within their
+precision, no field past its record's end, and the last field exactly at that end. Rejected records are left
+to the row codec, which alone names faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.errors import SchemaMismatchError
+
+Positions = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
+
+# Records read together: what numpy writes between two steps stays in the processor's cache.
+CHUNK_RECORDS: Final = 8192
+# Eight bytes are read at any position up to a record's end, and eight more after those.
+_PADDING: Final = 16
+# Arrow's offsets are int32: more bytes than this are never looked at together.
+_MOST_BYTES: Final = 1 << 30
+
+_U8: Final = np.uint64
+_STOPS: Final = _U8(0x8080808080808080)
+_SEVENS: Final = _U8(0x7F7F7F7F7F7F7F7F)
+# Seven payload bits a byte, brought together in three steps: pairs of bytes, of pairs, of fours.
+_GATHER: Final = (
+    (_U8(0x7F007F007F007F00), _U8(1), _U8(0x007F007F007F007F)),
+    (_U8(0x3FFF00003FFF0000), _U8(2), _U8(0x00003FFF00003FFF)),
+    (_U8(0x0FFFFFFF00000000), _U8(4), _U8(0x000000000FFFFFFF)),
+)
+_ONE: Final = _U8(1)
+
+
+@dataclass(frozen=True)
+class RecordBytes:
+    """Records in one buffer: the bytes ``start[i]`` to ``end[i]`` of ``data``, ascending and apart."""
+
+    data: npt.NDArray[np.uint8]
+    start: Positions
+    end: Positions
+
+    @classmethod
+    def of(cls, records: pa.Array, skip: int = 0) -> RecordBytes:
+        """The records of a binary or large_binary array, sliced or not, without their first ``skip`` bytes.
+
+        The bytes are not copied. A null has a place like any other: leave nulls out with ``take``.
+        """
+        large = pa.types.is_large_binary(records.type) or pa.types.is_large_string(records.type)
+        _, offsets, values = records.buffers()
+        count = len(records) + 1 if offsets is not None and offsets.size else 0
+        kind = np.int64 if large else np.int32
+        if not count:
+            empty = np.zeros(0, np.int64)
+            return cls(np.zeros(0, np.uint8), empty, empty)
+        found = np.frombuffer(offsets, kind, count, records.offset * kind().itemsize).astype(np.int64)
+        data = np.zeros(0, np.uint8) if values is None else np.frombuffer(values, np.uint8)
+        return cls(data, found[:-1] + skip, found[1:])
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, rows: npt.NDArray[Any]) -> RecordBytes:
+        """The records of these indices, ascending, or of a mask."""
+        return RecordBytes(self.data, self.start[rows], self.end[rows])
+
+    def slice(self, begin: int, end: int) -> RecordBytes:
+        """The records from one index up to another."""
+        return RecordBytes(self.data, self.start[begin:end], self.end[begin:end])
+
+    def chunks(self, records: int = CHUNK_RECORDS) -> Iterator[RecordBytes]:
+        """Slices of at most so many records."""
+        for begin in range(0, len(self), records):
+            yield self.slice(begin, begin + records)
+
+    def words(self) -> Words:
+        """The first eight bytes of each record as a little-endian number; what follows it may be in it."""
+        parts = []
+        for one in self.chunks():
+            start = np.minimum(one.start, one.end)
+            rows = _Rows.of(one, start)
+            parts.append(rows.words_at(start - rows.base))
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+
+class AvroColumns(NamedTuple):
+    """Decoded records.
+
+    ``record`` is a struct array of the schema's fields. A child is null wherever its parent is, so
+    ``record.field(i)`` needs no mask. ``unproven`` is a mask of the records that were rejected, whose values
+    mean nothing; None where every record is proven.
+    """
+
+    record: pa.StructArray
+    unproven: Mask | None
+
+
+@dataclass(frozen=True)
+class AvroDecoder:
+    """Decodes the records of one writer's schema: parsed JSON, or what fastavro made of it.
+
+    Arrow types: ``int`` int32, ``long`` int64, ``float`` float32, ``double`` float64, ``boolean`` bool,
+    ``string`` string, ``bytes`` and ``fixed`` binary, ``enum`` string, records struct. ``bytes`` and
+    ``fixed`` with the logical type ``decimal``: decimal128 up to 38 digits, decimal256 up to 76. Other
+    logical types are read as what they are written as. Arrays, maps, unions but ``null`` with one other
+    type, types within themselves and longer decimals have the Arrow type null, and a record with a value
+    there is never proven.
+
+    Raises:
+        SchemaMismatchError: the schema is no record.
+    """
+
+    schema: Any
+    _step: _Step = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        step = _Compiler().compile(self.schema)
+        if not isinstance(step, _Record):
+            raise SchemaMismatchError("the writer's schema is no Avro record")
+        object.__setattr__(self, "_step", step)
+
+    @cached_property
+    def type(self) -> pa.StructType:
+        """The Arrow type of the records."""
+        return self._step.type
+
+    def decode(self, records: RecordBytes) -> AvroColumns:
+        """All records at once; give at most ``CHUNK_RECORDS`` for speed.
+
+        The bytes from ``start`` to ``end`` must be one record each: take the Confluent header off first.
+        """
+        if len(records) and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
+            return self._halves(records)
+        negative = records.start > records.end
+        start = np.minimum(records.start, records.end) if negative.any() else records.start
+        rows = _Rows.of(records, start)
+        if negative.any():
+            rows.reject(negative)
+        found, position = self._step.read(rows, start - rows.base, None)
+        short = position != rows.end
+        if short.any():
+            rows.reject(short)
+        return AvroColumns(found, _if_any(rows.unproven))
+
+    def _halves(self, records: RecordBytes) -> AvroColumns:
+        if len(records) == 1:
+            return AvroColumns(pa.nulls(1, self.type), np.ones(1, bool))
+        middle = len(records) // 2
+        sides = (records.slice(0, middle), records.slice(middle, len(records)))
+        parts = [self.decode(one) for one in sides]
+        masks = [
+            np.zeros(len(one), bool) if part.unproven is None else part.unproven
+            for one, part in zip(sides, parts, strict=True)
+        ]
+        record = pa.concat_arrays([part.record for part in parts])
+        return AvroColumns(record, _if_any(np.concatenate(masks)))
+
+
+def _if_any(mask: Mask | None) -> Mask | None:
+    return mask if mask is not None and mask.any() else None
+
+
+class _Rows:
+    """The records being read: their bytes with padding after them, their ends, and which are rejected.
+
+    Positions count from ``base``. Whatever the bytes say, a position stays between a record's start and
+    its end: a step that would leave it rejects the record and stays at the end.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], base: int, end: Positions) -> None:
+        self.data = data
+        self.base = base
+        self.end = end
+        self.unproven: Mask | None = None
+        self._words: Words = np.ndarray((max(len(data) - 7, 0),), "<u8", buffer=data, strides=(1,))
+
+    @classmethod
+    def of(cls, records: RecordBytes, start: Positions) -> _Rows:
+        if not len(records):
+            return cls(np.zeros(_PADDING, np.uint8), 0, records.end)
+        base, end = int(start[0]), int(records.end[-1])
+        data = records.data[base : end + _PADDING]
+        missing = end + _PADDING - base - len(data)
+        if missing > 0:
+            data = np.concatenate((data, np.zeros(missing, np.uint8)))
+        return cls(data, base, records.end - base)
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    def reject(self, rows: Mask) -> None:
+        """Leave these records to the row codec."""
+        self.unproven = rows if self.unproven is None else self.unproven | rows
+
+    def words_at(self, positions: Positions) -> Words:
+        """Eight bytes at each position, the first one lowest."""
+        return self._words[positions]
+
+    def advance(self, position: Positions, size: Positions | int, present: Mask | None) -> Positions:
+        """The positions after a value of ``size`` bytes, where there is one."""
+        moved: Positions = position + (size if present is None else size * present)
+        past = moved > self.end
+        if past.any():
+            self.reject(past)
+            np.minimum(moved, self.end, out=moved)
+        return moved
+
+
+class _Step(Protocol):
+    """Reads one value of each record; where ``present`` is false there is none, and its slot is null."""
+
+    @property
+    def type(self) -> pa.DataType:
+        """The values' Arrow type."""
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        """The values, and the positions after them."""
+
+
+def _array(kind: pa.DataType, values: npt.NDArray[Any], present: Mask | None) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [_bitmap(present), pa.py_buffer(values)])
+
+
+def _bitmap(mask: Mask | None) -> pa.Buffer | None:
+    return None if mask is None else pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+def _both(one: Mask, other: Mask | None) -> Mask:
+    return one if other is None else one & other
+
+
+def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
+    """The zigzag varints at these positions and their sizes.
+
+    One of more than ten bytes, or of more than 64 bits, is rejected only where its record has it: its size
+    is then far past any record's end.
+    """
+    words = rows.words_at(position)
+    if not (words & _U8(0x80)).any():
+        return _unzigzag(words & _U8(0x7F)), 1
+    stops = ~words & _STOPS
+    # All ones up to the first byte without a continuation bit; all 64 where none of the eight is one.
+    mask = stops ^ (stops - _ONE)
+    size = (np.bitwise_count(mask) >> 3).astype(np.int64)
+    raw = _gathered(words & mask & _SEVENS)
+    longer = stops == 0
+    if longer.any():
+        at = np.flatnonzero(longer)
+        raw[at], size[at] = _ninth_and_tenth(rows, position[at], _gathered(words[at] & _SEVENS))
+    return _unzigzag(raw), size
+
+
+def _gathered(raw: Words) -> Words:
+    for high, shift, low in _GATHER:
+        raw = ((raw & high) >> shift) | (raw & low)
+    return raw
+
+
+def _ninth_and_tenth(rows: _Rows, position: Positions, raw: Words) -> tuple[Words, Positions]:
+    after = rows.words_at(position + 8)
+    ninth, tenth = after & _U8(0xFF), (after >> _U8(8)) & _U8(0xFF)
+    ten = ninth >= 0x80
+    raw = raw | ((ninth & _U8(0x7F)) << _U8(56)) | np.where(ten, tenth << _U8(63), _U8(0))
+    return raw, np.where(ten, np.where(tenth > 1, _MOST_BYTES * 4, 10), 9)
+
+
+def _unzigzag(raw: Words) -> npt.NDArray[np.int64]:
+    signed: npt.NDArray[np.int64] = ((raw >> _ONE) ^ -(raw & _ONE)).view(np.int64)
+    return signed
+
+
+class _Long:
+    type = pa.int64()
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        values, size = _read_long(rows, position)
+        return _array(self.type, values, present), rows.advance(position, size, present)
+
+
+class _Int:
+    type = pa.int32()
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        values, size = _read_long(rows, position)
+        narrow = values.astype(np.int32)
+        wide = narrow != values
+        if wide.any():
+            rows.reject(_both(wide, present))
+        return _array(self.type, narrow, present), rows.advance(position, size, present)
+
+
+class _Boolean:
+    type = pa.bool_()
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        values = rows.data.take(position)
+        other = values > 1
+        if other.any():
+            rows.reject(_both(other, present))
+        found = [_bitmap(present), _bitmap(values == 1)]
+        array = pa.Array.from_buffers(self.type, len(values), found)
+        return array, rows.advance(position, 1, present)
+
+
+class _Float:
+    type = pa.float32()
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        values = rows.words_at(position).astype(np.uint32)  # the lower four bytes
+        return _array(self.type, values, present), rows.advance(position, 4, present)
+
+
+class _Double:
+    type = pa.float64()
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        return _array(self.type, rows.words_at(position), present), rows.advance(position, 8, present)
+
+
+@dataclass(frozen=True)
+class _Enum:
+    symbols: tuple[str, ...]
+    type: pa.DataType = field(default_factory=pa.string)
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        index, size = _read_long(rows, position)
+        other = (index < 0) | (index >= len(self.symbols))
+        if other.any():
+            rows.reject(_both(other, present))
+            index = np.where(other, 0, index)
+        labels = pa.array(self.symbols, self.type).take(_array(pa.int64(), index, present))
+        return labels, rows.advance(position, size, present)
+
+
+# Values of any length
+
+
+class _Spans(NamedTuple):
+    """Where values lie: positions in the rows' data, ascending, and their lengths, 0 for what is rejected."""
+
+    start: Positions
+    size: Positions
+    end: Positions
+
+
+def _read_spans(rows: _Rows, position: Positions, present: Mask | None) -> _Spans:
+    size, taken = _read_long(rows, position)
+    start = rows.advance(position, taken, present)
+    if present is not None:
+        size = size * present
+    outside = (size > rows.end - start) | (size < 0)
+    if outside.any():
+        rows.reject(outside)
+        size, start = np.where(outside, 0, size), np.where(outside, rows.end, start)
+    return _Spans(start, size, start + size)
+
+
+def _fixed_spans(rows: _Rows, position: Positions, size: int, present: Mask | None) -> _Spans:
+    end = rows.advance(position, size, present)
+    return _Spans(position, end - position, end)
+
+
+def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
+    """The bytes of spans, copied by Arrow alone: numpy would need an index of eight bytes for each byte.
+
+    The spans and what lies between them are one binary array over the data, of which each other value is
+    taken.
+    """
+    count = len(spans.start)
+    offsets = np.empty(2 * count, np.int32)
+    offsets[0::2], offsets[1::2] = spans.start, spans.end
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows.data)]
+    every_other = pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
+    found = pa.Array.from_buffers(pa.binary(), max(2 * count - 1, 0), buffers).take(every_other)
+    if present is None:
+        return found
+    return pa.Array.from_buffers(pa.binary(), count, [_bitmap(present), *found.buffers()[1:]])
+
+
+def _text(rows: _Rows, values: pa.Array, present: Mask | None) -> pa.Array:
+    """Bytes as text; a record whose bytes are no UTF-8 is rejected."""
+    _, offsets, data = values.buffers()
+    if data is None or not data.size or np.frombuffer(data, np.uint8).max() < 0x80:
+        return pa.Array.from_buffers(pa.string(), len(values), [_bitmap(present), offsets, data])
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        valid = np.fromiter((one is None or _is_utf8(one) for one in values.to_pylist()), bool, len(values))
+        rows.reject(~valid)
+        return pc.if_else(pa.array(valid), values, None).cast(pa.string())
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """``bytes``, or ``fixed`` of a size; as text for ``string``."""
+
+    size: int | None = None
+    text: bool = False
+
+    @property
+    def type(self) -> pa.DataType:
+        return pa.string() if self.text else pa.binary()
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        spans = _spans(rows, position, self.size, present)
+        values = _binary(rows, spans, present)
+        return (_text(rows, values, present) if self.text else values), spans.end
+
+
+def _spans(rows: _Rows, position: Positions, size: int | None, present: Mask | None) -> _Spans:
+    if size is None:
+        return _read_spans(rows, position, present)
+    return _fixed_spans(rows, position, size, present)
+
+
+@dataclass(frozen=True)
+class _Decimal:
+    """Big-endian two's complement in ``bytes`` or ``fixed``; of 1 byte to as many as the Arrow type has."""
+
+    precision: int
+    scale: int
+    size: int | None
+
+    @cached_property
+    def type(self) -> pa.DataType:
+        kind = pa.decimal128 if self.precision <= 38 else pa.decimal256
+        return kind(self.precision, self.scale)
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        spans = _spans(rows, position, self.size, present)
+        width = self.type.bit_width // 64
+        longest = int(spans.size.max()) if len(spans.size) else 0
+        words = _short_integers(rows, spans, width) if longest <= 8 else _integers(rows, spans, width)
+        bad = (spans.size == 0) | (spans.size > 8 * width)
+        if self.precision < 19 or longest > 8:
+            bad |= self._is_beyond(words)
+        if bad.any():
+            rows.reject(_both(bad, present))
+        buffers = [_bitmap(present), pa.py_buffer(words)]
+        return pa.Array.from_buffers(self.type, len(position), buffers), spans.end
+
+    def _is_beyond(self, words: npt.NDArray[np.int64]) -> Mask:
+        limit = 10**self.precision
+        return ~_is_below(words, limit) | _is_below(words, 1 - limit)
+
+
+def _short_integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
+    """Signed integers of at most eight bytes, as ``width`` little-endian words each."""
+    shift = 64 - 8 * np.minimum(np.maximum(spans.size, 1), 8)
+    words = np.empty((len(spans.size), width), np.int64)
+    words[:, 0] = rows.words_at(spans.start).byteswap().view(np.int64) >> shift
+    words[:, 1:] = (words[:, 0] >> 63)[:, None]
+    return words
+
+
+def _integers(rows: _Rows, spans: _Spans, width: int) -> npt.NDArray[np.int64]:
+    """Signed integers of at most ``8 * width`` bytes, as ``width`` little-endian words each."""
+    size = np.minimum(np.maximum(spans.size, 1), 8 * width)
+    behind = np.arange(8 * width)
+    at = spans.start[:, None] + np.maximum(size[:, None] - 1 - behind, 0)
+    found = rows.data.take(np.minimum(at, len(rows.data) - 1))
+    negative = found[np.arange(len(size)), size - 1] >= 0x80
+    sign = np.where(negative, np.uint8(0xFF), np.uint8(0))
+    filled = np.where(behind < size[:, None], found, sign[:, None])
+    return np.ascontiguousarray(filled).view("<i8")
+
+
+def _is_below(words: npt.NDArray[np.int64], limit: int) -> Mask:
+    """Which of the integers, in little-endian words, are less than ``limit``."""
+    width = words.shape[1]
+    bounds = np.frombuffer(limit.to_bytes(8 * width, "little", signed=True), "<i8")
+    below = words[:, 0].view(np.uint64) < bounds[:1].view(np.uint64)
+    for index in range(1, width):
+        found, bound = words[:, index], bounds[index : index + 1]
+        if index < width - 1:
+            found, bound = found.view(np.uint64), bound.view(np.uint64)
+        below = (found < bound) | ((found == bound) & below)
+    return below
+
+
+# Values made of others
+
+
+@dataclass(frozen=True)
+class _Nullable:
+    """A union of ``null`` and one other type; ``null`` is the branch byte of null, 00 or 02."""
+
+    null: int
+    inner: _Step
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.inner.type
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        branch = rows.data.take(position)
+        position = rows.advance(position, 1, present)
+        here = branch == 2 - self.null
+        if not here.all():
+            other = ~here & (branch != self.null)
+            if other.any():
+                rows.reject(_both(other, present))
+            present = _both(here, present)
+            if not present.any():
+                return pa.nulls(len(position), self.type), position
+        return self.inner.read(rows, position, present)
+
+
+@dataclass(frozen=True)
+class _Record:
+    names: tuple[str, ...]
+    steps: tuple[_Step, ...]
+
+    @cached_property
+    def type(self) -> pa.DataType:
+        return pa.struct([(name, step.type) for name, step in zip(self.names, self.steps, strict=True)])
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        arrays = []
+        for step in self.steps:
+            array, position = step.read(rows, position, present)
+            arrays.append(array)
+        buffers = [_bitmap(present)]
+        return pa.Array.from_buffers(self.type, len(position), buffers, children=arrays), position
+
+
+class _Unsupported:
+    """A value that is left to the row codec; a record without one may be proven."""
+
+    type = pa.null()
+
+    def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
+        rows.reject(np.ones(len(position), bool) if present is None else present)
+        return pa.nulls(len(position)), position
+
+
+_PRIMITIVES: Final[Mapping[str, _Step]] = {
+    "int": _Int(),
+    "long": _Long(),
+    "float": _Float(),
+    "double": _Double(),
+    "boolean": _Boolean(),
+    "bytes": _Bytes(),
+    "string": _Bytes(text=True),
+}
+_UNSUPPORTED: Final = _Unsupported()
+
+
+class _Compiler:
+    """Turns a schema into steps. ``named`` are its named types so far, None while one is being read."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, _Step | None] = {}
+
+    def compile(self, schema: Any, namespace: str = "") -> _Step:
+        if isinstance(schema, list):
+            return self._union(schema, namespace)
+        if isinstance(schema, str):
+            return _PRIMITIVES.get(schema) or self._reference(schema, namespace)
+        if not isinstance(schema, Mapping):
+            return _UNSUPPORTED
+        kind = schema.get("type")
+        if isinstance(kind, (list, Mapping)):
+            return self.compile(kind, namespace)
+        if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed"):
+            return self._register(schema, namespace, _decimal(schema))
+        if kind in ("record", "error"):
+            return self._record(schema, namespace)
+        if kind == "enum" and schema.get("symbols"):
+            return self._register(schema, namespace, _Enum(tuple(schema["symbols"])))
+        if kind == "fixed" and isinstance(schema.get("size"), int):
+            return self._register(schema, namespace, _Bytes(size=schema["size"]))
+        return self.compile(kind, namespace) if isinstance(kind, str) else _UNSUPPORTED
+
+    def _union(self, branches: list[Any], namespace: str) -> _Step:
+        steps = [self.compile(branch, namespace) for branch in branches]
+        nulls = [index for index, branch in enumerate(branches) if branch in ("null", {"type": "null"})]
+        if len(branches) != 2 or len(nulls) != 1:
+            return _UNSUPPORTED
+        (null,) = nulls
+        return _Nullable(2 * null, steps[1 - null])
+
+    def _reference(self, name: str, namespace: str) -> _Step:
+        found = self._named.get(name) or self._named.get(_full(name, namespace))
+        return found or _UNSUPPORTED
+
+    def _register(self, schema: Mapping[str, Any], namespace: str, step: _Step) -> _Step:
+        if "name" in schema:
+            self._named[_full(schema["name"], schema.get("namespace", namespace))] = step
+        return step
+
+    def _record(self, schema: Mapping[str, Any], namespace: str) -> _Step:
+        full = _full(schema.get("name", ""), schema.get("namespace", namespace))
+        self._named[full] = None
+        inner = full.rpartition(".")[0]
+        fields = schema.get("fields") or []
+        steps = tuple(self.compile(one["type"], inner) for one in fields)
+        step = self._named[full] = _Record(tuple(one["name"] for one in fields), steps)
+        return step
+
+
+def _full(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _decimal(schema: Mapping[str, Any]) -> _Step:
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if not isinstance(precision, int) or not isinstance(scale, int) or not 0 < precision <= 76:
+        return _UNSUPPORTED
+    return _Decimal(precision, scale, schema.get("size") if schema["type"] == "fixed" else None)

@@ -1,0 +1,81 @@
+"""Ranges of offsets as a reduced Spark frame, by way of Arrow: tasks fetch, decode and reduce (``tasks``).
+
+The payloads are stored by Spark, in memory and on disk. The driver collects what stands beside them: counts,
+hashes of keys and errors, a row for each payload. Whoever asks the frame for rows has tasks unpack them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, ReducedColumns, mixed_hashes, unpack
+from tidesink.sinks.source import KafkaRead
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Keys shown in an error about keys that came in two partitions.
+_SHOWN_KEYS: Final = 3
+
+
+class RangeFrame(NamedTuple):
+    """A reduced frame. ``stored`` is the frame that Spark keeps, to be unpersisted by the caller.
+
+    ``mixed_keys``: some of the keys that came in two partitions, as JSON.
+    """
+
+    frame: DataFrame
+    stored: DataFrame
+    read: KafkaRead
+    mixed_keys: tuple[str, ...]
+    row_codec_records: int
+
+
+def reduced_ranges(session: SparkSession, task: RangeTask) -> RangeFrame:
+    """Run a task over its ranges.
+
+    Raises:
+        TidesinkError: what a task raised, with its class.
+    """
+    count = len(task.ranges)
+    numbers = session.range(0, count, 1, count)
+    stored = numbers.mapInArrow(task, PACKED_DDL).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        heads = stored.drop("payload").collect()
+        _raise_first(heads)
+        frame = _unpacked(stored, task)
+        mixed = _mixed_keys(frame, heads)
+    except BaseException:
+        with suppress(Exception):
+            stored.unpersist()
+        raise
+    read = KafkaRead(sum(head["records"] for head in heads), sum(head["bytes"] for head in heads))
+    return RangeFrame(frame, stored, read, mixed, sum(head["row_codec_records"] or 0 for head in heads))
+
+
+def _raise_first(heads: Sequence[Any]) -> None:
+    """Raise the first error that a task had."""
+    for head in heads:
+        if head["error"] is not None:
+            raise pickle.loads(head["error"])  # noqa: S301  (our own task wrote it)
+
+
+def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
+    return stored.select("payload").mapInArrow(unpack, ReducedColumns(task.rows.shape).ddl)
+
+
+def _mixed_keys(frame: DataFrame, heads: Sequence[Any]) -> tuple[str, ...]:
+    places = [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
+    if not len(mixed_hashes(places)):
+        return ()
+    # The keys themselves, asked for only where hashes met: of equal hashes the keys may still differ.
+    places_of_key = F.countDistinct("_topic", "_partition")
+    keys = frame.where(F.col("key").isNotNull()).groupBy("key").agg(places_of_key.alias("places"))
+    found = keys.where("places > 1").select(F.to_json("key").alias("key")).limit(_SHOWN_KEYS).collect()
+    return tuple(row["key"] for row in found)
