@@ -94,7 +94,8 @@ def measure(brokers: str, records: int) -> dict[str, float]:
                     rates[name].append(rate)
     middle = {name: statistics.median(found) for name, found in rates.items()}
     best = max(rate for name, rate in middle.items() if name != "ours")
-    return {**middle, "bare": best, "ratio": middle["ours"] / best}
+    ratios = {f"ratio to {name}": middle["ours"] / rate for name, rate in middle.items() if name != "ours"}
+    return {**middle, **ratios, "bare": best, "ratio": middle["ours"] / best}
 
 
 def _timed(pool: ProcessPoolExecutor, way: Callable[[Reading], int], readings: list[Reading]) -> float:

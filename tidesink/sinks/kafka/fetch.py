@@ -6,7 +6,7 @@ arrives, or when the partition's EOF is at or past ``end``. (``Consumer.position
 
 Memory: a fetch holds the records of one batch (``FetchLimits.bytes``) twice while they become Arrow
 columns, one consume call of at most an eighth of that by the sizes seen so far, and librdkafka's queue
-(``queued.max.messages.kbytes`` and one fetch response): with the defaults 32 + 2 + 36 MB, and the largest
+(``queued.max.messages.kbytes`` and one fetch response): with the defaults 32 + 2 + 33 MB, and the largest
 record besides.
 """
 
