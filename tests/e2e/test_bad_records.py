@@ -39,12 +39,12 @@ BAD: dict[str, tuple[Spoil, str, str]] = {
     "too_long": (
         lambda record: record._replace(value=_value(record) + b"x"),
         "SchemaMismatchError",
-        "does not hold what its schema says",
+        "the value goes on for 1 bytes after its record ends",
     ),
     "wrong_magic": (
         lambda record: record._replace(value=b"\x05" + _value(record)[1:]),
         "FramingError",
-        "not with a Confluent header",
+        "not with the magic byte 00 of a Confluent header",
     ),
     "unknown_id": (
         lambda record: record._replace(value=b"\x00" + struct.pack(">I", 999_999) + _value(record)[5:]),
@@ -54,9 +54,9 @@ BAD: dict[str, tuple[Spoil, str, str]] = {
     "invalid_utf8": (
         lambda record: record._replace(value=_value(record).replace(b"spoilt", b"spo\xff\xfet")),
         "SchemaMismatchError",
-        "column 'name' has text that is no UTF-8",
+        "the value holds text that is no UTF-8",
     ),
-    "empty_key": (lambda record: record._replace(key=b""), "FramingError", "the key starts with nothing"),
+    "empty_key": (lambda record: record._replace(key=b""), "FramingError", "the key is empty"),
 }
 
 
