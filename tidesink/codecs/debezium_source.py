@@ -58,12 +58,17 @@ def _together(*numbers: int | None) -> Numbers | None:
     return found if len(found) == len(numbers) else None
 
 
-def _binlog(source: Source) -> Numbers | None:
-    file = source.get("file")
+def binlog_file_number(file: object) -> int | None:
+    """The number at the end of a binlog file's name; None where it has none."""
     number = _FILE_NUMBER.search(file) if isinstance(file, str) else None
+    return None if number is None else int(number[1])
+
+
+def _binlog(source: Source) -> Numbers | None:
+    number = binlog_file_number(source.get("file"))
     if number is None:
         return None
-    return _together(int(number[1]), _whole(source.get("pos")), _whole(source.get("row")) or 0)
+    return _together(number, _whole(source.get("pos")), _whole(source.get("row")) or 0)
 
 
 def _event_lsn(source: Source) -> Numbers | None:
@@ -133,6 +138,18 @@ _CONNECTORS: Final[Mapping[str, _Connector]] = {
     "spanner": _Connector("database_id", "table", _nowhere),
     TICDC: _Connector("db", "table", _commit_ts),
 }
+
+
+# Members that tell a change's position.
+POSITION_MEMBERS: Final = (
+    *("connector", "snapshot", "file", "pos", "row", "lsn", "scn", "commit_scn", "commit_lsn"),
+    *("change_lsn", "event_serial_no", "ts_ms", "ord", "commit_ts"),
+)
+# Members of a source block that name the table, with any connector.
+TABLE_MEMBERS: Final = (
+    "connector",
+    *sorted({"schema", "collection", *(name for one in _CONNECTORS.values() for name in one[:2])}),
+)
 
 
 def connector_of(source: Source) -> str:
