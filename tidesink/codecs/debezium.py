@@ -271,9 +271,16 @@ class DebeziumAvroCodec(DebeziumCodec):
         definitions: TableDefinitions | None = None,
         clock: Callable[[], int] = _now_ms,
     ) -> None:
-        super().__init__(AvroParser(registry), options=options, definitions=definitions)
+        self._avro = AvroParser(registry)
+        super().__init__(self._avro, options=options, definitions=definitions)
         self._writer = AvroRowWriter(registry, self._options, clock)
         self._control = AvroControlWriter(registry, self._options, clock)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        from tidesink.codecs.debezium_columns_avro import AvroEnvelopes
+
+        return AvroEnvelopes(self._tables, self._avro, self._is_flattened)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The record TiCDC writes for a row, a DDL or a watermark, its schemas registered.

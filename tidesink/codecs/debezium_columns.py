@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +37,13 @@ from tidesink.codecs.debezium_envelope import OPS, ZEROS, is_blank
 from tidesink.codecs.debezium_rows import Rows, Shape
 from tidesink.codecs.debezium_source import (
     MONGODB,
-    POSITION_MEMBERS,
     POSTGRES,
     STREAMED,
-    TABLE_MEMBERS,
     TICDC,
     binlog_file_number,
-    connector_of,
+    position_members,
     position_of_source,
+    table_members,
     table_of_source,
 )
 from tidesink.codecs.debezium_unwrap import OP_HEADER
@@ -52,7 +51,7 @@ from tidesink.errors import DecodeError
 
 IsFlattened = Callable[[str], bool]
 # A column of the wire: an array, or Python values where Arrow has no type for all of them.
-Wire = pa.Array | list[Any]
+Wire: TypeAlias = "pa.Array | list[Any]"
 Member = Callable[[str], Wire]
 
 _MOST_PLANS: Final = 1024
@@ -73,29 +72,49 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class Image:
-    """The rows of one image, or of the key. ``present`` says which records have one."""
+    """The rows of one image, or of the key. ``present`` says which records have one.
+
+    ``member`` gives a column of those alone, or, where ``whole``, of all records, null for the others.
+    """
 
     present: Mask
     member: Member
+    whole: bool = False
 
     def take(self, places: Indices) -> Image:
-        """The rows at these places."""
-        return Image(self.present[places], _taken(self.member, places))
+        """The rows of the records at these places."""
+        if self.whole:
+            return Image(self.present[places], _taken(self.member, places), whole=True)
+        present = self.present[places]
+        rows = (np.cumsum(self.present) - 1)[places][present]
+        return Image(present, _taken(self.member, rows))
+
+    @property
+    def rows(self) -> Indices | slice:
+        """The records that ``member``'s values belong to."""
+        return slice(None) if self.whole else np.flatnonzero(self.present)
+
+    def spread(self, mask: Mask) -> Mask:
+        """A mask of ``member``'s values as one of the records."""
+        found = np.zeros(len(self.present), np.bool_)
+        found[self.rows] = mask
+        return found
 
 
 @dataclass(frozen=True)
 class Envelopes:
-    """Envelopes of one writer's schema whose keys have one schema too.
+    """Envelopes of one connector and writer's schema whose keys have one schema too.
 
     ``where`` are their records, as indices of the step's own. ``key`` is None where the records have none.
     ``source`` gives a member of the source block, one of ``source_names``.
     """
 
     where: Indices
+    connector: str
     schema: ConnectSchema
     key_schema: ConnectSchema | None
     ids: SchemaIds | None
-    ops: Sequence[str]
+    ops: Wire
     source: Member
     source_names: frozenset[str]
     before: Image
@@ -107,7 +126,7 @@ class Envelopes:
         return replace(
             self,
             where=self.where[places],
-            ops=[self.ops[at] for at in places.tolist()],
+            ops=_some(self.ops, places),
             source=_taken(self.source, places),
             before=self.before.take(places),
             after=self.after.take(places),
@@ -117,10 +136,15 @@ class Envelopes:
 
 def _taken(member: Member, places: Indices) -> Member:
     def take(name: str) -> Wire:
-        found = member(name)
-        return [found[at] for at in places.tolist()] if isinstance(found, list) else found.take(places)
+        return _some(member(name), places)
 
     return take
+
+
+def _some(column: Wire, places: Indices) -> Wire:
+    return (
+        [column[at] for at in places.tolist()] if isinstance(column, list) else column.take(pa.array(places))
+    )
 
 
 @dataclass
@@ -185,37 +209,34 @@ class EnvelopeTables:
 
     def read(self, records: Records, envelopes: Envelopes, options: ValueOptions, found: Changes) -> None:
         """Add the row changes of these envelopes to ``found``."""
-        for source, some in _by_table(envelopes):
-            plan = self._plan(source, some, options)
+        for table, some in _by_table(envelopes):
+            plan = self._plan(table, some, options)
             if plan is None:
                 found.left.append(some.where)
             else:
                 _add_changes(records, some, plan, found)
 
-    def _plan(self, source: Mapping[str, Any], some: Envelopes, options: ValueOptions) -> _Plan | None:
-        table, connector = table_of_source(source), connector_of(source)
-        place = (id(some.schema), id(some.key_schema), some.key is None, table, connector, options)
+    def _plan(self, table: TableId, some: Envelopes, options: ValueOptions) -> _Plan | None:
+        place = (id(some.schema), id(some.key_schema), some.key is None, table, some.connector, options)
         if place in self._plans:
             return self._plans[place]
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         try:
-            plan = self._new_plan(table, connector, some, options)
+            plan = self._new_plan(table, some, options)
         except DecodeError:
             return None
         if plan is not None:
             self._plans[place] = plan
         return plan
 
-    def _new_plan(
-        self, table: TableId, connector: str, some: Envelopes, options: ValueOptions
-    ) -> _Plan | None:
+    def _new_plan(self, table: TableId, some: Envelopes, options: ValueOptions) -> _Plan | None:
         before, after = some.schema.field("before"), some.schema.field("after")
-        if connector == MONGODB or not table.name or before is None or after is None:
+        if some.connector == MONGODB or not table.name or before is None or after is None:
             return None
         if before.type != "struct" or after.type != "struct":
             return None
-        rows = self._ticdc_rows if connector == TICDC else self._rows
+        rows = self._ticdc_rows if some.connector == TICDC else self._rows
         old, new = rows.shape(before, table), rows.shape(after, table)
         key = None if some.key_schema is None or some.key is None else rows.shape(some.key_schema, table)
         if not new.columns or old.columns != new.columns:
@@ -232,7 +253,7 @@ class EnvelopeTables:
             table=table,
             schema=schema,
             types=types,
-            connector=connector,
+            connector=some.connector,
             before=fields.of(old),
             after=fields.of(new),
             key=fields.of(key) if key is not None else (),
@@ -261,19 +282,23 @@ class _Fields(NamedTuple):
         return ColumnStep(schema, column, target, self.rows.modes, self.options, zero_date)
 
 
-def _by_table(envelopes: Envelopes) -> Iterator[tuple[dict[str, Any], Envelopes]]:
-    """The envelopes of each table, with the members of a source block that name it."""
-    names = [name for name in TABLE_MEMBERS if name in envelopes.source_names]
+def _by_table(envelopes: Envelopes) -> Iterator[tuple[TableId, Envelopes]]:
+    """The envelopes of each table."""
+    names = [name for name in table_members(envelopes.connector) if name in envelopes.source_names]
     columns = [envelopes.source(name) for name in names]
     distinct = [_distinct(column) for column in columns]
     if all(len(found) == 1 for found in distinct):
-        yield {name: found[0] for name, found in zip(names, distinct, strict=True)}, envelopes
+        yield _table(envelopes, names, [found[0] for found in distinct]), envelopes
         return
     places: dict[tuple[Any, ...], list[int]] = {}
     for at, values in enumerate(zip(*map(_listed, columns), strict=True)):
         places.setdefault(values, []).append(at)
     for values, some in places.items():
-        yield dict(zip(names, values, strict=True)), envelopes.take(np.array(some, np.int64))
+        yield _table(envelopes, names, values), envelopes.take(np.array(some, np.int64))
+
+
+def _table(envelopes: Envelopes, names: Sequence[str], values: Sequence[Any]) -> TableId:
+    return table_of_source({"connector": envelopes.connector, **dict(zip(names, values, strict=True))})
 
 
 def _listed(column: Wire) -> list[Any]:
@@ -290,15 +315,15 @@ def _distinct(column: Wire) -> list[Any]:
 def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes) -> None:
     """Add the rows of one table's envelopes, and the records that are left."""
     count = len(some.where)
-    codes = np.array([_OP_CODES.get(op, _LEFT) for op in some.ops], np.int8)
+    codes = _op_codes(some.ops)
     deleted = codes == _DELETE
     left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
     after = _read_image(plan.after, some.after, left)
     before = _read_image(plan.before, some.before, left)
     key = _read_key(plan, some, left)
-    alone = _key_alone(plan, some, left)
+    cut = _key_alone(plan, some, left)
     source, commit_ts = _positions(plan.connector, some, left)
-    told = _Told(plan, count, deleted, alone)
+    told = _Told(some, deleted, cut)
     columns = {
         "record": pa.array(some.where + records.start),
         "index": pa.array(np.zeros(count, np.int32)),
@@ -307,8 +332,8 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
         "commit_ts": commit_ts,
         "source": source,
         "key": key,
-        "before": _struct(before, some.before.present, plan.types.row, told.cut),
-        "after": _struct(after, some.after.present, plan.types.row, {}),
+        "before": _struct(before, some.before, plan.types.row, cut),
+        "after": _struct(after, some.after, plan.types.row, None),
         "unavailable": told.unavailable(after),
         "zero_dates": told.zero_dates(before, after),
     }
@@ -318,6 +343,13 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
         table = table.filter(pa.array(~left))
         found.left.append(some.where[left])
     found.tables.append(ChangeTable(plan.table, plan.schema, some.ids, table))
+
+
+def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
+    coded = _coded(ops)
+    codes = np.array([_OP_CODES.get(op, _LEFT) for op in coded.dictionary.to_pylist()], np.int8)
+    found: npt.NDArray[np.int8] = codes[coded.indices.to_numpy()]
+    return found
 
 
 def _of_records(records: Records, where: Indices) -> dict[str, pa.Array]:
@@ -334,7 +366,7 @@ def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str,
     for wire, name, step in fields:
         column = step.read(image.member(wire))
         if column.unproven is not None:
-            left |= column.unproven
+            left |= image.spread(column.unproven)
         found[name] = column
     return found
 
@@ -347,41 +379,50 @@ def _read_key(plan: _Plan, some: Envelopes, left: Mask) -> pa.Array:
     columns = _read_image(plan.key, some.key, left) or {}
     for column in columns.values():
         if column.unavailable is not None:
-            left |= column.unavailable
-    return _struct(columns, some.key.present, plan.types.key, {})
+            left |= some.key.spread(column.unavailable)
+    return _struct(columns, some.key, plan.types.key, None)
 
 
 def _struct(
-    columns: Mapping[str, TypedColumn] | None,
-    present: Mask,
-    kind: pa.StructType,
-    cut: Mapping[str, Mask],
+    columns: Mapping[str, TypedColumn] | None, image: Image, kind: pa.StructType, cut: _Cut | None
 ) -> pa.Array:
-    """Images as Arrow; ``cut`` says where columns are left out."""
+    """Images as Arrow."""
+    present = image.present
     if not columns:
         return pa.nulls(len(present), kind)
-    arrays = []
-    for member in kind:
-        values = columns[member.name].values
-        if member.name in cut:
-            values = pc.if_else(pa.array(cut[member.name]), pa.scalar(None, values.type), values)
-        arrays.append(values)
-    mask = None if present.all() else pa.array(~present)
-    return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
+    arrays = [columns[member.name].values for member in kind]
+    if cut is not None:
+        alone = pa.array(cut.rows[image.rows])
+        for at, member in enumerate(kind):
+            if member.name in cut.names:
+                arrays[at] = pc.if_else(alone, pa.scalar(None, member.type), arrays[at])
+    mask = pa.array(~present) if image.whole and not present.all() else None
+    found = pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
+    if image.whole or present.all():
+        return found
+    return found.take(pa.array(np.cumsum(present) - 1, mask=~present))
+
+
+class _Cut(NamedTuple):
+    """The old rows that have their key alone, and the names of all other columns."""
+
+    rows: Mask
+    names: frozenset[str]
 
 
 class _Told:
     """Lists of column names a row: what was not sent, what was made null."""
 
-    def __init__(self, plan: _Plan, count: int, deleted: Mask, alone: Mask | None) -> None:
-        self._count, self._deleted = count, deleted
-        keys = {name for _, name, _ in plan.key}
-        names = [column.name for column in plan.schema.columns if column.name not in keys]
-        self.cut: dict[str, Mask] = {} if alone is None else dict.fromkeys(names, alone)
+    def __init__(self, some: Envelopes, deleted: Mask, cut: _Cut | None) -> None:
+        self._some, self._deleted, self._cut = some, deleted, cut
 
     def unavailable(self, after: Mapping[str, TypedColumn] | None) -> pa.Array:
         """The columns of ``after`` that the source did not send."""
-        found = {name: one.unavailable for name, one in (after or {}).items() if one.unavailable is not None}
+        found = {
+            name: self._some.after.spread(one.unavailable)
+            for name, one in (after or {}).items()
+            if one.unavailable is not None
+        }
         return self._names(found)
 
     def zero_dates(
@@ -389,41 +430,51 @@ class _Told:
     ) -> pa.Array:
         """The columns whose date was made null: of ``after``, of a delete of ``before``."""
         found: dict[str, Mask] = {}
-        for name in dict.fromkeys((*(after or {}), *(before or {}))):
-            new, old = (images and images[name].zero_dates for images in (after, before))
-            if new is not None:
-                found[name] = new
-            if old is not None:
-                kept = old & self._deleted
-                kept = kept & ~self.cut[name] if name in self.cut else kept
-                found[name] = found[name] | kept if name in found else kept
-        return self._names(found)
+        for name, one in (after or {}).items():
+            if one.zero_dates is not None:
+                found[name] = self._some.after.spread(one.zero_dates)
+        for name, one in (before or {}).items():
+            if one.zero_dates is not None:
+                mask = self._of_delete(name, self._some.before.spread(one.zero_dates))
+                found[name] = found[name] | mask if name in found else mask
+        return self._names({column: found[column] for column in (after or before or {}) if column in found})
+
+    def _of_delete(self, name: str, mask: Mask) -> Mask:
+        cut = self._cut
+        is_cut = cut is not None and name in cut.names
+        return mask & self._deleted & ~cut.rows if cut is not None and is_cut else mask & self._deleted
 
     def _names(self, masks: Mapping[str, Mask]) -> pa.Array:
-        rows: list[list[str] | None] = [None] * self._count
+        count = len(self._deleted)
+        if not masks:
+            return pa.nulls(count, NAMES_TYPE)
+        rows: list[list[str] | None] = [None] * count
         for name, mask in masks.items():
             for at in np.flatnonzero(mask).tolist():
                 rows[at] = [*(rows[at] or ()), name]
-        return pa.array(rows, NAMES_TYPE) if masks else pa.nulls(self._count, NAMES_TYPE)
+        return pa.array(rows, NAMES_TYPE)
 
 
 # Postgres' old rows that have their key alone (``debezium_envelope``, REPLICA IDENTITY DEFAULT)
 
 
-def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> Mask | None:
+def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
     """Which old rows have only their key; None: none has."""
-    if plan.connector != POSTGRES or not plan.key or not some.before.present.any():
+    image = some.before
+    if plan.connector != POSTGRES or not plan.key or not image.present.any():
         return None
-    alone = some.before.present.copy()
+    alone = image.present[image.rows]
     for wire, default in plan.others:
-        blank, unsure = _blank(some.before.member(wire), default)
+        blank, unsure = _blank(image.member(wire), default)
         if unsure is not None:
             # As a double it is the default; the row codec compares all of its digits.
-            left |= unsure & alone
-        alone &= blank
+            left |= image.spread(unsure & alone)
+        alone = alone & blank
         if not alone.any():
             return None
-    return alone
+    keys = {name for _, name, _ in plan.key}
+    names = frozenset(column.name for column in plan.schema.columns if column.name not in keys)
+    return _Cut(image.spread(alone), names)
 
 
 def _blank(wire: Wire, default: object) -> tuple[Mask, Mask | None]:
@@ -547,16 +598,18 @@ def _lists(numbers: Sequence[pa.Array], known: pa.Array) -> pa.Array:
 
 
 def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
-    names = [name for name in POSITION_MEMBERS if name in some.source_names]
+    names = [name for name in position_members(some.connector) if name in some.source_names]
     members = [_listed(some.source(name)) for name in names]
+    if not names:
+        return pa.nulls(len(some.where), _POSITIONS)
     found: list[tuple[int, ...] | None] = []
     for at, values in enumerate(zip(*members, strict=True)):
-        position = position_of_source(dict(zip(names, values, strict=True)))
+        position = position_of_source({"connector": some.connector, **dict(zip(names, values, strict=True))})
         if position is not None and max(position) >= _INT64_END:
             left[at] = True
             position = None
         found.append(position)
-    return pa.array(found or [None] * len(some.where), _POSITIONS)
+    return pa.array(found, _POSITIONS)
 
 
 # Null values of flattened topics

@@ -11,26 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple, Optional, Union
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
 from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
-from tidesink.codecs.debezium_columns import Changes, EnvelopeTables, Envelopes, Image, IsFlattened, Wire
+from tidesink.codecs.debezium_columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened, Wire
 from tidesink.codecs.debezium_json import Wrapping, json_number, wrapping_of
-from tidesink.codecs.debezium_source import POSITION_MEMBERS, TABLE_MEMBERS
+from tidesink.codecs.debezium_source import position_members, table_members
 from tidesink.codecs.debezium_values_scalars import INTEGER_BITS
 from tidesink.errors import DecodeError
 
 _NULL, _LEFT = -1, -2
 _MOST_TEXTS: Final = 256
 _MOST_ROOM: Final = 1 << 25
-# Bytes of records that are looked at together: so many stay in the processor's cache.
-_STRETCH: Final = 1 << 19
 _ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError, DecodeError)
 _ARRAYS: Final[dict[str, pa.DataType]] = {
     **dict.fromkeys(INTEGER_BITS, pa.int64()),
@@ -39,8 +38,8 @@ _ARRAYS: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
 }
 # Records that are decoded together: their objects stay in the processor's cache.
-_TOGETHER: Final = 1024
-_SOURCE_MEMBERS: Final = frozenset({*TABLE_MEMBERS, *POSITION_MEMBERS})
+_TOGETHER: Final = 512
+_NO_RECORDS: Final[Indices] = np.empty(0, np.int64)
 
 
 class _Part:
@@ -50,84 +49,91 @@ class _Part:
         self._texts: list[Wrapping] = []
 
     def split(self, column: pa.Array) -> _Split:
-        """The payload of each record, and which wrapping it has."""
-        texts = self._texts
-        if len(texts) > _MOST_TEXTS or sum(len(one.head) + len(one.tail) for one in texts) > _MOST_ROOM:
-            texts = self._texts = []
-        codes: list[int] = []
-        payloads: list[bytes] = []
-        known, code = (texts[0], 0) if texts else (_NONE, _LEFT)
-        for data, start, end in _stretches(column):
-            head, tail = known.head, known.tail
-            body, foot = start + len(head), end - len(tail)
-            if body > foot or not data.startswith(head, start, end) or not data.endswith(tail, start, end):
-                found = self._found(data[start:end])
-                if found == _LEFT:
-                    codes.append(_LEFT)
-                    payloads.append(b"")
-                    continue
-                code, known = found, texts[found]
-                body, foot = start + len(known.head), end - len(known.tail)
-            codes.append(code)
-            payloads.append(data[body:foot])
-        return _split(column, codes, payloads, texts)
-
-    def _found(self, data: bytes) -> int:
-        for at, one in enumerate(self._texts):
-            whole = len(data) >= len(one.head) + len(one.tail)
-            if whole and data.startswith(one.head) and data.endswith(one.tail):
-                return at
-        try:
-            found = wrapping_of(data)
-        except _ERRORS:
-            return _LEFT
-        if found is None:
-            return _LEFT
-        self._texts.append(found)
-        return len(self._texts) - 1
+        """Which wrapping each record has, and where its payload is."""
+        if len(self._texts) > _MOST_TEXTS or sum(map(_size, self._texts)) > _MOST_ROOM:
+            self._texts = []
+        found = _Split.of(column, self._texts)
+        waiting = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        for code in range(len(self._texts)):
+            if len(waiting):
+                waiting = found.match(code, waiting)
+        while len(waiting):
+            first, waiting = int(waiting[0]), waiting[1:]
+            text = _wrapping(column[first].as_py())
+            if text is not None:
+                self._texts.append(text)
+                waiting = found.match(len(self._texts) - 1, np.concatenate([[first], waiting]))
+        return found
 
 
-_NONE: Final = Wrapping(b"\0", b"", ConnectSchema("struct", None, None, {}, optional=False, default=None))
+def _size(text: Wrapping) -> int:
+    return len(text.head) + len(text.tail)
 
 
-class _Split(NamedTuple):
-    """A column of records: by record which of ``texts`` its payload has around it, and that payload."""
+def _wrapping(data: bytes) -> Wrapping | None:
+    try:
+        return wrapping_of(data)
+    except _ERRORS:
+        return None
 
+
+@dataclass
+class _Split:
+    """A column of records: by record which of ``texts`` it has around its payload, and where that is."""
+
+    column: pa.Array
+    texts: list[Wrapping]
     codes: npt.NDArray[np.int32]
-    payloads: list[bytes]
-    texts: Sequence[Wrapping]
+    offsets: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    data: memoryview
+
+    @classmethod
+    def of(cls, column: pa.Array, texts: list[Wrapping]) -> _Split:
+        """With no record matched yet."""
+        kind: Any = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+        _, offsets, data = column.buffers()
+        count, size = len(column), kind().itemsize
+        found = np.zeros(1, kind)
+        if count and offsets is not None:
+            found = np.frombuffer(offsets, kind, count + 1, column.offset * size)
+        codes = np.full(count, _LEFT, np.int32)
+        codes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        view = memoryview(b"") if data is None else memoryview(data)
+        return cls(column, texts, codes, found, found[:-1].copy(), found[1:].copy(), view)
+
+    def match(self, code: int, waiting: Indices) -> Indices:
+        """Take the records of ``waiting`` that have this wrapping; those that have not are given back."""
+        head, tail = self.texts[code].head, self.texts[code].tail
+        starts, ends = self.offsets[:-1] + len(head), self.offsets[1:] - len(tail)
+        fits = (starts <= ends)[waiting]
+        # Each record in three pieces, compared where they are.
+        cuts = np.empty(3 * len(self.codes) + 1, self.offsets.dtype)
+        cuts[0::3] = self.offsets
+        cuts[1::3] = np.minimum(starts, self.offsets[1:])
+        cuts[2::3] = np.maximum(ends, cuts[1::3])
+        kind = self.column.type
+        buffers = [None, pa.py_buffer(cuts), self.column.buffers()[2] or pa.py_buffer(b"")]
+        pieces = pa.Array.from_buffers(kind, len(cuts) - 1, buffers)
+        same = (_same(pieces, head)[0::3] & _same(pieces, tail)[2::3])[waiting] & fits
+        matched = waiting[same]
+        self.codes[matched] = code
+        self.starts[matched], self.ends[matched] = starts[matched], ends[matched]
+        return waiting[~same]
+
+    def payloads(self, where: Indices) -> list[memoryview]:
+        """The payloads of matched records."""
+        data = self.data
+        pairs = zip(self.starts[where].tolist(), self.ends[where].tolist(), strict=True)
+        return [data[start:end] for start, end in pairs]
 
 
-def _split(column: pa.Array, codes: list[int], payloads: list[bytes], texts: list[Wrapping]) -> _Split:
-    """With the records whose value is null, which were passed over."""
-    found = np.array(codes, np.int32)
-    if not column.null_count:
-        return _Split(found, payloads, texts)
-    present = column.is_valid().to_numpy(zero_copy_only=False)
-    whole = np.full(len(column), _NULL, np.int32)
-    whole[present] = found
-    each = iter(payloads)
-    return _Split(whole, [next(each) if one else b"" for one in present.tolist()], texts)
-
-
-def _stretches(column: pa.Array) -> Iterator[tuple[bytes, int, int]]:
-    """Each value that is not null: bytes that hold it, and where it starts and ends in them."""
-    wide = pa.types.is_large_binary(column.type)
-    kind: Any = np.int64 if wide else np.int32
-    buffers = column.buffers()
-    count = len(column)
-    if not count or column.null_count == count:
-        return
-    offsets = np.frombuffer(buffers[1], kind, count + 1, column.offset * kind().itemsize)
-    present = column.is_valid().to_numpy(zero_copy_only=False)
-    starts, ends = offsets[:-1][present].tolist(), offsets[1:][present].tolist()
-    data = memoryview(buffers[2]) if buffers[2] is not None else memoryview(b"")
-    held, base, limit = b"", 0, -1
-    for start, end in zip(starts, ends, strict=True):
-        if end > limit:
-            base, limit = start, max(end, min(start + _STRETCH, len(data)))
-            held = bytes(data[base:limit])
-        yield held, start - base, end - base
+def _same(pieces: pa.Array, text: bytes) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = pc.equal(pieces, pa.scalar(text, pieces.type)).to_numpy(
+        zero_copy_only=False
+    )
+    return found
 
 
 # Payloads by structs
@@ -140,12 +146,6 @@ class _Struct:
     made: type[msgspec.Struct]
     attributes: dict[str, str]
     kinds: dict[str, ConnectSchema]
-    complete: bool
-
-    def nulls(self, wire: str, count: int) -> Wire:
-        """A member of rows that are not there."""
-        kind = self.kinds[wire].type
-        return pa.nulls(count, _ARRAYS[kind]) if kind in _ARRAYS else [None] * count
 
     def column(self, rows: Sequence[Any], wire: str) -> Wire:
         """One member of all rows."""
@@ -165,8 +165,8 @@ def _integer(bits: int) -> Any:
 
 _TYPES: Final[dict[str, Any]] = {
     **{name: _integer(bits) for name, bits in INTEGER_BITS.items()},
-    "float32": Union[float, str],
-    "float64": Union[float, str],
+    "float32": float | str,
+    "float64": float | str,
     "boolean": bool,
     # Bytes are base64.
     "string": str,
@@ -177,11 +177,11 @@ _TYPES: Final[dict[str, Any]] = {
 def _type(schema: ConnectSchema) -> Any:
     """The values of a schema as msgspec checks them, with null; of rare ones only that it is JSON."""
     known = _TYPES.get(schema.type)
-    return Any if known is None else Optional[known]
+    return Any if known is None else known | None
 
 
 def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: bool = False) -> _Struct | None:
-    """The struct of these members. ``complete``: all are there; ``flat``: none is nested, or there is none."""
+    """The struct of these members. ``complete``: all are there; ``flat``: None if one is nested."""
     named = {one.wire: one.schema for one in fields}
     if flat and any(schema.type not in _TYPES for schema in named.values()):
         return None
@@ -192,13 +192,13 @@ def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: boo
     ]
     rename = {own: wire for wire, own in attributes.items()}
     made = msgspec.defstruct("Row", members, rename=rename, forbid_unknown_fields=True, gc=False)
-    return _Struct(made, attributes, named, complete)
+    return _Struct(made, attributes, named)
 
 
 class _Envelope(NamedTuple):
     """How the payloads of one writer's schema are decoded."""
 
-    decode: Callable[[bytes], Any]
+    decode: Callable[[Any], Any]
     source: _Struct
     before: _Struct
     after: _Struct
@@ -222,8 +222,8 @@ def _envelope(schema: ConnectSchema) -> _Envelope | None:
     members: list[Any] = [
         ("op", str),
         ("source", source.made),
-        ("before", Optional[before.made], None),
-        ("after", Optional[after.made], None),
+        ("before", before.made | None, None),
+        ("after", after.made | None, None),
         *((f"x{at}", kind, None) for at, (_, kind) in enumerate(extras)),
     ]
     rename = {f"x{at}": wire for at, (wire, _) in enumerate(extras)}
@@ -237,11 +237,11 @@ def _extra(schema: ConnectSchema) -> Any:
     if schema.type in _TYPES:
         return _type(schema)
     inner = _struct(schema.fields, flat=True) if schema.type == "struct" else None
-    return None if inner is None else Optional[inner.made]
+    return None if inner is None else inner.made | None
 
 
 class _Key(NamedTuple):
-    decode: Callable[[bytes], Any]
+    decode: Callable[[Any], Any]
     row: _Struct
 
 
@@ -252,7 +252,7 @@ def _key(schema: ConnectSchema) -> _Key | None:
     return _Key(msgspec.json.Decoder(row.made, float_hook=json_number).decode, row)
 
 
-def _decoded(decode: Callable[[bytes], Any], payloads: Sequence[bytes]) -> list[Any]:
+def _decoded(decode: Callable[[Any], Any], payloads: Sequence[memoryview]) -> list[Any]:
     """All payloads decoded; None for each that cannot be."""
     try:
         return list(map(decode, payloads))
@@ -260,7 +260,7 @@ def _decoded(decode: Callable[[bytes], Any], payloads: Sequence[bytes]) -> list[
         return [_tried(decode, payload) for payload in payloads]
 
 
-def _tried(decode: Callable[[bytes], Any], payload: bytes) -> Any:
+def _tried(decode: Callable[[Any], Any], payload: memoryview) -> Any:
     try:
         return decode(payload)
     except _ERRORS:
@@ -271,29 +271,25 @@ class _Columns:
     """The columns of one struct, put together from the rows of stretches."""
 
     def __init__(self, struct: _Struct, wires: Iterable[str]) -> None:
-        self._struct, self._empty = struct, None if struct.complete else struct.made()
+        self._struct = struct
         self._parts: dict[str, list[Wire]] = {wire: [] for wire in wires}
         self._present: list[npt.NDArray[np.bool_]] = []
 
-    def add(self, rows: list[Any]) -> None:
+    def add(self, rows: Sequence[Any]) -> None:
         """The rows of a stretch; None for those that are not there."""
         present = np.array([row is not None for row in rows], np.bool_)
-        absent = len(rows) - int(present.sum())
         self._present.append(present)
-        if absent == len(rows):
+        if not present.all():
+            rows = [row for row in rows if row is not None]
+        if rows:
             for wire, parts in self._parts.items():
-                parts.append(self._struct.nulls(wire, absent))
-            return
-        if absent:
-            rows = [self._empty if row is None else row for row in rows]
-        for wire, parts in self._parts.items():
-            parts.append(self._struct.column(rows, wire))
+                parts.append(self._struct.column(rows, wire))
 
     def member(self, wire: str) -> Wire:
         """One column of all rows."""
         parts = self._parts[wire]
-        if len(parts) == 1:
-            return parts[0]
+        if len(parts) < 2:
+            return parts[0] if parts else []
         if any(isinstance(part, list) for part in parts):
             return [one for part in parts for one in (part if isinstance(part, list) else part.to_pylist())]
         return pa.concat_arrays(parts)
@@ -312,11 +308,13 @@ class _Decoders:
 
     def envelope(self, schema: ConnectSchema) -> _Envelope | None:
         """The decoder of values."""
-        return _kept(self.envelopes, schema, _envelope)
+        found: _Envelope | None = _kept(self.envelopes, schema, _envelope)
+        return found
 
     def key(self, schema: ConnectSchema) -> _Key | None:
         """The decoder of keys."""
-        return _kept(self.keys, schema, _key)
+        found: _Key | None = _kept(self.keys, schema, _key)
+        return found
 
 
 def _kept(known: dict[int, Any], schema: ConnectSchema, make: Callable[[ConnectSchema], Any]) -> Any:
@@ -366,7 +364,10 @@ class JsonColumns:
             reading = _Reading(envelope, reader)
             for start in range(0, len(where), _TOGETHER):
                 reading.add(where[start : start + _TOGETHER], values, keys)
-            yield reading.done(schema, key_schema)
+            yield from (
+                (one.envelopes(schema, key_schema), _NO_RECORDS) for one in reading.collected.values()
+            )
+            yield from ((None, rest) for rest in reading.rest)
 
 
 def _no_envelope(values: _Split, keys: _Split) -> Indices:
@@ -374,52 +375,35 @@ def _no_envelope(values: _Split, keys: _Split) -> Indices:
     return np.flatnonzero((values.codes == _LEFT) | ((values.codes >= 0) & (keys.codes == _LEFT)))
 
 
-class _Reading:
-    """Payloads of one pair of schemas, decoded stretch by stretch."""
+class _Collected:
+    """Decoded envelopes of one connector and one pair of schemas."""
 
-    def __init__(self, envelope: _Envelope, key: _Key | None) -> None:
-        self._envelope, self._key = envelope, key
-        members = _SOURCE_MEMBERS & envelope.source.attributes.keys()
-        self._source = _Columns(envelope.source, members)
-        self._before, self._after = (_Columns(one, one.attributes) for one in envelope[2:])
-        self._keys = None if key is None else _Columns(key.row, key.row.attributes)
-        self._members = frozenset(members)
+    def __init__(self, connector: str, envelope: _Envelope, key: _Key | None) -> None:
+        self._connector = connector
+        wanted = (*table_members(connector), *position_members(connector))
+        self._members = frozenset(wanted) & envelope.source.attributes.keys()
+        self._source = _Columns(envelope.source, self._members)
+        self._before = _Columns(envelope.before, envelope.before.attributes)
+        self._after = _Columns(envelope.after, envelope.after.attributes)
+        self._key = None if key is None else _Columns(key.row, key.row.attributes)
         self._ops: list[str] = []
         self._where: list[Indices] = []
-        self._rest: list[Indices] = []
 
-    def add(self, where: Indices, values: _Split, keys: _Split) -> None:
-        """Decode the records at ``where``."""
-        places = where.tolist()
-        found = _decoded(self._envelope.decode, [values.payloads[at] for at in places])
-        rows = found
-        if self._key is not None:
-            rows = _decoded(self._key.decode, [keys.payloads[at] for at in places])
-        good = [at for at in range(len(found)) if found[at] is not None and rows[at] is not None]
-        if len(good) < len(found):
-            kept = np.zeros(len(where), np.bool_)
-            kept[good] = True
-            self._rest.append(where[~kept])
-            where, found, rows = where[kept], [found[at] for at in good], [rows[at] for at in good]
-        if not found:
-            return
+    def add(self, where: Indices, found: Sequence[Any], keys: Sequence[Any]) -> None:
+        """Take a stretch of envelopes and their keys."""
         self._where.append(where)
         self._ops += [one.op for one in found]
         self._source.add([one.source for one in found])
         self._before.add([one.before for one in found])
         self._after.add([one.after for one in found])
-        if self._keys is not None:
-            self._keys.add(rows)
+        if self._key is not None:
+            self._key.add(keys)
 
-    def done(
-        self, schema: ConnectSchema, key_schema: ConnectSchema | None
-    ) -> tuple[Envelopes | None, Indices]:
-        """What was decoded, and the records that were not."""
-        rest = np.concatenate(self._rest) if self._rest else np.empty(0, np.int64)
-        if not self._where:
-            return None, rest
-        made = Envelopes(
+    def envelopes(self, schema: ConnectSchema, key_schema: ConnectSchema | None) -> Envelopes:
+        """All that was taken."""
+        return Envelopes(
             where=np.concatenate(self._where),
+            connector=self._connector,
             schema=schema,
             key_schema=key_schema,
             ids=None,
@@ -428,6 +412,42 @@ class _Reading:
             source_names=self._members,
             before=self._before.image(),
             after=self._after.image(),
-            key=None if self._keys is None else self._keys.image(),
+            key=None if self._key is None else self._key.image(),
         )
-        return made, rest
+
+
+class _Reading:
+    """Payloads of one pair of schemas, decoded stretch by stretch."""
+
+    def __init__(self, envelope: _Envelope, key: _Key | None) -> None:
+        self._envelope, self._key = envelope, key
+        self._connector = envelope.source.attributes.get("connector")
+        self.collected: dict[str, _Collected] = {}
+        self.rest: list[Indices] = []
+
+    def add(self, where: Indices, values: _Split, keys: _Split) -> None:
+        """Decode the records at ``where``."""
+        found = _decoded(self._envelope.decode, values.payloads(where))
+        rows = found if self._key is None else _decoded(self._key.decode, keys.payloads(where))
+        good = [at for at, one in enumerate(found) if one is not None and rows[at] is not None]
+        if len(good) < len(found):
+            kept = np.zeros(len(where), np.bool_)
+            kept[good] = True
+            self.rest.append(where[~kept])
+            where, found, rows = where[kept], [found[at] for at in good], [rows[at] for at in good]
+        for connector, places in self._connectors(found).items():
+            collected = self.collected.get(connector)
+            if collected is None:
+                collected = self.collected[connector] = _Collected(connector, self._envelope, self._key)
+            if len(places) == len(found):
+                collected.add(where, found, rows)
+            else:
+                collected.add(where[places], [found[at] for at in places], [rows[at] for at in places])
+
+    def _connectors(self, found: Sequence[Any]) -> dict[str, Sequence[int]]:
+        """Which envelopes are of which connector."""
+        get = self._connector and attrgetter(self._connector)
+        names = [get(one.source) or "" for one in found] if get else [""] * len(found)
+        if len(distinct := set(names)) == 1:
+            return {names[0]: range(len(names))}
+        return {name: [at for at, one in enumerate(names) if one == name] for name in distinct}

@@ -34,7 +34,6 @@ from tidesink.typemap.semantic import semantic_type
 from tidesink.typemap.table import row_of
 
 Mask = npt.NDArray[np.bool_]
-Wire = "pa.Array | list[Any]"
 # A kernel's arrays: the target's values, and which of the wire's it could not decide (None: none).
 Decided = tuple[pa.Array, "Mask | None"]
 Kernel = Callable[[pa.Array], Decided]
@@ -511,7 +510,8 @@ def _beyond_digits(microseconds: npt.NDArray[np.int64], fsp: int | None) -> Mask
     """Which have digits of a second that a column of so many digits has not."""
     if fsp is None or fsp >= 6:
         return None
-    return microseconds % 10 ** (6 - fsp) != 0
+    finer: Mask = microseconds % 10 ** (6 - fsp) != 0
+    return finer
 
 
 def _timestamps(per_second: int, fsp: int | None) -> Kernel:
@@ -609,4 +609,5 @@ def _utc_shape(wire: pa.Array) -> Mask:
     good &= data[np.where(good, offsets[1:] - 1, 0)] == ord("Z")
     fraction = data[start + 19]
     good &= (fraction == ord(".")) | (fraction == ord("Z"))
-    return good | ~_mask(pc.is_valid(wire))
+    shaped: Mask = good | ~_mask(pc.is_valid(wire))
+    return shaped

@@ -119,37 +119,40 @@ class _Connector(NamedTuple):
     schema: str
     name: str
     position: Callable[[Source], Numbers | None]
+    # What ``position`` reads.
+    members: tuple[str, ...] = ()
 
 
 _UNKNOWN: Final = _Connector("db", "table", _nowhere)
+_BINLOG_MEMBERS: Final = ("file", "pos", "row")
+_LSN_MEMBERS: Final = ("commit_lsn", "change_lsn", "event_serial_no")
 # By ``source.connector``: which members name the table, and what orders its changes.
 _CONNECTORS: Final[Mapping[str, _Connector]] = {
-    "mysql": _Connector("db", "table", _binlog),
-    "mariadb": _Connector("db", "table", _binlog),
-    POSTGRES: _Connector("schema", "table", _event_lsn),
+    "mysql": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
+    "mariadb": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
+    POSTGRES: _Connector("schema", "table", _event_lsn, ("snapshot", "lsn")),
     "yugabytedb": _Connector("schema", "table", _nowhere),
-    "oracle": _Connector("schema", "table", _scn),
-    "sqlserver": _Connector("schema", "table", _commit_lsn),
-    "db2": _Connector("schema", "table", _commit_lsn),
+    "oracle": _Connector("schema", "table", _scn, ("snapshot", "scn", "commit_scn")),
+    "sqlserver": _Connector("schema", "table", _commit_lsn, _LSN_MEMBERS),
+    "db2": _Connector("schema", "table", _commit_lsn, _LSN_MEMBERS),
     "informix": _Connector("schema", "table", _nowhere),
-    MONGODB: _Connector("db", "collection", _operation_time),
+    MONGODB: _Connector("db", "collection", _operation_time, ("ts_ms", "ord")),
     "vitess": _Connector("keyspace", "table", _nowhere),
     "cassandra": _Connector("keyspace", "table", _nowhere),
     "spanner": _Connector("database_id", "table", _nowhere),
-    TICDC: _Connector("db", "table", _commit_ts),
+    TICDC: _Connector("db", "table", _commit_ts, ("commit_ts",)),
 }
 
 
-# Members that tell a change's position.
-POSITION_MEMBERS: Final = (
-    *("connector", "snapshot", "file", "pos", "row", "lsn", "scn", "commit_scn", "commit_lsn"),
-    *("change_lsn", "event_serial_no", "ts_ms", "ord", "commit_ts"),
-)
-# Members of a source block that name the table, with any connector.
-TABLE_MEMBERS: Final = (
-    "connector",
-    *sorted({"schema", "collection", *(name for one in _CONNECTORS.values() for name in one[:2])}),
-)
+def table_members(connector: str) -> tuple[str, ...]:
+    """The members of a connector's source block that name the table."""
+    found = _CONNECTORS.get(connector)
+    return ("db", "schema", "table", "collection") if found is None else (found.schema, found.name)
+
+
+def position_members(connector: str) -> tuple[str, ...]:
+    """The members of a connector's source block that tell the position."""
+    return _CONNECTORS.get(connector, _UNKNOWN).members
 
 
 def connector_of(source: Source) -> str:
