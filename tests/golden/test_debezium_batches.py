@@ -1,4 +1,4 @@
-"""``decode_batch`` of both Debezium codecs over all public vectors: equal to the row path, record by record."""
+"""``decode_batch`` of both Debezium codecs over all public vectors: equal to the row path."""
 
 from __future__ import annotations
 

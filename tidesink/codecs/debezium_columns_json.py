@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
-from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
+from tidesink.codecs.connect_schema import ConnectField, ConnectSchema, ConnectType
 from tidesink.codecs.debezium_columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened, Wire
 from tidesink.codecs.debezium_json import Wrapping, json_number, wrapping_of
 from tidesink.codecs.debezium_source import position_members, table_members
@@ -57,7 +57,7 @@ class _Part:
         for code in range(len(self._texts)):
             if len(waiting):
                 waiting = found.match(code, waiting)
-        while len(waiting):
+        while len(waiting) and len(self._texts) <= _MOST_TEXTS:
             first, waiting = int(waiting[0]), waiting[1:]
             text = _wrapping(column[first].as_py())
             if text is not None:
@@ -204,6 +204,16 @@ class _Envelope(NamedTuple):
     after: _Struct
 
 
+def _unsaid(name: str, kind: ConnectType) -> ConnectField:
+    return ConnectField(name, ConnectSchema(kind, None, None, {}, optional=True, default=None), name)
+
+
+# What TiCDC (b813e76) writes into the source block and not into its schema, without the TiDB extension.
+_UNSAID: Final = (
+    _unsaid("commit_ts", "int64"),
+    _unsaid("start_ts", "int64"),
+    _unsaid("cluster_id", "string"),
+)
 _SPECIAL: Final = frozenset({"op", "source", "before", "after"})
 
 
@@ -212,7 +222,7 @@ def _envelope(schema: ConnectSchema) -> _Envelope | None:
     parts = [schema.field(name) for name in ("source", "before", "after")]
     if schema.type != "struct" or any(part is None or part.type != "struct" for part in parts):
         return None
-    source = _struct(parts[0].fields, flat=True)  # type: ignore[union-attr]
+    source = _struct((*_UNSAID, *parts[0].fields), flat=True)  # type: ignore[union-attr]
     before, after = (_struct(part.fields) for part in parts[1:])  # type: ignore[union-attr]
     extras = [(one.wire, _extra(one.schema)) for one in schema.fields if one.wire not in _SPECIAL]
     if source is None or before is None or after is None or any(kind is None for _, kind in extras):
