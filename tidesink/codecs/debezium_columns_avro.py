@@ -69,8 +69,7 @@ class AvroEnvelopes:
         values, keys = _Halves.of(records.value), _Halves.of(records.key)
         usable = (values.ids >= 0) & (keys.ids >= _NULL)
         unknown, found = [np.flatnonzero(~usable & (values.ids != _NULL))], Changes()
-        pairs = np.unique(np.stack([values.ids[usable], keys.ids[usable]], axis=1), axis=0)
-        for value, key in pairs.tolist():
+        for value, key in _pairs(values.ids[usable], keys.ids[usable]):
             where = np.flatnonzero(usable & (values.ids == value) & (keys.ids == key))
             for envelopes, rest in self._of_schemas(where, values, keys, value, key):
                 unknown.append(rest)
@@ -105,6 +104,13 @@ class AvroEnvelopes:
             reader = None
         self._readers[schema_id] = reader
         return reader
+
+
+def _pairs(values: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """The pairs of schema ids that stand together."""
+    if len(values) and (values == values[0]).all() and (keys == keys[0]).all():
+        return [(int(values[0]), int(keys[0]))]
+    return sorted(set(zip(values.tolist(), keys.tolist(), strict=True)))
 
 
 def _is_envelope(kind: pa.StructType) -> bool:
