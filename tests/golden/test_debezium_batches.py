@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records, assert_same
@@ -32,11 +33,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     each_capture(metafunc, name="with_schemas", kind=lambda one: one.name.endswith(("_schema", "_avro")))
 
 
-def _held(codec: Codec, reference: Codec, messages: Iterable[Message], zero_date: ZeroDate) -> DecodedBatch:
+def _held(
+    codec: Codec,
+    reference: Codec,
+    messages: Iterable[Message],
+    zero_date: ZeroDate,
+    zone: str = "UTC",
+) -> DecodedBatch:
     """The batch, held to the row path of another codec like it."""
     records = as_records(messages)
     found = codec.decode_batch(records, zero_date=zero_date)
-    zone = "UTC"
     assert_same(found, rows_from_events(records, reference.decode, ValueOptions(zero_date, zone)))
     return found
 
@@ -66,16 +72,29 @@ def test_batches_of_any_cut_are_equal(with_schemas: Capture) -> None:
         _held(codec, reference, messages[start : start + 7], "null")
 
 
+def test_a_part_of_a_batch_is_read_where_it_stands(with_schemas: Capture) -> None:
+    """Sliced arrays, whose first value is not their buffers' first, and those of long offsets."""
+    whole = as_records(with_schemas.messages)
+    for kind in (pa.binary(), pa.large_binary()):
+        columns = {name: whole[name] for name in whole.schema.names}
+        columns |= {name: whole[name].cast(kind) for name in ("key", "value")}
+        part = pa.record_batch(columns).slice(5, len(whole) - 9)
+        reference = rows_from_events(part, with_schemas.codec().decode, ValueOptions())
+        assert_same(with_schemas.codec().decode_batch(part), reference)
+
+
 def _folders(config: pytest.Config) -> list[VectorFolder]:
     return list(find_folders(Path(vectors_dir(config))))
 
 
-def _ticdc(record: Record, folder: VectorFolder, definitions: TableDefinitions | None = None) -> Codec:
+def _ticdc(
+    record: Record, folder: VectorFolder, definitions: TableDefinitions | None = None, zone: str = "UTC"
+) -> Codec:
     return open_codec(
         _CODECS[record.raw["codec"]],
         registry=MemorySchemaRegistry(folder.schemas),
         definitions=definitions,
-        options=CodecOptions(),
+        options=CodecOptions(time_zone=zone),
     )
 
 
@@ -91,9 +110,10 @@ def test_ticdcs_records_are_what_the_row_path_gives(
             _held(mine, theirs, [one.message for one in records], zero_date)
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai"])
 @pytest.mark.parametrize("codec", sorted(_CODECS))
 def test_ticdcs_rows_with_definitions_are_what_the_row_path_gives(
-    codec: str, pytestconfig: pytest.Config
+    codec: str, zone: str, pytestconfig: pytest.Config
 ) -> None:
     for folder in _folders(pytestconfig):
         cases: dict[str, list[Record]] = defaultdict(list)
@@ -105,5 +125,5 @@ def test_ticdcs_rows_with_definitions_are_what_the_row_path_gives(
             schema = change_of(records[0].event, producer="classic").schema
             assert schema is not None
             definitions = _definitions(schema, is_json=codec == "debezium")
-            mine, theirs = (_ticdc(records[0], folder, definitions) for _ in range(2))
-            _held(mine, theirs, [one.message for one in records], "null")
+            mine, theirs = (_ticdc(records[0], folder, definitions, zone) for _ in range(2))
+            _held(mine, theirs, [one.message for one in records], "null", zone)
