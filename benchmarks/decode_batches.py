@@ -25,6 +25,8 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 
 COUNT = 200_000
+# Each has 3.8 kB, and its objects several times as much.
+DEBEZIUM_JSON_COUNT = 20_000
 ROUNDS = 5
 
 
@@ -54,6 +56,28 @@ def canal_json(count: int = COUNT) -> Figures:
     records = encoded(codec, count)
     values = [record.value or b"" for record in records]
     return compared("canal-json", batch_turn(codec, records), orjson_turn(values), len(records))
+
+
+def debezium_json(count: int = DEBEZIUM_JSON_COUNT) -> Figures:
+    """``decode_batch`` of records with schemas against a list of ``orjson.loads`` of the values."""
+    codec = open_codec(
+        "debezium-json", options=OPTIONS["debezium-json"], definitions=TableDefinitions([SCHEMA])
+    )
+    records = encoded(codec, count)
+    values = [record.value or b"" for record in records]
+    return compared("debezium-json", batch_turn(codec, records), orjson_turn(values), len(records))
+
+
+def debezium_avro(count: int = COUNT) -> Figures:
+    """``decode_batch`` of keys and values against ``fastavro.schemaless_reader`` of the values alone."""
+    registry = MemorySchemaRegistry()
+    definitions = TableDefinitions([SCHEMA])
+    options = OPTIONS["debezium-avro"]
+    codec = open_codec("debezium-avro", options=options, registry=registry, definitions=definitions)
+    records = encoded(codec, count)
+    values = [record.value or b"" for record in records]
+    schema = registry.schema_by_id(schema_id_of(values[0], "value"))
+    return compared("debezium-avro", batch_turn(codec, records), fastavro_turn(schema, values), len(records))
 
 
 def encoded(codec: Codec, count: int) -> list[EncodedRecord]:

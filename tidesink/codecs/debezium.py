@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.change import ChangeEvent, DdlEvent, Event, Message, MessageEvent, Op, Position, WatermarkEvent
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.debezium_columns import Columns, EnvelopeTables
     from tidesink.typemap.render import ZeroDate
 
 _MOST_TOPICS: Final = 65536
@@ -120,10 +122,26 @@ class DebeziumCodec:
             SchemaMismatchError: ``records`` lacks a column.
             RegistryError: a writer's schema cannot be had.
         """
-        from tidesink.codecs.batch import ValueOptions, rows_from_events
+        from tidesink.codecs.batch import ValueOptions, decode_in_columns
 
         options = ValueOptions(zero_date, self._options.time_zone)
-        return rows_from_events(records, self.decode, options)
+        step = self._columns
+        columnar = None if step is None else lambda some: step.read(some, options)
+        return decode_in_columns(records, columnar=columnar, decode=self.decode, options=options)
+
+    @cached_property
+    def _columns(self) -> Columns | None:
+        """The columnar step, where the codec has one."""
+        return None
+
+    @cached_property
+    def _tables(self) -> EnvelopeTables:
+        from tidesink.codecs.debezium_columns import EnvelopeTables
+
+        return EnvelopeTables(self._rows, self._ticdc_rows)
+
+    def _is_flattened(self, topic: str) -> bool:
+        return self._options.debezium_unwrapped or topic in self._flattened_topics
 
     def _event(self, message: Message) -> Event | None:
         value = self._parser.read(message, "value")
@@ -145,8 +163,7 @@ class DebeziumCodec:
         return self._flattened(message, value, payload)
 
     def _flattened(self, message: Message, value: Parsed, payload: Mapping[str, Any]) -> ChangeEvent:
-        known = self._options.debezium_unwrapped or message.topic in self._flattened_topics
-        if not known and not is_flattened(message, payload, value.schema):
+        if not self._is_flattened(message.topic) and not is_flattened(message, payload, value.schema):
             raise SchemaMismatchError(refusal(payload))
         row = flattened(message, payload, value.schema)
         if len(self._flattened_topics) < _MOST_TOPICS:
@@ -169,8 +186,7 @@ class DebeziumCodec:
         return change_event(message, change, self._rows)
 
     def _tombstone(self, message: Message) -> ChangeEvent | None:
-        known = self._options.debezium_unwrapped or message.topic in self._flattened_topics
-        if not known and not marked_delete(message):
+        if not self._is_flattened(message.topic) and not marked_delete(message):
             return None
         key = self._parser.read(message, "key")
         source = source_of_headers(message)
@@ -215,6 +231,12 @@ class DebeziumJsonCodec(DebeziumCodec):
         super().__init__(JsonParser(), options=options, definitions=definitions)
         self._writer = TicdcWriter(self._options, clock)
 
+    @cached_property
+    def _columns(self) -> Columns:
+        from tidesink.codecs.debezium_columns_json import JsonColumns
+
+        return JsonColumns(self._tables, self._is_flattened)
+
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The record TiCDC writes; None for a watermark without the TiDB extension.
 
@@ -249,9 +271,16 @@ class DebeziumAvroCodec(DebeziumCodec):
         definitions: TableDefinitions | None = None,
         clock: Callable[[], int] = _now_ms,
     ) -> None:
-        super().__init__(AvroParser(registry), options=options, definitions=definitions)
+        self._avro = AvroParser(registry)
+        super().__init__(self._avro, options=options, definitions=definitions)
         self._writer = AvroRowWriter(registry, self._options, clock)
         self._control = AvroControlWriter(registry, self._options, clock)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        from tidesink.codecs.debezium_columns_avro import AvroEnvelopes
+
+        return AvroEnvelopes(self._tables, self._avro, self._is_flattened)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The record TiCDC writes for a row, a DDL or a watermark, its schemas registered.

@@ -38,7 +38,9 @@ _SCHEMA_ERRORS: Final = (SchemaParseException, ValueError, TypeError, KeyError, 
 _KEPT: Final = ("type", "name", "namespace", "size", "symbols", "items", "values")
 
 
-class _Writer(NamedTuple):
+class Writer(NamedTuple):
+    """A writer's schema: ``bare`` with only what tells how its bytes are laid out, and what it means."""
+
     bare: Any
     schema: ConnectSchema
 
@@ -48,7 +50,7 @@ class AvroParser:
 
     def __init__(self, registry: SchemaRegistry) -> None:
         self._registry = registry
-        self._writers: dict[int, _Writer] = {}
+        self._writers: dict[int, Writer] = {}
 
     def read(self, message: Message, part: str) -> Parsed | None:
         """A message's ``key`` or ``value`` out of its Avro.
@@ -63,19 +65,28 @@ class AvroParser:
             return None
         schema_id = schema_id_of(data, part)
         try:
-            writer = self._writers.get(schema_id) or self._learn(schema_id)
+            writer = self.writer(schema_id)
             return Parsed(_record(data, writer.bare, part), writer.schema, schema_id)
         except DecodeError as error:
             raise error.with_context(schema_id=schema_id) from error
 
-    def _learn(self, schema_id: int) -> _Writer:
+    def writer(self, schema_id: int) -> Writer:
+        """The schema of an id.
+
+        Raises:
+            SchemaMismatchError: it is none that Kafka Connect writes.
+            RegistryError: it cannot be had.
+        """
+        return self._writers.get(schema_id) or self._learn(schema_id)
+
+    def _learn(self, schema_id: int) -> Writer:
         text = self._registry.schema_by_id(schema_id)
         try:
             avro = json.loads(text)
             bare = bare_schema(avro)
         except _SCHEMA_ERRORS as error:
             raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
-        writer = self._writers[schema_id] = _Writer(bare, connect_schema_of_avro(avro))
+        writer = self._writers[schema_id] = Writer(bare, connect_schema_of_avro(avro))
         return writer
 
 

@@ -213,19 +213,20 @@ def _is_key_alone(change: Change) -> bool:
     schema, raw = change.row_schema, change.raw_before or {}
     others = [name for name in raw if name not in change.keyed.wires]
     if schema is None:
-        blank = [_is_blank(raw[name]) for name in others]
+        blank = [is_blank(raw[name]) for name in others]
         return any(blank) if change.op is Op.DELETE else all(blank)
     defaults = {field.wire: field.schema.default for field in schema.fields}
-    return all(_is_blank(raw[name]) or raw[name] == defaults.get(name) for name in others)
+    return all(is_blank(raw[name]) or raw[name] == defaults.get(name) for name in others)
 
 
 # How each type's zero looks on the wire: Debezium's fallback for a NOT NULL column it was not sent.
-_ZEROS: Final = ("", b"", b"\0", "AA==", "1970-01-01T00:00:00Z", "00:00:00Z", "0")
+ZEROS: Final = ("", b"", b"\0", "AA==", "1970-01-01T00:00:00Z", "00:00:00Z", "0")
 
 
-def _is_blank(raw: object) -> bool:
+def is_blank(raw: object) -> bool:
+    """Whether a value on the wire is null or its type's zero."""
     if isinstance(raw, Mapping):
-        return all(_is_blank(one) for one in raw.values())
+        return all(is_blank(one) for one in raw.values())
     if isinstance(raw, str | bytes):
-        return raw in _ZEROS
+        return raw in ZEROS
     return not raw

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from tidesink.change import Message
 from tidesink.codecs.connect_schema import ConnectSchema
@@ -34,7 +34,12 @@ _MOST_ROOM: Final = 1 << 26
 _MOST_DIGITS: Final = 150_000
 
 
-def _number(text: str) -> Decimal:
+def json_number(text: str) -> Decimal:
+    """A number with a fraction or an exponent, with all its digits.
+
+    Raises:
+        ValueOutOfRangeError: it is none that a column can hold.
+    """
     try:
         number = Decimal(text)
     except ArithmeticError:  # an exponent beyond what Decimal has
@@ -49,7 +54,7 @@ def _no_number(text: str) -> NoReturn:
     raise SchemaMismatchError(f"{text} is no JSON: Kafka Connect writes it in quotes")
 
 
-_DECODER: Final = json.JSONDecoder(parse_float=_number, parse_constant=_no_number)
+_DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_number)
 
 
 class JsonParser:
@@ -97,10 +102,9 @@ class JsonParser:
     def _schema_first(self, text: str, place: tuple[str, str]) -> Parsed | None:
         known = self._heads.get(place)
         if known is None or not text.startswith(known[0]):
-            schema, end = _DECODER.raw_decode(text, len(_SCHEMA_FIRST))
-            if not isinstance(schema, dict) or not text.startswith(_THEN_PAYLOAD, end):
+            known = _head_of(text)
+            if known is None:
                 return None
-            known = (text[:end] + _THEN_PAYLOAD, connect_schema_of_json(schema))
             _make_room(self._heads, (text for text, _ in self._heads.values()))
             self._heads[place] = known
         payload, end = _DECODER.raw_decode(text, len(known[0]))
@@ -111,14 +115,55 @@ class JsonParser:
         tail = text[end:]
         known = self._tails.get(tail)
         if known is None:
-            if not tail.startswith(_THEN_SCHEMA):
-                return None
-            schema, end = _DECODER.raw_decode(tail, len(_THEN_SCHEMA))
-            if not isinstance(schema, dict) or tail[end:] != "}":
+            known = _schema_of_tail(tail)
+            if known is None:
                 return None
             _make_room(self._tails, self._tails)
-            known = self._tails[tail] = connect_schema_of_json(schema)
+            self._tails[tail] = known
         return Parsed(payload, known)
+
+
+def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
+    """What stands before a payload that comes after its schema, and that schema."""
+    schema, end = _DECODER.raw_decode(text, len(_SCHEMA_FIRST))
+    if not isinstance(schema, dict) or not text.startswith(_THEN_PAYLOAD, end):
+        return None
+    return text[:end] + _THEN_PAYLOAD, connect_schema_of_json(schema)
+
+
+def _schema_of_tail(tail: str) -> ConnectSchema | None:
+    """The schema in what stands behind a payload."""
+    if not tail.startswith(_THEN_SCHEMA):
+        return None
+    schema, end = _DECODER.raw_decode(tail, len(_THEN_SCHEMA))
+    return connect_schema_of_json(schema) if isinstance(schema, dict) and tail[end:] == "}" else None
+
+
+class Wrapping(NamedTuple):
+    """What stands around the payloads of one schema: ``head`` before them and ``tail`` behind."""
+
+    head: bytes
+    tail: bytes
+    schema: ConnectSchema
+
+
+def wrapping_of(data: bytes) -> Wrapping | None:
+    """What stands around the payload of one of the two producers' own forms; None for every other.
+
+    Raises:
+        ValueError: no UTF-8, or no JSON.
+        RecursionError: nested too deep.
+        DecodeError: JSON that Kafka Connect does not write, or a number no column can hold.
+    """
+    text = data.decode("utf-8")
+    if text.startswith(_SCHEMA_FIRST):
+        head = _head_of(text)
+        return None if head is None else Wrapping(head[0].encode(), b"}", head[1])
+    if not text.startswith(_PAYLOAD_FIRST) or _THEN_SCHEMA not in text:
+        return None
+    _, end = _DECODER.raw_decode(text, len(_PAYLOAD_FIRST))
+    schema = _schema_of_tail(text[end:])
+    return None if schema is None else Wrapping(_PAYLOAD_FIRST.encode(), text[end:].encode(), schema)
 
 
 def _make_room(known: dict[Any, Any], texts: Iterable[str]) -> None:

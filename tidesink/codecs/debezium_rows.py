@@ -46,7 +46,7 @@ class RowRead(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """A struct's columns, each with its name on the wire, its own name, and its reader."""
 
     schema: ConnectSchema
@@ -68,7 +68,7 @@ class Rows:
     modes: DebeziumModes
     definitions: TableDefinitions
     learned: TableDefinitions = field(default_factory=TableDefinitions)
-    _shapes: dict[tuple[int, TableId], _Shape] = field(default_factory=dict)
+    _shapes: dict[tuple[int, TableId], Shape] = field(default_factory=dict)
     _readers: dict[int, tuple[Column, ValueReader]] = field(default_factory=dict)
     _inferred: dict[tuple[str, str], Column] = field(default_factory=dict)
     _tuples: dict[tuple[int, ...], tuple[Column, ...]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Rows:
             raise SchemaMismatchError(f"{shown(raw)} is no row: a JSON object was expected")
         if schema is None or schema.type != "struct":
             return self._without_schema(raw, table)
-        return _with_schema(raw, self._shape(schema, table, skipped))
+        return _with_schema(raw, self.shape(schema, table, skipped))
 
     def table_schema(self, table: TableId, columns: tuple[Column, ...], keys: tuple[str, ...]) -> TableSchema:
         """The columns as a table's; ``keys`` names those of its key."""
@@ -111,7 +111,10 @@ class Rows:
         self._schemas[place] = (columns, schema)
         return schema
 
-    def _shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> _Shape:
+    def shape(
+        self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool] = _no_column
+    ) -> Shape:
+        """The columns of a table's rows that have this struct's schema."""
         # By identity: parsers give one object for all rows of a schema, and hashing one is slow.
         place = (id(schema), table)
         known = self._shapes.get(place)
@@ -121,7 +124,7 @@ class Rows:
             known = self._shapes[place] = self._new_shape(schema, table, skipped)
         return known
 
-    def _new_shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> _Shape:
+    def _new_shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> Shape:
         definition = self.definitions.get(table)
         # TiCDC (b813e76) lists a virtual column twice; a payload has each name once.
         named = {one.name: one for one in schema.fields if not skipped(one.wire)}
@@ -130,7 +133,7 @@ class Rows:
             for name, one in named.items()
         }
         fields = tuple((one.wire, name, self._reader(one, columns[name])) for name, one in named.items())
-        return _Shape(schema, fields, tuple(columns.values()))
+        return Shape(schema, fields, tuple(columns.values()))
 
     def _reader(self, one: ConnectField, column: Column) -> ValueReader:
         return reader_of(one.schema, column=column, modes=self.modes)
@@ -204,7 +207,7 @@ class Rows:
             raise error.with_context(column=name) from error
 
 
-def _with_schema(raw: Mapping[str, Any], shape: _Shape) -> RowRead:
+def _with_schema(raw: Mapping[str, Any], shape: Shape) -> RowRead:
     values: dict[str, Value] = {}
     unavailable: list[str] = []
     for wire, name, read in shape.fields:

@@ -58,12 +58,17 @@ def _together(*numbers: int | None) -> Numbers | None:
     return found if len(found) == len(numbers) else None
 
 
-def _binlog(source: Source) -> Numbers | None:
-    file = source.get("file")
+def binlog_file_number(file: object) -> int | None:
+    """The number at the end of a binlog file's name; None where it has none."""
     number = _FILE_NUMBER.search(file) if isinstance(file, str) else None
+    return None if number is None else int(number[1])
+
+
+def _binlog(source: Source) -> Numbers | None:
+    number = binlog_file_number(source.get("file"))
     if number is None:
         return None
-    return _together(int(number[1]), _whole(source.get("pos")), _whole(source.get("row")) or 0)
+    return _together(number, _whole(source.get("pos")), _whole(source.get("row")) or 0)
 
 
 def _event_lsn(source: Source) -> Numbers | None:
@@ -114,25 +119,40 @@ class _Connector(NamedTuple):
     schema: str
     name: str
     position: Callable[[Source], Numbers | None]
+    # What ``position`` reads.
+    members: tuple[str, ...] = ()
 
 
 _UNKNOWN: Final = _Connector("db", "table", _nowhere)
+_BINLOG_MEMBERS: Final = ("file", "pos", "row")
+_LSN_MEMBERS: Final = ("commit_lsn", "change_lsn", "event_serial_no")
 # By ``source.connector``: which members name the table, and what orders its changes.
 _CONNECTORS: Final[Mapping[str, _Connector]] = {
-    "mysql": _Connector("db", "table", _binlog),
-    "mariadb": _Connector("db", "table", _binlog),
-    POSTGRES: _Connector("schema", "table", _event_lsn),
+    "mysql": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
+    "mariadb": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
+    POSTGRES: _Connector("schema", "table", _event_lsn, ("snapshot", "lsn")),
     "yugabytedb": _Connector("schema", "table", _nowhere),
-    "oracle": _Connector("schema", "table", _scn),
-    "sqlserver": _Connector("schema", "table", _commit_lsn),
-    "db2": _Connector("schema", "table", _commit_lsn),
+    "oracle": _Connector("schema", "table", _scn, ("snapshot", "scn", "commit_scn")),
+    "sqlserver": _Connector("schema", "table", _commit_lsn, _LSN_MEMBERS),
+    "db2": _Connector("schema", "table", _commit_lsn, _LSN_MEMBERS),
     "informix": _Connector("schema", "table", _nowhere),
-    MONGODB: _Connector("db", "collection", _operation_time),
+    MONGODB: _Connector("db", "collection", _operation_time, ("ts_ms", "ord")),
     "vitess": _Connector("keyspace", "table", _nowhere),
     "cassandra": _Connector("keyspace", "table", _nowhere),
     "spanner": _Connector("database_id", "table", _nowhere),
-    TICDC: _Connector("db", "table", _commit_ts),
+    TICDC: _Connector("db", "table", _commit_ts, ("commit_ts",)),
 }
+
+
+def table_members(connector: str) -> tuple[str, ...]:
+    """The members of a connector's source block that name the table."""
+    found = _CONNECTORS.get(connector)
+    return ("db", "schema", "table", "collection") if found is None else (found.schema, found.name)
+
+
+def position_members(connector: str) -> tuple[str, ...]:
+    """The members of a connector's source block that tell the position."""
+    return _CONNECTORS.get(connector, _UNKNOWN).members
 
 
 def connector_of(source: Source) -> str:

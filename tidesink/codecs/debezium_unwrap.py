@@ -26,7 +26,8 @@ _OPS: Final[Mapping[object, Op]] = {
     "d": Op.DELETE,
     "t": Op.TRUNCATE,
 }
-_OP: Final = "__op"
+# A field of a flattened row, or a header of its record.
+OP_HEADER: Final = "__op"
 _DELETED: Final = "__deleted"
 _SOURCE_PREFIX: Final = "__source_"
 _PREFIX: Final = "__"
@@ -72,7 +73,12 @@ def is_added(name: str) -> bool:
     if not name.startswith(_PREFIX):
         return False
     rest = name[len(_PREFIX) :]
-    return name in (_OP, _DELETED) or rest in _ENVELOPE or rest in _SOURCE or name.startswith(_SOURCE_PREFIX)
+    return (
+        name in (OP_HEADER, _DELETED)
+        or rest in _ENVELOPE
+        or rest in _SOURCE
+        or name.startswith(_SOURCE_PREFIX)
+    )
 
 
 def header(message: Message, name: str) -> str | None:
@@ -83,14 +89,14 @@ def header(message: Message, name: str) -> str | None:
 
 def is_flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> bool:
     """Whether a record without an envelope shows that it had one."""
-    if any(is_added(name) for name in payload) or header(message, _OP) is not None:
+    if any(is_added(name) for name in payload) or header(message, OP_HEADER) is not None:
         return True
     return schema is not None and (schema.name or "").endswith(".Value")
 
 
 def marked_delete(message: Message) -> bool:
     """Whether a null value says by its header that it is a flattened delete."""
-    return header(message, _OP) is not None
+    return header(message, OP_HEADER) is not None
 
 
 def flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> Flattened:
@@ -101,7 +107,7 @@ def flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchem
     """
     added = {name: value for name, value in payload.items() if is_added(name)}
     source = _source(message, added)
-    code = added.get(_OP) or header(message, _OP)
+    code = added.get(OP_HEADER) or header(message, OP_HEADER)
     if code == "r":
         source.setdefault("snapshot", "true")
     return Flattened(
@@ -120,7 +126,7 @@ def _op(code: object, deleted: object) -> Op:
     if code is None:
         return Op.UPSERT
     if not isinstance(code, str) or code not in _OPS:
-        raise SchemaMismatchError(f"{_OP} is {shown(code, 40)}: none of {', '.join(map(str, _OPS))}")
+        raise SchemaMismatchError(f"{OP_HEADER} is {shown(code, 40)}: none of {', '.join(map(str, _OPS))}")
     return _OPS[code]
 
 

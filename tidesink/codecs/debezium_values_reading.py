@@ -37,7 +37,7 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
     """
     absent = placeholders(schema, modes)
     read = wire_reader(schema)
-    fit = None if _own(schema, column) else fitting(column.type, modes)
+    fit = None if has_own_type(schema, column) else fitting(column.type, modes)
 
     def value(raw: object) -> Value | Unavailable:
         if raw is None:
@@ -53,7 +53,7 @@ def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) ->
     return value
 
 
-def _own(schema: ConnectSchema, column: Column) -> bool:
+def has_own_type(schema: ConnectSchema, column: Column) -> bool:
     """Whether the column has the type the schema tells, so that no value needs to be fitted to it."""
     own, defined = wire_type(schema), column.type
     if own.name != defined.name:
