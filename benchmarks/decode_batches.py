@@ -141,7 +141,12 @@ def compared(protocol: str, ours: Turn, floor: Turn, count: int) -> Figures:
 
 
 # Protocol -> what measures it.
-MEASURES = {"flat-avro": flat_avro, "canal-json": canal_json}
+MEASURES = {
+    "flat-avro": flat_avro,
+    "canal-json": canal_json,
+    "debezium-json": debezium_json,
+    "debezium-avro": debezium_avro,
+}
 
 
 def main() -> None:

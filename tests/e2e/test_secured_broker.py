@@ -20,14 +20,14 @@ from confluent_kafka.admin import (
 )
 
 from tests.certificates import self_signed
-from tests.soak import SOAK
+from tests.full import FULL
 from tidesink.dev.broker import Broker
 from tidesink.dev.ports import free_ports
 from tidesink.dev.processes import READY_SECONDS, stop_daemons
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, fetch
 
-pytestmark = [pytest.mark.servers, *SOAK]
+pytestmark = [pytest.mark.servers, FULL]
 
 _PATIENCE: Final = 60.0
 _TOPIC: Final = "secured"
