@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.listener import Listener, Listeners
-from tidesink.sinks.rejects import DeadLetters
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.stopping import StopFlag

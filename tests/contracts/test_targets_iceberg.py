@@ -240,7 +240,7 @@ def test_old_snapshots_and_metadata_are_let_go(iceberg: Bed) -> None:
 
 @FULL
 def test_deltas_catalog_stands_beside(iceberg: Bed, tmp_path: Path) -> None:
-    """Dead letters of an Iceberg pipeline are kept in Delta, in the same session."""
+    """A session may have tables of both."""
     assert iceberg.spark is not None
     loaded(iceberg)
     sql(iceberg, f"CREATE TABLE delta.`{tmp_path}/beside` (id bigint) USING delta")

@@ -9,17 +9,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-import pyarrow as pa
 import pytest
 
-from tests.contracts.sql_beds import execute, sql_bed, target_of
+from tests.contracts.sql_beds import sql_bed, target_of
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tidesink.change import Column, ColumnType
 from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.sinks.targets.base import Claim
 from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_record_tasks import RecordWriter
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()
@@ -108,38 +106,3 @@ def test_a_table_that_was_quiet_for_long_goes_on(sql: Bed, request: pytest.Fixtu
     end_others(sql)
     table.apply(bed.batch(SHAPE, [row(2)]), progress(1, 2))
     assert sql.rows() == [row(1), row(2)]
-
-
-def test_a_task_has_no_transaction_open_while_spark_makes_its_rows(sql: Bed) -> None:
-    """Records that are kept: another worker, which keeps the same ones, would wait for their locks."""
-    target = target_of(sql)
-    types = {"postgres": ("text", "varchar(64)"), "mysql": ("longtext", "char(64)")}[sql.name]
-    sql.target.open_table(SHAPE, pipeline="shop")
-    execute(sql, f"CREATE TABLE shop.kept (record {types[1]} PRIMARY KEY, topic {types[0]})")
-    endpoint = target.connections.endpoint
-    writer = RecordWriter(
-        target.connections.dialect.database,
-        replace(endpoint, database=endpoint.database or "shop"),
-        "INSERT INTO shop.kept (record, topic) VALUES (%s, %s)",
-        "SELECT COUNT(*) FROM shop.kept WHERE record IN",
-        {"pipeline": "p", "table": "shop.orders"},
-        ("topic",),
-    )
-    seen: list[int] = []
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for first in (0, 100):
-            yield _records(first)
-            with target.connections.transaction("test") as cursor:
-                cursor.execute("SELECT COUNT(*) FROM shop.kept")
-                seen.append(int(cursor.fetchone()[0]))
-            end_others(sql)
-
-    (told,) = writer(batches())
-    assert told.to_pylist() == [{"rows": 200, "code": None}]
-    assert seen == [100, 200]
-
-
-def _records(first: int) -> pa.RecordBatch:
-    places = {"topic": "t", "topic_id": "i", "partition": 0}
-    return pa.RecordBatch.from_pylist([{**places, "offset": first + at} for at in range(100)])

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of
+from tests.letters import distinct_letters
 from tidesink.change import Column, ColumnType, Op, Row, TableId
 from tidesink.codecs.base import EncodedRecord
-from tidesink.dev.lake_reader import open_lake_table
-from tidesink.sinks.rejects import DEAD_LETTERS_NAME
 
 PARTITIONS: Final = 2
 # One of so many records in a row of a partition is bad, the same one each time.
@@ -92,17 +90,10 @@ class ChangingTable:
         return {**row, **added} if wide else row
 
 
-# The columns that say which record a dead letter is.
-LETTER: Final = ("topic", "partition", "offset", "key", "value")
 Letter = tuple[Place, EncodedRecord]
 
 
-def as_letter(topic: str, partition: int, offset: int, key: bytes | None, value: bytes | None) -> Letter:
-    """A dead letter by what ``LETTER`` names."""
-    return Place(topic, partition, offset), EncodedRecord(key, value)
-
-
-def dead_letters(folder: Path) -> list[Letter]:
-    """What the dead-letter table under ``folder`` holds, each row once for every time it is there."""
-    rows: list[dict[str, Any]] = open_lake_table(folder / "lake" / DEAD_LETTERS_NAME).read().to_pylist()
-    return [as_letter(*(row[name] for name in LETTER)) for row in rows]
+def dead_letters(servers: Servers) -> list[Letter]:
+    """The dead letters of a test, each once; a batch that was tried again wrote its own again."""
+    found = distinct_letters(servers["brokers"], servers["prefix"])
+    return [(Place(*letter.place), EncodedRecord(letter.key, letter.value)) for letter in found]

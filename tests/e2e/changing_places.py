@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.contracts.sql_beds import DATABASES
-from tests.e2e.changing import DEFAULTS, LETTER, TABLE, Letter, as_letter, dead_letters
+from tests.e2e.changing import DEFAULTS, TABLE, Letter, dead_letters
 from tests.e2e.passed_on import Sent, reduced, sent_messages, sent_slices
 from tests.e2e.places import KINDS, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
-from tidesink.change import Row, TableId, Value
+from tidesink.change import Row, Value
 from tidesink.codecs.opening import open_codec
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.rejects import DEAD_LETTERS_NAME
 
 Rows = dict[int, Row]
-# Targets that keep no dead letters themselves.
-WITHOUT_LETTERS: Final = ("iceberg", "kafka", "http")
 
 
 class Place(NamedTuple):
-    """A target: its section of the config, its rows by their key, and the dead letters beside it.
+    """A target: its section of the config, its rows by their key, and the pipeline's dead letters.
 
     ``sent``: all that a target of messages was ever sent; None where rows are kept. ``told``: the values that
     a reader gives to rows that were sent without them.
@@ -42,8 +39,7 @@ class Place(NamedTuple):
 
     def config(self) -> dict[str, Any]:
         """What the pipeline's config says of it."""
-        kept = {"dead-letters": {"path": "./lake"}} if self.target["type"] in WITHOUT_LETTERS else {}
-        return {"target": self.target, **kept}
+        return {"target": self.target}
 
 
 def changing_config(folder: Path, servers: Servers, place: Place, batch: int) -> Path:
@@ -53,22 +49,17 @@ def changing_config(folder: Path, servers: Servers, place: Place, batch: int) ->
 
 
 def _kept(kind: str) -> Callable[[pytest.FixtureRequest, Path, Servers], Place]:
-    """Of a target that holds rows. Their dead letters are in the database, or in a folder."""
+    """Of a target that holds rows."""
 
-    def place(request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
+    def place(request: pytest.FixtureRequest, folder: Path, servers: Servers) -> Place:
         kept = place_of(kind, request, folder)
-
-        def letters() -> list[Letter]:
-            rows = kept.rows(TableId(TABLE.schema, DEAD_LETTERS_NAME)) or ()
-            return [as_letter(*(row[name] for name in LETTER)) for row in rows]
-
-        beside = letters if kind in DATABASES else lambda: dead_letters(folder)
-        return Place(kept.target, lambda: by_id(kept.rows(TABLE) or []), beside)
+        letters = partial(dead_letters, servers)
+        return Place(kept.target, lambda: by_id(kept.rows(TABLE) or []), letters)
 
     return place
 
 
-def kafka_place(_request: pytest.FixtureRequest, folder: Path, servers: Servers) -> Place:
+def kafka_place(_request: pytest.FixtureRequest, _folder: Path, servers: Servers) -> Place:
     """A topic of the same broker; a new shape of the rows is a schema to register."""
     prefix = f"to-{servers['prefix']}"
     topic = f"{prefix}{TABLE.schema}_{TABLE.name}"
@@ -90,10 +81,10 @@ def kafka_place(_request: pytest.FixtureRequest, folder: Path, servers: Servers)
     def sent() -> list[Sent]:
         return sent_messages(topic_messages(servers["brokers"], topic), codec)
 
-    return Place(target, rows, lambda: dead_letters(folder), sent, DEFAULTS)
+    return Place(target, rows, partial(dead_letters, servers), sent, DEFAULTS)
 
 
-def http_place(request: pytest.FixtureRequest, folder: Path, _servers: Servers) -> Place:
+def http_place(request: pytest.FixtureRequest, _folder: Path, servers: Servers) -> Place:
     """An endpoint in the test's process, which remembers idempotency keys."""
     listening = http_receiver()
     receiver = listening.__enter__()
@@ -104,7 +95,9 @@ def http_place(request: pytest.FixtureRequest, folder: Path, _servers: Servers) 
     def rows() -> Rows:
         return by_id([{**DEFAULTS, **one["after"]} for one in receiver.objects(TABLE)])
 
-    return Place(target, rows, lambda: dead_letters(folder), lambda: sent_slices(receiver.requests), DEFAULTS)
+    return Place(
+        target, rows, partial(dead_letters, servers), lambda: sent_slices(receiver.requests), DEFAULTS
+    )
 
 
 def by_id(rows: list[dict[str, Any]]) -> Rows:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import TEST_ALL
+from tests.letters import written_letters
 from tidesink.change import Op
 from tidesink.codecs.base import EncodedRecord
 from tidesink.config import load_config
-from tidesink.dev.lake_reader import open_lake_table
-from tidesink.sinks.rejects import DEAD_LETTERS_NAME
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 
@@ -85,7 +84,7 @@ def test_bad_records_pause_a_table_or_become_dead_letters(
     bad = _write(servers)
     _check_paused(run(load_config(shop_config(tmp_path, servers)), until="drained"), tmp_path)
     config = load_config(shop_config(tmp_path, servers, {"defaults": {"bad-record": "dead-letter"}}))
-    _check_dead_lettered(run(config, until="drained"), tmp_path, bad)
+    _check_dead_lettered(run(config, until="drained"), tmp_path, bad, servers)
 
 
 def _check_paused(report: RunReport, folder: Path) -> None:
@@ -103,19 +102,21 @@ def _check_paused(report: RunReport, folder: Path) -> None:
     assert len(lake_rows(folder, "large")[1]["name"]) == 10_000_000
 
 
-def _check_dead_lettered(report: RunReport, folder: Path, bad: dict[str, EncodedRecord]) -> None:
+def _check_dead_lettered(
+    report: RunReport, folder: Path, bad: dict[str, EncodedRecord], servers: Servers
+) -> None:
     assert report.exit_code == 0, [(table.table, table.error) for table in report.tables]
     tables = by_name(report)
-    letters = {
-        row["table"]: row for row in open_lake_table(folder / "lake" / DEAD_LETTERS_NAME).read().to_pylist()
-    }
-    assert len(letters) == len(CASES)
+    written = written_letters(servers["brokers"], servers["prefix"])
+    letters = {letter.ours("table"): letter for letter in written}
+    assert len(written) == len(letters) == len(CASES)
     for name, (_, error, reason) in CASES.items():
         letter = letters[f"shop.{name}"]
-        assert (letter["topic"], letter["partition"], letter["offset"]) == (tables[name].topic, 0, 2)
-        assert (letter["key"], letter["value"]) == bad[name]
-        assert letter["error"] == error
-        assert reason in letter["reason"]
-        assert letter["time"] is not None
+        assert letter.place == (tables[name].topic, 0, 2)
+        assert (letter.key, letter.value) == bad[name]
+        assert letter.connect("exception.class.name") == f"tidesink.errors.{error}"
+        assert reason in letter.connect("exception.message")
+        assert letter.connect("connector.name") == "shop"
+        assert letter.ours("timestamp").isdigit()
         assert tables[name].counters["dead_lettered"] == 1
         assert {key: row["name"] for key, row in lake_rows(folder, name).items()} == {1: "uno", 2: "two"}

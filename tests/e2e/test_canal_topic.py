@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
+from tests.letters import written_letters
 from tests.servers import create_topics
 from tidesink.change import Column, ColumnType, Value
 from tidesink.config import Config, load_config
-from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.assembly import assembled
 from tidesink.sinks.listener import BatchStarted, TableChanged, WorkerEvent
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
@@ -238,7 +238,7 @@ def test_messages_of_the_wrong_shape(spark: SparkSession, tmp_path: Path, server
     tables = _named(run(_config(tmp_path, servers, topic, **{"bad-record": "dead-letter"}), until="drained"))
     assert tables["told"].counters["dead_lettered"] == len(BAD_MESSAGES)
     assert set(lake_rows(tmp_path, "told")) == {1, 2}
-    letters = open_lake_table(tmp_path / "lake" / "_tidesink_dead_letters").read().to_pylist()
-    kept = {letter["value"]: letter["reason"] for letter in letters}
+    letters = written_letters(servers["brokers"], servers["prefix"])
+    kept = {letter.value: letter.connect("exception.message") for letter in letters}
     assert kept.keys() == BAD_MESSAGES.keys()
     assert all(kept.values())

@@ -1,4 +1,4 @@
-"""Dead letters of each target: kept where its config says, and replayed behind what is newer there.
+"""Dead letters are replayed behind what is newer at each target.
 
 Targets of messages keep no rows: their reader takes of each key the newest epoch and batch.
 """
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from tests.contracts.sql_beds import DATABASES
+from tests.e2e.asking import letters_of
 from tests.e2e.passed_on import Rows, reduced, rows_of_objects
 from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
-from tests.e2e.test_kept_in_databases import letters_of
 from tests.e2e.test_message_targets import kafka_target
 from tests.e2e.test_replay_letters import NEVER, Shop, counted
 from tests.full import FULL
@@ -78,12 +77,11 @@ def _reader(kind: str, request: pytest.FixtureRequest, folder: Path, servers: Se
     "kind",
     ["iceberg", "postgres", "kafka", "mysql", "http"],
 )
-def test_letters_are_kept_and_a_newer_change_wins_over_a_replayed_one(
+def test_a_newer_change_wins_over_a_replayed_one(
     servers: Servers, spark: SparkSession, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     target, names = _reader(kind, request, tmp_path, servers)
-    letters = {} if kind in DATABASES else {"dead-letters": {"path": "./letters"}}
-    shop = Shop(servers, tmp_path, "replayed", target=target, **letters)
+    shop = Shop(servers, tmp_path, "replayed", target=target)
     shop.put(1, "one")
     shop.put(1, "too late", NEVER)  # 1
     shop.put(2, "lost", NEVER)  # 2: nothing of its row comes later

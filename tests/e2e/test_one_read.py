@@ -12,10 +12,10 @@ from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
+from tests.letters import written_letters
 from tests.servers import create_topics
 from tidesink.change import Row, Value
 from tidesink.config import load_config
-from tidesink.dev.lake_reader import open_lake_table
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 
@@ -165,8 +165,9 @@ def test_a_record_that_names_no_table_is_in_the_way_of_all(
     # Counted for each of them, as each of them keeps it among its own.
     assert _read(report) == dict.fromkeys(TABLES, 6)
     assert {table.counters["dead_lettered"] for table in report.tables} == {1}
-    letters = open_lake_table(tmp_path / "lake" / "_tidesink_dead_letters").read().to_pylist()
-    assert [letter["value"] for letter in letters] == [NAMELESS] * len(TABLES)
+    letters = written_letters(servers["brokers"], servers["prefix"])
+    assert [letter.value for letter in letters] == [NAMELESS] * len(TABLES)
+    assert len({letter.ours("table") for letter in letters}) == len(TABLES)
     topic.check()
 
 

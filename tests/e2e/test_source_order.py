@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.asking import answered, asked, letters_of
 from tests.e2e.places import KINDS, Place, place_of
 from tests.e2e.replay import Servers
-from tests.e2e.test_kept_in_databases import letters_of
-from tests.e2e.test_kept_records import answered, asked
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL, each, quick_on
 from tidesink.change import Op, TableId
@@ -60,8 +59,6 @@ def _config(
     settings: dict[str, Any] = {"source": source, "defaults": {"sequence_by": "source", **(defaults or {})}}
     if target:
         settings["target"] = target
-        if target["type"] == "iceberg":  # which keeps no letters itself
-            settings["dead-letters"] = {"path": "./letters"}
     return shop_config(folder, servers, settings)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from tests.e2e.replay import Servers
+from tests.letters import letter_settings
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tidesink.change import ChangeEvent, Column, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema
@@ -78,14 +79,26 @@ class TableWriter:
         assert record is not None
         self.send(record.key, record.value)
 
-    def send(self, key: bytes | None, value: bytes | None, *, partition: int = 0) -> None:
+    def send(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        partition: int = 0,
+        headers: list[tuple[str, bytes]] | None = None,
+    ) -> None:
         """Send bytes."""
-        self._producer.produce(self.topic, key=key, value=value, partition=partition)
+        self._producer.produce(
+            self.topic, key=key, value=value, partition=partition, headers=list(headers or ())
+        )
         assert self._producer.flush(120) == 0
 
 
 def shop_config(directory: Path, servers: Servers, more: Mapping[str, Any] | None = None) -> Path:
-    """A flat-avro pipeline of every shop topic; ``more`` replaces or adds sections."""
+    """A flat-avro pipeline of every shop topic; ``more`` replaces or adds sections.
+
+    Dead letters, where there may be some, go to the test's own topic.
+    """
     settings: dict[str, Any] = {
         "pipeline": "shop",
         "source": {
@@ -101,6 +114,8 @@ def shop_config(directory: Path, servers: Servers, more: Mapping[str, Any] | Non
         "spark": {"master": "local[2]", "conf": {**SMALL_SPARK, "spark.driver.memory": "1g"}},
         **(more or {}),
     }
+    if '"bad-record": "dead-letter"' in json.dumps(settings):
+        settings.setdefault("dead-letters", letter_settings(servers["prefix"]))
     path = directory / "shop.yaml"
     path.write_text(json.dumps(settings, indent=1), encoding="utf-8")
     return path

@@ -229,13 +229,6 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "required, and not there",
         "add it",
     ),
-    (
-        "dead letters nobody writes",
-        changed(FLAT_AVRO, dead_letters__path="x"),
-        "dead-letters.path",
-        "no effect",
-        "bad-record: dead-letter",
-    ),
     ("size", changed(FLAT_AVRO, batch__max_bytes="lots"), "batch.max-bytes", "'lots'", "64MiB"),
     (
         "registry URL",

@@ -182,6 +182,7 @@ def test_tables_take_their_own_settings_then_patterns_then_defaults() -> None:
         changed(
             FLAT_AVRO,
             defaults__deletes="soft",
+            dead_letters={"errors.deadletterqueue.topic.name": "shop-dlq"},
             tables=[
                 {"match": "shop.*", "bad-record": "dead-letter", "deletes": "hard"},
                 {"name": "Shop.Orders", "keys": "a, b", "bad-record": "pause"},

@@ -9,7 +9,7 @@ from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.sinks.accounting import Account
-from tidesink.sinks.rejects import Chosen
+from tidesink.sinks.kafka.letter_store import Chosen
 from tidesink.sinks.replay import ReplayReport, replay
 
 

@@ -1,4 +1,4 @@
-"""``tidesink ddl``: the DDL events that workers read and keep."""
+"""``tidesink ddl``: the DDL events that workers read, from the state store."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import typer
 
 from tidesink.cli import records
 from tidesink.cli.failures import guarded
-from tidesink.cli.known_tables import tables_worked_on
+from tidesink.cli.known_tables import tables_worked_on, worked_with
 from tidesink.cli.options import ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, show_table, write_json
 from tidesink.cli.status import commit_time
+from tidesink.config.fields import without_secrets
 
 if TYPE_CHECKING:
-    from tidesink.sinks.rejects import RecordStore
+    from tidesink.config import Config
+    from tidesink.sinks.kafka.letter_store import Chosen
 
 app = typer.Typer(
     help="DDL events: what the topics told of changed tables.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_EVENTS: Final[records.KeptRecords[RecordStore]] = records.KeptRecords(
-    "DDL event", "ddl", lambda found: found.ddl_events
-)
 _COLUMNS: Final = ("table", "committed", "kind", "where", "statement")
 
 
@@ -33,12 +32,10 @@ def list_events(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """List the DDL events, the oldest of each table first: when, what kind, and the statement."""
-    from tidesink.sinks.rejects import Chosen
+    from tidesink.sinks.kafka.letter_store import Chosen
 
     settings = chosen_config(None, config)
-    with _EVENTS.opened(settings) as events:
-        found = events.rows(Chosen(settings.pipeline, table), limit=most)
-        place = events.place
+    found, place = _events(settings, Chosen(settings.pipeline, table))[:most], _place(settings)
     if output is OutputFormat.JSON:
         known = tables_worked_on(settings)
         shown = [records.record_json(row, known) for row in found]
@@ -56,15 +53,39 @@ def show(
     topic_id: records.TopicId = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show one DDL event: its whole statement, and its bytes. Exit code 1 where there is none here."""
+    """Show one DDL event: its whole statement. Exit code 1 where there is none here."""
     settings = chosen_config(None, config)
-    row = _EVENTS.one(settings, table, place, topic_id)
+    chosen = records.chosen_record(settings.pipeline, table, place, topic_id)
+    found = _events(settings, chosen)
+    records.check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
+    if not found:
+        raise records.not_kept("DDL event", chosen, command="tidesink ddl list", store=_place(settings))
+    row = found[0]
     if output is OutputFormat.JSON:
         write_json(records.record_json(row, tables_worked_on(settings)))
         return
     typer.echo(f"{row['table']}  {records.place_of(row)}  {row['kind']}  {commit_time(row['commit_ts'])}")
     typer.echo(row["query"])
-    records.echo_bytes(row)
+
+
+def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
+    from tidesink.sinks.ddl_events import load_ddl
+    from tidesink.sinks.kafka.letter_store import moment
+
+    tables = tables_worked_on(config)
+    if not tables:
+        return []
+    with worked_with(config) as store:
+        found = load_ddl(store, config.pipeline, tables)
+    return [
+        {**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)}
+        for event in found
+        if chosen.fits(event, kind=event.kind)
+    ]
+
+
+def _place(config: Config) -> str:
+    return without_secrets(config.state)
 
 
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -29,16 +29,13 @@ from tidesink.errors import ConfigError, RegistryError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tidesink.sinks.rejects import Chosen, DeadLetters
+    from tidesink.sinks.kafka.letter_store import Chosen
     from tidesink.sinks.replay import ReplayReport
 
 app = typer.Typer(
     help="Dead letters: records that could not be decoded.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_LETTERS: Final[records.KeptRecords[DeadLetters]] = records.KeptRecords(
-    "dead letter", "dlq", lambda found: found.dead_letters
-)
 _COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
 _DURATION: Final[TypeAdapter[float]] = TypeAdapter(PositiveDuration)
 
@@ -48,12 +45,11 @@ def list_letters(
 ) -> None:
     """Count the dead letters by table, error and partition, with the time and the place of the first and
     last of each."""
-    from tidesink.sinks.rejects import Chosen
+    from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of
 
     settings = chosen_config(None, config)
-    with _LETTERS.opened(settings) as letters:
-        groups = letters.groups(Chosen(settings.pipeline, table))
-        place = letters.place
+    letters = dead_letters_of(settings)
+    groups, place = letters.groups(Chosen(settings.pipeline, table)), letters.place
     if output is OutputFormat.JSON:
         known = tables_worked_on(settings)
         shown = [records.group_json(group, kind="error", known=known) for group in groups]
@@ -76,7 +72,7 @@ def show(
     Exit code 1 where there is none at this place.
     """
     settings = chosen_config(None, config)
-    row = _LETTERS.one(settings, table, place, topic_id)
+    row = _one(settings, records.chosen_record(settings.pipeline, table, place, topic_id), place)
     decoded = _decoded(row, config_path(None, config))
     if output is OutputFormat.JSON:
         write_json({**records.record_json(row, tables_worked_on(settings)), "decoded": decoded})
@@ -109,12 +105,11 @@ def drop(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Forget dead letters for good: of a table, one of them, or with --all of every table. Asks first.
+    """Drop dead letters for good: of a table, one of them, or with --all of every table. Asks first.
 
     Where nobody can be asked, --yes is needed, else nothing is dropped: exit code 2.
     """
-    from tidesink.sinks.rejects import counted
-    from tidesink.sinks.retry import RetryPolicy
+    from tidesink.sinks.kafka.letter_store import counted, dead_letters_of
 
     settings = chosen_config(None, config)
     chosen = _to_drop(settings, table, place, topic_id, everything=everything)
@@ -123,15 +118,14 @@ def drop(
         chosen = replace(chosen, before=before, below=below, kind=records.error_name(error))
     elif (error, older_than, below) != (None, None, None):
         raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
-    with _LETTERS.opened(settings) as letters:
-        groups = letters.groups(chosen)
-        if place is not None:
-            records.check_one_topic(((group.topic, group.topic_id) for group in groups), place)
-        count = counted(groups)
-        if count and not yes:
-            count = count if _agreed(count, letters.place) else 0
-        # A worker that keeps letters of the same table at this moment is in the way for a moment.
-        dropped = RetryPolicy(settings.retry.for_).call(lambda: letters.remove(chosen)) if count else 0
+    letters = dead_letters_of(settings)
+    groups = letters.groups(chosen)
+    if place is not None:
+        records.check_one_topic(((group.topic, group.topic_id) for group in groups), place)
+    count = counted(groups)
+    if count and not yes:
+        count = count if _agreed(count, letters.place) else 0
+    dropped = letters.remove(chosen) if count else 0
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
     else:
@@ -153,7 +147,7 @@ def replay(
     A newer change of the same row that was applied wins. What is dealt with is a dead letter no more; the
     others stay, with today's reason. No worker may run. Exit code 3 where some letters stay.
     """
-    from tidesink.sinks.rejects import Chosen
+    from tidesink.sinks.kafka.letter_store import Chosen
     from tidesink.sinks.replay import replay as replayed
 
     settings = chosen_config(None, config)
@@ -222,8 +216,8 @@ _LEFT: Final = (
     (
         "former",
         "their topic was deleted and made again under its name, so that nobody can tell whether a newer "
-        "change of their row was applied; or an earlier version kept them, without the topic's id. Compare "
-        "the row with the source, and drop the letter (dlq drop TABLE --topic-id ID)",
+        "change of their row was applied. Compare the row with the source, and drop the letter "
+        "(dlq drop TABLE --topic-id ID)",
     ),
 )
 
@@ -231,7 +225,7 @@ _LEFT: Final = (
 def _to_drop(
     config: Config, table: str | None, place: str | None, topic_id: str | None, *, everything: bool
 ) -> Chosen:
-    from tidesink.sinks.rejects import Chosen
+    from tidesink.sinks.kafka.letter_store import Chosen
 
     if (table is None) != everything:
         raise ConfigError("whose dead letters? Give either a table, schema.table, or --all")
@@ -252,6 +246,23 @@ def _agreed(count: int, place: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(f"{count} dead letters in {place} would be dropped for good: say --yes to do it")
     return typer.confirm(f"Drop {count} dead letters in {place} for good?", err=True)
+
+
+def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
+    """The letter at a place.
+
+    Raises:
+        ConfigError: there are several.
+        NotKeptError: there is none.
+    """
+    from tidesink.sinks.kafka.letter_store import dead_letters_of
+
+    letters = dead_letters_of(config)
+    found = letters.rows(chosen, limit=2)
+    records.check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
+    if not found:
+        raise records.not_kept("dead letter", chosen, command="tidesink dlq list", store=letters.place)
+    return found[0]
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:

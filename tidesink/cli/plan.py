@@ -16,9 +16,10 @@ from tidesink.cli.status import read_statuses
 from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved_tables
 from tidesink.config import Config
 from tidesink.config.checks import carries_ddl, keeps_bad_records
+from tidesink.config.fields import without_secrets
 from tidesink.config.schema_change_checks import untold_changes
+from tidesink.errors import TidesinkError
 from tidesink.sinks.goals import Goals
-from tidesink.sinks.rejects import DDL_EVENTS, DEAD_LETTERS
 
 _TOLD: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
@@ -29,10 +30,8 @@ _TOLD: Final[dict[TypesFrom, str]] = {
 }
 
 _SORTS: Final = {"dead_letters": "dead letters", "ddl_events": "DDL events"}
-_KEPT: Final = "kept in {}"
 # Tables named of those that may meet a limit.
 _NAMED: Final = 3
-_COUNTED: Final = "counted, and not kept (dead-letters.path would say where)"
 
 
 def plan(
@@ -47,17 +46,19 @@ def plan(
     """Show each table's topic, columns with types and reasons, keys, policies, and what the target cannot do.
 
     Starts no Spark, and asks nothing of the target. Exit code 2 where a table needs something that the config
-    does not say, or where there can be no such table at the target.
+    does not say, where there can be no such table at the target, or no topic for dead letters.
     """
     settings = chosen_config(config, config_option)
     plans = apart(settings, table_plans(settings, sample=sample))
     unserved = list(unserved_tables(settings, plans))
     untold = list(untold_changes(settings))
     zero_dates = _zero_dates(settings)
+    refused = letters_refused(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
-        more = {"warnings": unserved, "untold": untold, "kept": kept_records(settings)}
-        write_json({"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables, **more})
+        more = {"warnings": unserved, "untold": untold, "kept": stored_records(settings)}
+        told = {"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables}
+        write_json({**told, **more, "dead_letters_problem": refused})
     else:
         _show(settings, plans, zero_dates)
         for warning in unserved:
@@ -66,21 +67,37 @@ def plan(
             typer.echo(f"{settings.target.type}: {text} ({named})")
         for remark in untold:
             typer.echo(f"changes of columns: {remark}")
-        for sort, place in kept_records(settings).items():
-            typer.echo(f"{_SORTS[sort]}: {_KEPT.format(place) if place else _COUNTED}")
-    if any(entry.problem for entry in plans):
+        for sort, place in stored_records(settings).items():
+            typer.echo(f"{_SORTS[sort]}: stored in {place}")
+        if refused is not None:
+            typer.echo(f"dead letters: PROBLEM: {refused}")
+    if refused is not None or any(entry.problem for entry in plans):
         raise typer.Exit(exits.USAGE)
 
 
-def kept_records(config: Config) -> dict[str, str | None]:
-    """Where dead letters and DDL events are kept, of the sorts there may be; None: they are only counted."""
-    from tidesink.sinks.records_place import kept_in
+def stored_records(config: Config) -> dict[str, str]:
+    """Where dead letters and DDL events are stored, of the sorts there may be."""
+    from tidesink.sinks.kafka.letter_store import dead_letters_of
 
-    sorts = {
-        "dead_letters": (keeps_bad_records(config), DEAD_LETTERS),
-        "ddl_events": (carries_ddl(config.source), DDL_EVENTS),
-    }
-    return {name: kept_in(config, table) for name, (wanted, table) in sorts.items() if wanted}
+    found = {}
+    if keeps_bad_records(config):
+        found["dead_letters"] = dead_letters_of(config).place
+    if carries_ddl(config.source):
+        found["ddl_events"] = without_secrets(config.state)
+    return found
+
+
+def letters_refused(config: Config) -> str | None:
+    """Why the topic of dead letters cannot be written to; None where it can, or none is needed."""
+    from tidesink.sinks.kafka.letter_store import check_topic, dead_letters_of
+
+    if not keeps_bad_records(config):
+        return None
+    try:
+        check_topic(dead_letters_of(config).topic)
+    except TidesinkError as error:
+        return str(error)
+    return None
 
 
 def limits_said(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:

@@ -1,26 +1,22 @@
-"""What ``dlq`` and ``ddl`` share: which records are meant, and how kept ones are shown."""
+"""What ``dlq`` and ``ddl`` share: which records are meant, and how stored ones are shown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from tidesink.change import TableId
 from tidesink.cli.capture import base64_text
 from tidesink.cli.known_tables import named_table
-from tidesink.cli.output import note
-from tidesink.config import Config
 from tidesink.config.problems import nearest
 from tidesink.errors import ConfigError, NotKeptError, TidesinkError
 
 if TYPE_CHECKING:
-    from tidesink.sinks.rejects import Chosen, RecordGroup, Records, RecordStore
+    from tidesink.sinks.kafka.letter_store import Chosen, RecordGroup
 
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
 AnyTable = Annotated[
@@ -40,44 +36,6 @@ Limit = Annotated[int, typer.Option("--max", min=1, help="Show so many records a
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
 _DUMPED: Final = 512
-
-Store = TypeVar("Store", bound="RecordStore")
-
-
-@dataclass(frozen=True)
-class KeptRecords(Generic[Store]):
-    """A sort of kept records: one as people call it, the command that is about them, and their store."""
-
-    word: str
-    command: str
-    store: Callable[[Records], Store]
-
-    @contextmanager
-    def opened(self, config: Config) -> Iterator[Store]:
-        """A pipeline's records of this sort.
-
-        Raises: as ``opened_records``.
-        """
-        from tidesink.sinks.records_place import opened_records
-
-        note(f"{config.pipeline}: opening the {self.word}s")
-        with opened_records(config) as found:
-            yield self.store(found)
-
-    def one(self, config: Config, table: str, place: str, topic_id: str | None) -> dict[str, Any]:
-        """The record at a place.
-
-        Raises:
-            ConfigError: the place is none, or has several records.
-            NotKeptError: there is no such record at the place.
-        """
-        chosen = chosen_record(config.pipeline, table, place, topic_id)
-        with self.opened(config) as records:
-            found, store = records.rows(chosen, limit=2), records.place
-        check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
-        if not found:
-            raise not_kept(self.word, chosen, command=f"tidesink {self.command} list", store=store)
-        return found[0]
 
 
 def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
@@ -100,7 +58,7 @@ def chosen_record(pipeline: str, table: str, place: str, topic_id: str | None = 
     Raises:
         ConfigError: the place is none.
     """
-    from tidesink.sinks.rejects import Chosen
+    from tidesink.sinks.kafka.letter_store import Chosen
 
     found = _PLACE.fullmatch(place)
     if found is None:
@@ -150,6 +108,19 @@ def moment_json(moment: datetime | None) -> str | None:
     return moment.astimezone(timezone.utc).isoformat() if moment else None
 
 
+def record_json(row: Mapping[str, Any], known: Iterable[TableId]) -> dict[str, Any]:
+    """A stored record as JSON, its bytes as base64; ``known`` are the pipeline's tables."""
+    shown = {name: value for name, value in row.items() if name not in ("key", "value")}
+    parts = {f"{name}_b64": base64_text(row[name]) for name in ("key", "value") if name in row}
+    table = named_table(row["table"], known)._asdict()
+    return {**shown, "table": table, "time": moment_json(row["time"]), **parts}
+
+
+def place_of(row: Mapping[str, Any]) -> str:
+    """Where a kept record is in Kafka."""
+    return f"{row['topic']}[{row['partition']}]@{row['offset']}"
+
+
 def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> dict[str, Any]:
     """Kept records of one table, partition and sort as JSON; ``known`` are the pipeline's tables."""
     return {
@@ -174,19 +145,6 @@ def group_row(group: RecordGroup) -> tuple[Any, ...]:
     return group.table, group.kind, group.count, *times, where
 
 
-def record_json(row: dict[str, Any], known: Iterable[TableId]) -> dict[str, Any]:
-    """A kept record as JSON, its bytes as base64; ``known`` are the pipeline's tables."""
-    shown = {name: value for name, value in row.items() if name not in ("key", "value")}
-    parts = {f"{name}_b64": base64_text(row[name]) for name in ("key", "value")}
-    table = named_table(row["table"], known)._asdict()
-    return {**shown, "table": table, "time": moment_json(row["time"]), **parts}
-
-
-def place_of(row: dict[str, Any]) -> str:
-    """Where a kept record is in Kafka."""
-    return f"{row['topic']}[{row['partition']}]@{row['offset']}"
-
-
 def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
     """A record's key or value: as text where it is one, else in hexadecimal digits."""
     if data is None:
@@ -205,7 +163,7 @@ def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
         yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
 
 
-def echo_bytes(row: dict[str, Any]) -> None:
+def echo_bytes(row: Mapping[str, Any]) -> None:
     """Print the key and the value of a kept record."""
     for name in ("key", "value"):
         for line in bytes_lines(name, row[name]):

@@ -30,7 +30,9 @@ def validate(
     connect: Annotated[
         bool,
         typer.Option(
-            "--connect", help="Also ask the broker, the registry, the state store and the target's path."
+            "--connect",
+            help="Also ask the broker, the registry, the state store, the target's path and the dead "
+            "letters' topic.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
@@ -76,9 +78,14 @@ def _answers(config: Config) -> Iterator[Answer]:
         ("registry", _registry),
         ("state store", _state_store),
         ("target", _target),
+        ("dead letters", _dead_letters),
     )
+    needless = {
+        "registry": config.source.schema_registry is None,
+        "dead letters": config.dead_letters.topic is None,
+    }
     for part, check in checks:
-        if part == "registry" and config.source.schema_registry is None:
+        if needless.get(part):
             continue
         try:
             yield Answer(part, True, check(config))
@@ -117,6 +124,13 @@ def _state_store(config: Config) -> str:
         return f"{len(store.statuses(config.pipeline))} tables known"
     finally:
         store.close()
+
+
+def _dead_letters(config: Config) -> str:
+    from tidesink.sinks.kafka.letter_store import check_topic, dead_letters_of
+
+    topic = dead_letters_of(config).topic
+    return f"{topic.place} {'is there' if check_topic(topic) else 'is made when the first letter comes'}"
 
 
 def _target(config: Config) -> str:

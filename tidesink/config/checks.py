@@ -20,9 +20,7 @@ from tidesink.config.route_checks import route_problems
 from tidesink.config.schema_change_checks import schema_change_problems
 from tidesink.config.sequence import sequence_problems
 from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
-from tidesink.config.target import DeltaSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
-from tidesink.config.target_sql import MysqlSettings, PostgresSettings
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.ddl import TableDefinitions
@@ -264,20 +262,23 @@ def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
 
 
 def _dead_letters(config: Config) -> Iterator[Problem]:
-    wanted = keeps_bad_records(config)
-    keeps = isinstance(config.target, DeltaSettings | PostgresSettings | MysqlSettings)
-    if config.dead_letters.path and not wanted and not carries_ddl(config.source):
+    topic, setting = config.dead_letters.topic, "dead-letters.errors.deadletterqueue.topic.name"
+    if topic is None:
+        if keeps_bad_records(config):
+            yield Problem(
+                setting,
+                "required by bad-record: dead-letter, and not there",
+                f"name a topic, such as {config.pipeline}-dead-letters; it is made where it is not there",
+            )
+        return
+    if not keeps_bad_records(config):
         yield Problem(
-            "dead-letters.path",
-            "has no effect: no table has bad-record: dead-letter, and these topics carry no DDL to keep",
+            setting,
+            "has no effect: no table has bad-record: dead-letter",
             "set bad-record: dead-letter, or remove it",
         )
-    if wanted and not keeps and not config.dead_letters.path:
-        yield Problem(
-            "dead-letters.path",
-            f"a target of type {config.target.type} has no folder for dead letters",
-            "give one, such as ./dead-letters: they are kept in a Delta table there",
-        )
+    if config.topics_among([topic]):
+        yield Problem(setting, f"{topic} is a source topic by source.topics", "name another topic")
 
 
 def keeps_bad_records(config: Config) -> bool:
@@ -286,7 +287,7 @@ def keeps_bad_records(config: Config) -> bool:
 
 
 def carries_ddl(source: SourceSettings) -> bool:
-    """Whether the topics may hold DDL events, which are kept beside the dead letters."""
+    """Whether the topics may hold DDL events, which are stored."""
     return source.protocol != "flat-avro" or source.avro_enable_watermark
 
 

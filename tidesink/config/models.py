@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
@@ -19,7 +19,6 @@ from tidesink.config.fields import (
     Count,
     Duration,
     Listed,
-    LocalPath,
     MaybeListed,
     Model,
     NullWord,
@@ -180,12 +179,34 @@ class TableOverride(Model):
         return fnmatchcase(table, (self.match or "").lower())
 
 
-class DeadLetterSettings(Model):
-    """Where records go that cannot be decoded, under ``bad-record: dead-letter``."""
+_TOPIC_NAME: Final = "set errors.deadletterqueue.topic.name to the Kafka topic of dead letters"
+_FORMER_DEAD_LETTERS: Final = {
+    "path": f"dead letters go to a Kafka topic, DDL events to the state store; {_TOPIC_NAME}",
+    "topic": _TOPIC_NAME,
+    "errors.deadletterqueue.context.headers.enable": "context headers are always written; remove it",
+}
 
-    path: LocalPath | None = None
-    """The folder of the tables of dead letters and DDL events; under the root of a delta target, or
-    in the database of a Postgres or MySQL target, if not given."""
+
+class DeadLetterSettings(Model):
+    """The Kafka topic of records that cannot be decoded, under Kafka Connect's names of its settings."""
+
+    topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")] | None = Field(
+        default=None, alias="errors.deadletterqueue.topic.name"
+    )
+    """The topic of dead letters, in the source's Kafka; made where it is not there. `bad-record: dead-letter`
+    needs it. Pipelines and Kafka Connect may share one."""
+    replication_factor: Count = Field(
+        default=3, ge=-1, le=1000, alias="errors.deadletterqueue.topic.replication.factor"
+    )
+    """Replicas of the topic where tidesink makes it; -1 is the brokers' own default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moved(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for name in _FORMER_DEAD_LETTERS.keys() & value.keys():
+                raise ValueError(f"{name} is no setting any more: {_FORMER_DEAD_LETTERS[name]}")
+        return value
 
 
 class BatchSettings(Model):
@@ -282,7 +303,7 @@ class Config(Model):
     target: TargetSettings
     """Where the tables go."""
     dead_letters: DeadLetterSettings = DeadLetterSettings()
-    """Where records go under `bad-record: dead-letter`."""
+    """The topic of records that cannot be decoded."""
     batch: BatchSettings = BatchSettings()
     """Bounds of a batch."""
     retry: RetrySettings = RetrySettings()

@@ -27,9 +27,7 @@ CatalogName = Annotated[str, AfterValidator(_names_tables)]
 
 def _no_session_catalog(name: str) -> str:
     if name.lower() == "spark_catalog":
-        raise ValueError(
-            "spark_catalog is Delta's, where dead letters are kept: give the catalog its own name"
-        )
+        raise ValueError("spark_catalog is Delta's: give the catalog its own name")
     return name
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.heartbeat import Heartbeat
+from tidesink.sinks.kafka.letter_store import dead_letters_of
 from tidesink.sinks.listener import Listener, Listeners
-from tidesink.sinks.records_place import ddl_events_of, dead_letters_of, spark_of
 from tidesink.sinks.retry import RetryPolicy
+from tidesink.sinks.session import build_session, running_session, stop_session
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import open_state_store
@@ -19,6 +22,9 @@ from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.topics import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @contextmanager
@@ -36,7 +42,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
     with ExitStack() as closing:
         registry = _registry(config, closing)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
-        spark = closing.enter_context(spark_of(config))
+        spark = closing.enter_context(_spark_of(config))
         source = KafkaSource(config.source.spark_properties(), opens_up_to=config.source.opens_up_to)
         yield Surroundings(
             config=config,
@@ -45,12 +51,11 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
             topics=Topics(config.pipeline, source, store),
             target=target_module(config.target).open_target(config, spark, store),
             store=store,
-            dead_letters=lambda: dead_letters_of(config, spark),
+            dead_letters=cache(partial(dead_letters_of, config)),
             registry=registry,
             failpoints=failpoints,
             listeners=Listeners((*listeners, Heartbeat(store, config.pipeline))),
             stop=stop,
-            ddl_events=lambda: ddl_events_of(config, spark),
         )
 
 
@@ -66,3 +71,22 @@ def _store(config: Config, closing: ExitStack) -> SqlStateStore:
     store = open_state_store(config.state)
     closing.callback(store.close)
     return store
+
+
+@contextmanager
+def _spark_of(config: Config) -> Iterator[SparkSession]:
+    """The session that runs, or one of the config's, stopped at the end."""
+    running = running_session()
+    if running is not None:
+        yield running
+        return
+    session = build_session(
+        app_name=f"tidesink {config.pipeline}",
+        master=config.spark.master,
+        conf=config.spark.conf_values(),
+        target=config.target.type,
+    )
+    try:
+        yield session
+    finally:
+        stop_session(session)

@@ -1,10 +1,9 @@
-"""Keeps a batch's DDL events whole, for whoever applies or reads them later (``rejects.DDL_EVENTS``)."""
+"""Stores a batch's DDL events for people to read (``ddl_events``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -15,18 +14,16 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_base import DDL
 from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.sinks.ddl_events import StoredDdl, store_ddl
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.rejects import DDL_COLUMNS
 from tidesink.sinks.source import RecordReader
 from tidesink.sinks.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_BY_PROGRESS: Final = ("pipeline", "table", "batch")
-_SCHEMA: Final = ", ".join(f"`{name}` {ddl}" for name, ddl, _ in DDL_COLUMNS if name not in _BY_PROGRESS)
 # A statement as status shows it.
 _SHOWN: Final = 200
 
@@ -60,24 +57,24 @@ class PlannedRanges(Protocol):
 def keep_ddl(
     around: Surroundings, reduction: ReducedRanges, reader: RecordReader, progress: Progress
 ) -> dict[str, Any] | None:
-    """Keep the DDL events of a reduced batch; the newest one's commit_ts, kind and query.
+    """Store the DDL events of a reduced batch; the newest one's commit_ts, kind and query.
 
     They are few, each by itself in the frame, and are decoded here. Their bytes and Kafka's time come from
-    Kafka, read once more. None, and nothing kept, where the target has no place for them.
+    Kafka, read once more.
 
-    Raises: as ``RecordStore.append``.
+    Raises:
+        StateStoreError: the state store does not answer.
     """
-    store = around.ddl_events()
-    if store is None:
-        return None
     codec = _codec(around)
     session = reduction.frame.sparkSession
     found = _messages(reduction, partial(reader.frame, session))
     topic_id = reduction.plan.found.topic_id
     rows = [_row(message, topic_id, _event(codec, message)) for message in found]
-    store.append(session.createDataFrame(rows, _SCHEMA), progress)
-    last = max(rows, key=lambda row: (row[4] or 0, row[3]), default=None)
-    return None if last is None else {"commit_ts": last[4], "kind": last[5], "query": last[6][:_SHOWN]}
+    store_ddl(around.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
+    last = max(rows, key=lambda row: (row.commit_ts or 0, row.offset), default=None)
+    if last is None:
+        return None
+    return {"commit_ts": last.commit_ts, "kind": last.kind, "query": last.query[:_SHOWN]}
 
 
 def _codec(around: Surroundings) -> Codec:
@@ -118,9 +115,6 @@ def _event(codec: Codec, message: Message) -> DdlEvent | None:
         return None
 
 
-def _row(message: Message, topic_id: str, event: DdlEvent | None) -> tuple[Any, ...]:
-    ms = message.timestamp
-    time = None if ms is None else datetime.fromtimestamp(ms / 1000, timezone.utc)
-    told = (event.commit_ts, event.kind, event.query) if event else (None, "", "")
-    place = (message.topic, topic_id, message.partition, message.offset)
-    return (*place, *told, message.key, message.value, time)
+def _row(message: Message, topic_id: str, event: DdlEvent | None) -> StoredDdl:
+    said = (event.commit_ts, event.kind, event.query) if event else (None, "", "")
+    return StoredDdl(message.topic, topic_id, message.partition, message.offset, *said, message.timestamp)

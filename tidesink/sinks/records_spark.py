@@ -10,15 +10,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
 from tidesink.change import Message, TableId
-from tidesink.codecs.columns_base import BAD, DDL
+from tidesink.codecs.columns_base import DDL
 from tidesink.codecs.compression import Compression, compression_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.group import GroupedData
 
 _DDL_MARK: Final = b'"isDdl":true'
-_PLACE: Final = ("topic", "partition", "offset")
 # Between a database's and a table's name; no name holds it.
 _BETWEEN: Final = "\x00"
 
@@ -109,32 +107,6 @@ def last_ddl_offset(reduced: DataFrame, partition: int) -> int | None:
     here = reduced.where((F.col("_op") == DDL) & (F.col("_partition") == partition))
     found: int | None = here.agg(F.max("_offset").alias("last")).collect()[0]["last"]
     return found
-
-
-def rejected_records(reduced: DataFrame, raw: DataFrame, topic_id: str) -> DataFrame:
-    """Topic, its id, partition, offset, key, value, schema_id, error, reason and time of each bad record.
-
-    The reduced frame says where they are and what is wrong; their bytes and Kafka's time come from Kafka
-    itself, read once more where there are any, so that good batches carry neither. A record of which several
-    events are bad is one, with what is wrong with one of them.
-    """
-    wrong = ("error", "reason", "value_id")
-    told = F.min(F.struct(*(F.col("_detail").getField(name).alias(name) for name in wrong))).alias("told")
-    bad = _bad_places(reduced).agg(told)
-    schema_id = F.col("told.value_id").cast("int").alias("schema_id")
-    found = raw.join(F.broadcast(bad.select(*_PLACE, schema_id, "told.error", "told.reason")), list(_PLACE))
-    names = ("topic", "partition", "offset", "key", "value", "schema_id", "error", "reason")
-    return found.select(*names, F.lit(topic_id).alias("topic_id"), F.col("timestamp").alias("time"))
-
-
-def rejected_count(reduced: DataFrame) -> int:
-    """How many records of a reduced frame are bad; several events of one may be."""
-    return _bad_places(reduced).count().count()
-
-
-def _bad_places(reduced: DataFrame) -> GroupedData:
-    places = (F.col(f"_{name}").alias(name) for name in _PLACE)
-    return reduced.where(F.col("_op") == BAD).groupBy(*places)
 
 
 def _member(name: str) -> Column:

@@ -16,12 +16,13 @@ from tidesink.errors import ConfigError, StaleProgressError
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.assembly import assembled
 from tidesink.sinks.batch.run import BatchPlan
+from tidesink.sinks.dead_letters_spark import letter_places, letters_frame
 from tidesink.sinks.heartbeat import Heartbeat, seconds_since_beat
+from tidesink.sinks.kafka.letter_store import Chosen, DeadLetters, Outcome
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.progress import TopicProgress
 from tidesink.sinks.ranges import OffsetRange, check_continuity, topic_gone, topic_progress
-from tidesink.sinks.rejects import Chosen, DeadLetters, counted
 from tidesink.sinks.replay_batch import ReplayBatch, Replayed
 from tidesink.sinks.replay_spark import (
     Bounds,
@@ -119,7 +120,7 @@ def _replay(around: Surroundings, chosen: Chosen) -> ReplayReport:
     letters = around.dead_letters()
     table = _table_of(around, str(chosen.table))
     _refuse_mode(around.config, table)
-    topics = sorted({group.topic for group in letters.groups(chosen)})
+    topics = sorted({letter.topic for letter in letters.letters(chosen)})
     if not topics:
         return ReplayReport(table)
     if len(topics) > 1:
@@ -155,12 +156,13 @@ class ReplayLane(Lane):
         self._hold = retry.call(lambda: self._open(found))
         progress = topic_progress(self._hold.progress, self.topic)
         ours = replace(chosen, topic_id=found.topic_id)
-        count = counted(letters.groups(ours))
-        report = ReplayReport(self.table, former=counted(letters.groups(chosen)) - count)
+        every = letters.letters(chosen)
+        mine = [letter for letter in every if ours.fits(letter, kind=letter.error)]
+        report = ReplayReport(self.table, former=len(every) - len(mine))
         if progress is None:
-            return replace(report, waiting=count)
+            return replace(report, waiting=len(mine))
         check_continuity(progress, found)
-        everything = letters.frame(ours).persist()
+        everything = letters_frame(self._session, letters.topic, mine).persist()
         try:
             return self._replay(letters, everything, progress, found=found, report=report)
         finally:
@@ -181,10 +183,10 @@ class ReplayLane(Lane):
         if not counts.ready:
             return report
         ready = ready_letters(everything, bounds)
-        kept = letters.frame(
-            Chosen(self._around.config.pipeline, str(self.table), self.topic, topic_id=found.topic_id)
-        )
-        reader = LetterReader(self._around.source, ready, kept, self._following(counts, progress, found))
+        pipeline = self._around.config.pipeline
+        every = letters.letters(Chosen(pipeline, str(self.table), self.topic, topic_id=found.topic_id))
+        places = letter_places(self._session, every)
+        reader = LetterReader(self._around.source, ready, places, self._following(counts, progress, found))
         plan = BatchPlan(_ranges(self.topic, counts, progress), found)
         done = self._around.retry(self.table).call(
             lambda: self._replay_batch(plan, reader).take(reader, ready, counts.ready).replay()
@@ -204,10 +206,11 @@ class ReplayLane(Lane):
             store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
 
     def _settle_letters(self, letters: DeadLetters, done: Replayed) -> None:
-        pipeline = self._around.config.pipeline
-        self._around.retry(self.table).call(
-            lambda: letters.settle(done.outcomes, pipeline=pipeline, table=self.table)
-        )
+        def settle() -> int:
+            rows = done.outcomes.select(*Outcome._fields).toLocalIterator()
+            return letters.settle((Outcome(*row) for row in rows), table=self.table)
+
+        self._around.retry(self.table).call(settle)
 
     def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)

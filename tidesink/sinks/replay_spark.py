@@ -9,7 +9,6 @@ from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it
 
 from tidesink.codecs.columns_base import BAD, ROW_KINDS, TRUNCATE, UNPLANNED
 from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.rejects import PLACE
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.source import RECORD_COLUMNS, KafkaRead, KafkaSource, ReadFrame
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from tidesink.sinks.decoding import Apart
 
+PLACE: Final = ("topic", "partition", "offset")
 _EVENT_PLACE: Final = tuple(f"_{name}" for name in PLACE)
 
 
@@ -88,9 +88,9 @@ def _bound(bounds: Mapping[int, Bounds], name: str) -> Column:
 
 
 class LetterReader:
-    """Gives a batch its letters, with the bytes that were kept, and what Kafka has behind them.
+    """Gives a batch its letters, with their own bytes, and what Kafka has behind them.
 
-    ``following``: ranges of Kafka to read besides. Places in ``kept`` are left out of them: those records
+    ``following``: ranges of Kafka to read besides. ``places`` are left out of them: those records
     are dead letters, chosen ones or others, and were never applied.
     """
 
@@ -98,12 +98,12 @@ class LetterReader:
         self,
         source: KafkaSource,
         letters: DataFrame,
-        kept: DataFrame,
+        places: DataFrame,
         following: Sequence[OffsetRange],
     ) -> None:
         self._source = source
         self._letters = letters
-        self._kept = kept
+        self._places = places
         self._following = [part for part in following if part.records > 0]
 
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
@@ -120,10 +120,10 @@ class LetterReader:
         """The letters, and what follows them."""
         found, nothing = self.letters(session, apart), KafkaRead(0, 0)
         if self._following:
-            kept = in_session(self._kept, session).select(*PLACE)
-            raw = self._source.frame(session, self._following).join(kept, list(PLACE), "left_anti")
+            places = in_session(self._places, session)
+            raw = self._source.frame(session, self._following).join(places, list(PLACE), "left_anti")
             found = found.unionByName(_mine(raw.select(*RECORD_COLUMNS), apart))
-        # What a replay has read is the letters, which are counted in their store.
+        # What a replay has read is the letters, which are counted in their topic.
         return ReadFrame(found, lambda: nothing, lambda: nothing)
 
 

@@ -117,6 +117,15 @@ class KafkaSource:
 
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The records in the ranges; lazy. At least one range must hold a record."""
+        return self.opened(self._loaded(session, ranges).select(*RECORD_COLUMNS))
+
+    def records(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The same as Kafka has them: values are not opened, and there is a column ``headers``."""
+        return self._loaded(session, ranges, headers=True).select(*RECORD_COLUMNS, "headers")
+
+    def _loaded(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, headers: bool = False
+    ) -> DataFrame:
         wanted = [part for part in ranges if part.records > 0]
         reader = session.read.format("kafka").options(**self._properties)
         reader = reader.options(
@@ -127,9 +136,10 @@ class KafkaSource:
                 "failOnDataLoss": "true",
                 "kafka.isolation.level": "read_committed",
                 "minPartitions": str(_tasks(session, wanted)),
+                "includeHeaders": str(headers).lower(),
             }
         )
-        return self.opened(reader.load().select(*RECORD_COLUMNS))
+        return reader.load()
 
     def opened(self, frame: DataFrame) -> DataFrame:
         """Records with their values opened, where the config says that they may be compressed."""

@@ -12,8 +12,8 @@ from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import TidesinkError
 from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.listener import Listeners, StepRetried
-from tidesink.sinks.rejects import DeadLetters, RecordStore
 from tidesink.sinks.retry import RetryPolicy, may_pass
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.state_store import StateStore
@@ -31,16 +31,12 @@ T = TypeVar("T")
 _log = structlog.get_logger("tidesink.worker")
 
 
-def no_store() -> None:
-    """Nowhere to keep records."""
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """The parts of a running worker. All of them may be used from several threads.
 
-    ``registry`` is None where the config names none, ``dead_letters`` opens the table for them when the
-    first is to be kept; ``ddl_events`` that of DDL events, None where the target has no place for them.
+    ``registry`` is None where the config names none, ``dead_letters`` gives those of the pipeline when
+    the first is to be written.
     """
 
     config: Config
@@ -54,7 +50,6 @@ class Surroundings:
     failpoints: Failpoints
     listeners: Listeners
     stop: StopFlag
-    ddl_events: Callable[[], RecordStore | None] = no_store
 
     def place_of(self, table: TableId) -> str:
         """Where the target keeps a table, for people to read."""

@@ -5,7 +5,7 @@
 decoded again from 3; a bad record cuts the batch short of it and begins again at 2 (``pause``).
 5. recorded: the state store knows what the batch will have applied, unless a change of the columns waits
 for a person: then the batch is left.  6. evolved: the target's columns fit.
-7. rejected: dead letters are kept.  8. committed: rows and progress in one commit of the target.
+7. rejected: dead letters are written.  8. committed: rows and progress in one commit of the target.
 9. accounted: the law holds.
 
 Until 8 nothing was done that doing again would double; after 8 nothing is done again.
@@ -29,8 +29,10 @@ from tidesink.sinks.accounting import Account, account_of
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.batch_progress import next_progress
 from tidesink.sinks.ddl_spark import keep_ddl
+from tidesink.sinks.dead_letters_spark import bad_records, write_bad_records
 from tidesink.sinks.decoding import Decoding, Missed
 from tidesink.sinks.filtered import Filtered, filtered_of
+from tidesink.sinks.kafka.dead_letters import LetterStamp
 from tidesink.sinks.known_columns import KnownColumns
 from tidesink.sinks.left_out_spark import leaving_out
 from tidesink.sinks.metadata_spark import on_delete, stamped
@@ -38,7 +40,6 @@ from tidesink.sinks.modes import kept_shape, names_of, row_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange, cut_before
-from tidesink.sinks.records_spark import rejected_count, rejected_records
 from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import refuse_beyond, refuse_truncates, refuse_undated, refuse_unplaced
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
@@ -382,15 +383,19 @@ class Batch:
         return row_shape(self._decoding.columns().shape, self._settings)
 
     def _reject(self, reduction: Reduction, progress: Progress) -> int:
-        """Keep the bad records; how many bad events of this batch are kept with them.
+        """Write the bad records as dead letters; how many bad events of this batch were acknowledged.
 
-        What was kept already, by this batch when it was begun before or by others cut otherwise, counts too.
+        A batch that is tried again writes them again: who reads the letters takes each once.
         """
         if not reduction.summary.bad:
             return 0
-        raw = self._reader.frame(self._session, reduction.plan.ranges)
-        rejected = rejected_records(reduction.frame, raw, reduction.plan.found.topic_id)
-        missing = rejected_count(reduction.frame) - self._around.dead_letters().append(rejected, progress)
+        letters, plan = self._around.dead_letters(), reduction.plan
+        letters.prepare()
+        bad = bad_records(reduction.frame, plan.ranges)
+        raw = self._around.source.records(self._session, bad.ranges)
+        codec = self._around.config.source.protocol
+        stamp = LetterStamp.of(progress, topic_id=plan.found.topic_id, codec=codec)
+        missing = bad.count - write_bad_records(bad, raw, letters.topic, stamp)
         return reduction.summary.bad - missing
 
     def _commit(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:

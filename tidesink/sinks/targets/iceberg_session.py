@@ -1,7 +1,7 @@
 """The Spark session of one Iceberg table: its catalog, and settings that suit small batches.
 
 A catalog is a setting of the session, so that it needs none of Spark's extensions and stands beside Delta's
-``spark_catalog``, where dead letters are kept.
+``spark_catalog``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,489 @@
+"""Dead letters as records of one Kafka topic, in the form of Kafka Connect's dead letter queue.
+
+A letter has the key, the value and the headers of the record that could not be decoded, unchanged. Behind
+them come Kafka Connect's context headers (``DeadLetterQueueReporter``: UTF-8 texts, a text of digits for
+each number) and ours, which say which record it is.
+
+=========================================  ==================================================================
+header                                     value
+=========================================  ==================================================================
+``__connect.errors.topic``                 topic of the record, then its ``.partition`` and its ``.offset``
+``__connect.errors.connector.name``        the pipeline
+``__connect.errors.task.id``               number of the Spark task that wrote the letter
+``__connect.errors.stage``                 ``VALUE_CONVERTER``
+``__connect.errors.class.name``            the codec
+``__connect.errors.exception.class.name``  such as ``tidesink.errors.FramingError``; then ``.message`` and
+                                           ``.stacktrace``
+``__tidesink.errors.kind``                 ``letter``, ``dealt-with`` or ``still-bad``
+``__tidesink.errors.table``                source table, ``schema.name``
+``__tidesink.errors.topic.id``             Kafka's id of the record's topic
+``__tidesink.errors.timestamp``            Kafka's timestamp of the record, in ms since 1970
+``__tidesink.errors.key.schema.id``        registry id; ``value.schema.id`` likewise
+``__tidesink.errors.batch``                batch that met the record; ``epoch`` likewise
+=========================================  ==================================================================
+
+A header without a value is empty. The last header of a name is ours: the record may have had one of the name.
+
+What becomes of a letter later is a *mark*: a record without key and value that names the letter.
+``dealt-with`` ends it (applied, or dropped by a person), ``still-bad`` gives it today's error. Letters and
+marks go to partition 0, so that their order is Kafka's. A batch that is tried again writes its letters
+again; readers take one of each identity: pipeline, table, topic id, topic, partition, offset.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.sinks.progress import Progress
+
+CONNECT: Final = "__connect.errors."
+OURS: Final = "__tidesink.errors."
+LETTER: Final = "letter"
+DEALT_WITH: Final = "dealt-with"
+STILL_BAD: Final = "still-bad"
+# The one partition that is used.
+PARTITION: Final = 0
+# What ``write_letters`` takes. Headers are the record's own; ids are of the registry, or null.
+LETTER_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("key_schema_id", pa.int32()),
+        ("value_schema_id", pa.int32()),
+        ("error", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+# What ``read_records`` gives: the records as they stood in their topic.
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+_FIRST_HEADER: Final = f"{CONNECT}topic"
+_MODULE: Final = "tidesink.errors."
+# Values may have many MB each: few are Python objects at a time.
+_ROWS_A_SLICE: Final = 20
+_ROWS_A_BATCH: Final = 1000
+_BYTES_A_BATCH: Final = 8_000_000
+_SILENCE: Final = 30.0
+_POLL: Final = 0.1
+_AT_ONCE: Final = 500
+_DELIVERY_MS: Final = 60_000
+# The greatest number of ms that is a timestamp in microseconds.
+_MOST_MS: Final = (2**63 - 1) // 1000
+QUIET: Final[Mapping[str, Any]] = {"log_level": 0, "error_cb": lambda _error: None}
+Headers = Sequence[tuple[str, bytes | None]]
+# pipeline, table, topic id, topic, partition, offset
+Identity = tuple[str, str, str, str, int, int]
+
+_MISSING: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+# What is met again however often it is tried; anything else may pass.
+_PERMANENT: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user of source.kafka describe, read and write the topic, "
+    "and create it if it is not there",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user of source.kafka create the topic, or create it",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "check sasl.username and sasl.password under source.kafka",
+    KafkaError._AUTHENTICATION: "check security.protocol and the sasl settings under source.kafka",
+    KafkaError.MSG_SIZE_TOO_LARGE: "a letter is the record and 2 KB of headers or more: raise the topic's "
+    "max.message.bytes above that of the source topics",
+    KafkaError.RECORD_LIST_TOO_LARGE: "raise the topic's max.message.bytes",
+    KafkaError.TOPIC_EXCEPTION: "Kafka takes no topic of this name: change errors.deadletterqueue.topic.name",
+    KafkaError.INVALID_REPLICATION_FACTOR: "there are fewer brokers: set "
+    "errors.deadletterqueue.topic.replication.factor to their number at most",
+    KafkaError.INVALID_RECORD: "the broker refuses the record: the topic must have cleanup.policy=delete",
+    KafkaError.POLICY_VIOLATION: "a policy of the broker refuses it: create the topic yourself",
+    KafkaError._INVALID_ARG: "check source.kafka",
+}
+
+
+@dataclass(frozen=True)
+class LetterTopic:
+    """The topic of a pipeline's dead letters. ``properties`` are confluent-kafka's and may hold secrets."""
+
+    name: str
+    properties: Mapping[str, str] = field(repr=False)
+    replication_factor: int = 3
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people to read."""
+        return f"topic {self.name} of {self.properties.get('bootstrap.servers', '')}"
+
+
+@dataclass(frozen=True)
+class LetterStamp:
+    """What all letters of a batch have in common. ``codec`` names what could not decode them."""
+
+    pipeline: str
+    table: str
+    topic_id: str
+    epoch: int
+    batch: int
+    codec: str
+
+    @classmethod
+    def of(cls, progress: Progress, *, topic_id: str, codec: str) -> LetterStamp:
+        """The stamp of the batch that will have this progress."""
+        batch = progress.epoch, progress.batch
+        return cls(progress.pipeline, str(progress.table), topic_id, *batch, f"tidesink.codecs.{codec}")
+
+
+class Letter(NamedTuple):
+    """A letter without its bytes. ``time``: ms since 1970. ``at``: its offset in the topic of letters."""
+
+    pipeline: str
+    table: str
+    topic_id: str
+    topic: str
+    partition: int
+    offset: int
+    error: str
+    reason: str
+    time: int | None = None
+    schema_id: int | None = None
+    key_schema_id: int | None = None
+    batch: int = 0
+    epoch: int = 0
+    at: int = 0
+
+    @property
+    def identity(self) -> Identity:
+        """What makes it one letter, however often it was written."""
+        return self[:6]
+
+
+def letter_headers(row: Mapping[str, Any], stamp: LetterStamp, *, task: int = 0) -> Headers:
+    """All headers of a letter. ``row`` has the columns of ``LETTER_SCHEMA``."""
+    error, reason = row["error"] or "DecodeError", row["reason"] or ""
+    connect = {
+        "connector.name": stamp.pipeline,
+        "task.id": task,
+        "stage": "VALUE_CONVERTER",
+        "class.name": stamp.codec,
+        **_exception(error, reason),
+    }
+    ours = {
+        "kind": LETTER,
+        "table": stamp.table,
+        "topic.id": stamp.topic_id,
+        "timestamp": row["timestamp"],
+        "key.schema.id": row["key_schema_id"],
+        "value.schema.id": row["value_schema_id"],
+        "batch": stamp.batch,
+        "epoch": stamp.epoch,
+    }
+    place = {name: row[name] for name in ("topic", "partition", "offset")}
+    own = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    return [*own, *_spelt(CONNECT, {**place, **connect}), *_spelt(OURS, ours)]
+
+
+def mark_headers(letter: Letter, error: str | None = None, reason: str | None = None) -> Headers:
+    """The headers of a letter's mark: dealt with, or still bad for the error that is given."""
+    connect: dict[str, Any] = {
+        "topic": letter.topic,
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "connector.name": letter.pipeline,
+        **({} if error is None else _exception(error, reason or "")),
+    }
+    kind = DEALT_WITH if error is None else STILL_BAD
+    ours = {"kind": kind, "table": letter.table, "topic.id": letter.topic_id}
+    return [*_spelt(CONNECT, connect), *_spelt(OURS, ours)]
+
+
+def read_headers(headers: Headers, at: int = 0) -> tuple[str, Letter] | None:
+    """The kind of a record and its letter; None for a record that tidesink did not write."""
+    said = {name: (value or b"").decode("utf-8", "replace") for name, value in headers}
+    if f"{OURS}kind" not in said:
+        return None
+
+    def text(name: str) -> str:
+        return said.get(f"{CONNECT}{name}", "")
+
+    def number(name: str) -> int | None:
+        return int(said[f"{OURS}{name}"]) if said.get(f"{OURS}{name}") else None
+
+    letter = Letter(
+        text("connector.name"),
+        said.get(f"{OURS}table", ""),
+        said.get(f"{OURS}topic.id", ""),
+        text("topic"),
+        int(text("partition")),
+        int(text("offset")),
+        text("exception.class.name").removeprefix(_MODULE),
+        text("exception.message"),
+        number("timestamp"),
+        number("value.schema.id"),
+        number("key.schema.id"),
+        number("batch") or 0,
+        number("epoch") or 0,
+        at,
+    )
+    return said[f"{OURS}kind"], letter
+
+
+def original_headers(headers: Headers) -> Headers:
+    """The headers that the record had in its own topic."""
+    starts = [index for index, (name, _) in enumerate(headers) if name == _FIRST_HEADER]
+    return headers[: starts[-1]] if starts else headers
+
+
+def _exception(error: str, reason: str) -> dict[str, str]:
+    name = f"{_MODULE}{error}"
+    return {
+        "exception.class.name": name,
+        "exception.message": reason,
+        "exception.stacktrace": f"{name}: {reason}",
+    }
+
+
+def _spelt(prefix: str, said: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    for name, value in said.items():
+        yield f"{prefix}{name}", b"" if value is None else str(value).encode("utf-8", "replace")
+
+
+def write_letters(
+    topic: LetterTopic, stamp: LetterStamp, batches: Iterable[pa.RecordBatch], *, task: int = 0
+) -> int:
+    """Write records as letters; how many, once brokers have acknowledged all of them.
+
+    ``batches`` have the columns of ``LETTER_SCHEMA``, in any order.
+
+    Raises:
+        SourceError: Kafka refuses a letter for good. SourceUnavailableError: it does not take one now.
+    """
+    with LetterWriter(topic) as writer:
+        for batch in batches:
+            for start in range(0, batch.num_rows, _ROWS_A_SLICE):
+                for row in batch.slice(start, _ROWS_A_SLICE).to_pylist():
+                    writer.send(row["key"], row["value"], letter_headers(row, stamp, task=task))
+    return writer.acknowledged
+
+
+class LetterWriter:
+    """Sends records to the topic of letters. At the end of its context all are acknowledged.
+
+    Raises: as ``write_letters``.
+    """
+
+    def __init__(self, topic: LetterTopic) -> None:
+        self.acknowledged = 0
+        self._topic = topic
+        self._producer: Producer | None = None
+        self._failed: KafkaError | None = None
+
+    def __enter__(self) -> LetterWriter:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if self._producer is None:
+            return
+        if error is None:
+            self._producer.flush()
+            self._check()
+        else:
+            self._producer.purge()
+
+    def send(self, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+        """Hand over one record; waits while as much as fits is under way."""
+        producer = self._producer = self._producer or self._opened()
+        while True:
+            self._check()
+            try:
+                producer.produce(
+                    self._topic.name,
+                    key=key,
+                    value=value,
+                    partition=PARTITION,
+                    headers=list(headers),
+                    on_delivery=self._delivered,
+                )
+            except BufferError:
+                producer.poll(_POLL)
+                continue
+            except KafkaException as exc:
+                raise letter_error(exc.args[0], self._topic) from exc
+            producer.poll(0)
+            return
+
+    def _opened(self) -> Producer:
+        # A source's batch is compressed as a whole, so that a letter would be larger than its record was.
+        return Producer(
+            {
+                **QUIET,
+                "linger.ms": 20,
+                "compression.type": "lz4",
+                **self._topic.properties,
+                "acks": "all",
+                "message.max.bytes": 1_000_000_000,
+                "message.timeout.ms": _DELIVERY_MS,
+            }
+        )
+
+    def _delivered(self, error: KafkaError | None, _message: object) -> None:
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self._failed = self._failed or error
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise letter_error(self._failed, self._topic)
+
+
+def letter_error(error: KafkaError, topic: LetterTopic) -> SourceError:
+    """What Kafka says of the topic of letters as an error of ours, by its code."""
+    remedy = _PERMANENT.get(error.code())
+    if remedy is not None:
+        return SourceError(
+            f"Kafka refuses the dead letter topic ({error.name()}): {remedy}", topic=topic.name
+        )
+    if error.code() in _MISSING:
+        return SourceUnavailableError(
+            f"the dead letter topic is not there ({error.name()}): the next try makes it", topic=topic.name
+        )
+    return SourceUnavailableError(
+        f"the dead letter topic does not answer ({error.name()}): are source.brokers right, and do they run?",
+        topic=topic.name,
+    )
+
+
+@contextmanager
+def translated_letter_errors(topic: LetterTopic) -> Iterator[None]:
+    """Raise confluent-kafka's exceptions as ours."""
+    try:
+        yield
+    except KafkaException as exc:
+        raise letter_error(exc.args[0], topic) from exc
+
+
+def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Iterator[Any]:
+    """The records of the topic from ``start`` up to where it ended when this began, or before ``end``.
+
+    The topic must be there. No consumer group is joined, and nothing is committed.
+
+    Raises:
+        SourceError: Kafka refuses. SourceUnavailableError: it does not answer.
+    """
+    settings = {
+        **QUIET,
+        **topic.properties,
+        "group.id": "tidesink-dead-letters",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        # Letters are in no transaction, and somebody else's open one is not to be waited for.
+        "isolation.level": "read_uncommitted",
+    }
+    with translated_letter_errors(topic), closing(Consumer(settings)) as consumer:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic.name, PARTITION), timeout=_SILENCE)
+        last = high if end is None else min(high, end)
+        if max(low, start) >= last:
+            return
+        consumer.assign([TopicPartition(topic.name, PARTITION, max(low, start))])
+        yield from _up_to(consumer, last, topic)
+
+
+def _up_to(consumer: Consumer, end: int, topic: LetterTopic) -> Iterator[Any]:
+    deadline = time.monotonic() + _SILENCE
+    while time.monotonic() < deadline:
+        for record in consumer.consume(_AT_ONCE, timeout=_POLL):
+            deadline = time.monotonic() + _SILENCE
+            error, offset = record.error(), record.offset() or 0
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                raise KafkaException(error)
+            if error is None and offset < end:
+                yield record
+            # The last offsets may hold no record: those of another's transaction.
+            if offset + (error is None) >= end:
+                return
+    raise SourceUnavailableError("the dead letter topic does not answer", topic=topic.name)
+
+
+def read_letters(topic: LetterTopic, *, pipeline: str, table: str | None = None) -> list[Letter]:
+    """The letters of a pipeline that are not dealt with, each once, in the order they were first written.
+
+    Memory: a letter without its bytes each.
+
+    Raises: as ``scan``.
+    """
+    records = (read_headers(record.headers() or (), record.offset()) for record in scan(topic))
+    return live_letters(
+        known
+        for known in records
+        if known is not None and known[1].pipeline == pipeline and table in (None, known[1].table)
+    )
+
+
+def live_letters(records: Iterable[tuple[str, Letter]]) -> list[Letter]:
+    """The letters that are not dealt with, each once, of letters and marks in Kafka's order."""
+    found: dict[Identity, Letter] = {}
+    for kind, letter in records:
+        first = found.get(letter.identity)
+        if kind == LETTER:
+            found.setdefault(letter.identity, letter)
+        elif kind == DEALT_WITH:
+            found.pop(letter.identity, None)
+        elif first is not None:
+            found[letter.identity] = first._replace(error=letter.error, reason=letter.reason)
+    return list(found.values())
+
+
+def records_at(topic: LetterTopic, offsets: Collection[int]) -> Iterator[Any]:
+    """The records of the topic at these offsets; raises as ``scan``."""
+    if not offsets:
+        return
+    wanted = frozenset(offsets)
+    for record in scan(topic, start=min(wanted), end=max(wanted) + 1):
+        if record.offset() in wanted:
+            yield record
+
+
+def read_records(topic: LetterTopic, offsets: Collection[int]) -> Iterator[pa.RecordBatch]:
+    """The letters at these offsets as the records they are of, in ``RECORD_SCHEMA``, some MB at a time.
+
+    Raises: as ``scan``.
+    """
+    rows: list[dict[str, Any]] = []
+    held = 0
+    for record in records_at(topic, offsets):
+        rows.append(_record_row(record))
+        held += len(record.key() or b"") + len(record.value() or b"")
+        if len(rows) >= _ROWS_A_BATCH or held >= _BYTES_A_BATCH:
+            yield pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
+            rows, held = [], 0
+    if rows:
+        yield pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)
+
+
+def _record_row(record: Any) -> dict[str, Any]:
+    known = read_headers(record.headers() or (), record.offset())
+    assert known is not None  # noqa: S101  (only letters' offsets are asked for)
+    _, letter = known
+    ms = letter.time
+    place = {"topic": letter.topic, "partition": letter.partition, "offset": letter.offset}
+    micros = ms * 1000 if ms is not None and abs(ms) <= _MOST_MS else None
+    return {**place, "timestamp": micros, "key": record.key(), "value": record.value()}
