@@ -17,8 +17,8 @@ import fastavro
 import orjson
 
 from benchmarks.turns import Turn
-from tidesink.change import ChangeEvent, Message
 from tidesink.codecs.wire import HEADER_SIZE
+from tidesink.events import ChangeEvent, Message
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _TYPES: Final = {

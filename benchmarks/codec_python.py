@@ -32,10 +32,10 @@ from benchmarks.codec_floors import (
 )
 from benchmarks.events import OPTIONS, SCHEMA, events
 from benchmarks.turns import Turn, rates, ratio, take_turns
-from tidesink.change import ChangeEvent, Message
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.wire import header, schema_id_of
+from tidesink.events import ChangeEvent, Message
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 

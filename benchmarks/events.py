@@ -9,10 +9,10 @@ from typing import Final
 
 from confluent_kafka import Producer
 
-from tidesink.change import ChangeEvent, Op, Position, TableId, Value
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.dev.workload.produce import create_topics
+from tidesink.events import ChangeEvent, Op, Position, TableId, Value
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.typemap.ddl import parse_create_table
 

@@ -22,7 +22,7 @@ from benchmarks.events import KEYS, events, write_events
 from benchmarks.rows import LOADS, Row, Rows, paired
 from benchmarks.sql_servers import mariadb, postgres
 from benchmarks.whole_job import ours
-from tidesink.change import Op
+from tidesink.events import Op
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect

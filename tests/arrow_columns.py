@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tidesink.change import ColumnType
 from tidesink.errors import ValueOutOfRangeError
+from tidesink.events import ColumnType
 from tidesink.typemap.arrow import arrow_type, from_text
 from tidesink.typemap.parse import target_reader, text_reader
 from tidesink.typemap.render import ZeroDate

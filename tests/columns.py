@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidesink.change import Column, ColumnType
+from tidesink.events import Column, ColumnType
 
 ID: Final = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)

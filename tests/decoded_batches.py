@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidesink.change import Message
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
+from tidesink.events import Message
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tests.local_server import LocalServer
-from tidesink.change import TableId
+from tidesink.events import TableId
 
 
 class Request(NamedTuple):

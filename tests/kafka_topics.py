@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tidesink.change import Message
+from tidesink.events import Message
 
 _PATIENCE = 60.0
 _NO_LEADER_YET = frozenset(

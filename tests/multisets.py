@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Final
 
-from tidesink.change import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.row_key import RowKey, render_row_key
 

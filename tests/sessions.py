@@ -22,7 +22,7 @@ from tidesink.sinks.spark_versions import Coordinate
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.change import Message
+    from tidesink.events import Message
 
 _MEMORY: Final = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 _REST_SECONDS: Final = 60.0

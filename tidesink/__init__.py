@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from tidesink.version import __version__
 
 if TYPE_CHECKING:
-    from tidesink.change import ChangeEvent, DdlEvent, Message, MessageEvent, Op, Position, TableId
-    from tidesink.change import TableSchema as TableSchema
-    from tidesink.change import WatermarkEvent as WatermarkEvent
     from tidesink.codecs import open_codec
     from tidesink.codecs.base import CodecOptions
     from tidesink.config import load_config
     from tidesink.consumer import consume
     from tidesink.errors import TidesinkError
+    from tidesink.events import ChangeEvent, DdlEvent, Message, MessageEvent, Op, Position, TableId
+    from tidesink.events import TableSchema as TableSchema
+    from tidesink.events import WatermarkEvent as WatermarkEvent
     from tidesink.schema_registry import open_registry
     from tidesink.typemap.ddl import TableDefinitions
 
@@ -53,7 +53,7 @@ _HOMES = {  # loaded when first asked for, so that ``import tidesink`` costs nex
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tidesink' has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, "tidesink.change")), name)
+    return getattr(import_module(_HOMES.get(name, "tidesink.events")), name)
 
 
 def __dir__() -> list[str]:

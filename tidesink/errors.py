@@ -241,3 +241,15 @@ class DevStackError(TidesinkError):
     """The local broker or registry cannot start."""
 
     remedy: ClassVar[Remedy] = "fix"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """The value as Python writes it, of long text or bytes the first ``most`` characters and ``…``."""
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= most else f"{value[:most]!r}…"
+    try:
+        text = repr(value)
+    except RecursionError:
+        # orjson reads deeper nested values than Python writes.
+        text = f"{type(value).__name__} nested too deep to be shown"
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.config_samples import CANAL_JSON, changed
-from tidesink.change import TableId
 from tidesink.cli.main import app
 from tidesink.config import Config
 from tidesink.errors import StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.restored import PLACE, check_not_restored
 from tidesink.sinks.state_store import TableStatus, open_state_store

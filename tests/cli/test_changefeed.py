@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
-from tidesink.change import TableId
 from tidesink.config import load_config
+from tidesink.events import TableId
 
 REGISTRY = "schema-registry=http://reg:8081"
 AVRO = f"kafka://k1:9092,k2:9092/rest?protocol=avro&{REGISTRY}"

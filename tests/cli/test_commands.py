@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
-from tidesink.change import TableId
 from tidesink.config import load_config
+from tidesink.events import TableId
 from tidesink.version import __version__
 
 

@@ -187,7 +187,7 @@ def test_max_stops_early() -> None:
 
 
 def test_ddl_in_the_topic_gives_types_to_what_follows() -> None:
-    from tidesink.change import DdlEvent, Position, TableId
+    from tidesink.events import DdlEvent, Position, TableId
 
     query = "CREATE TABLE `shop`.`t` (`id` INT PRIMARY KEY,`e` ENUM('x','y'))"
     ddl = CanalJsonCodec().encode(

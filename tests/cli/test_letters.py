@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.config_samples import CANAL_JSON, changed
-from tidesink.change import TableId
 from tidesink.cli.failures import error_block
 from tidesink.cli.main import app
 from tidesink.cli.records import check_one_topic, chosen_record, error_name, group_json, not_kept, record_json
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.kafka.letter_store import RecordGroup
 from tidesink.sinks.state_store import TableStatus, open_state_store

@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.unit.config_samples import FLAT_AVRO, changed
-from tidesink.change import TableId
 from tidesink.cli.main import app
+from tidesink.events import TableId
 from tidesink.sinks.schema_policy import Pending, SchemaChange
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import TableStatus

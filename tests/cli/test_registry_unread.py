@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.change import Message, TableId
 from tidesink.cli.registry_tables import Candidates, of_records
 from tidesink.cli.sources import Setting
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.ddl import TableDefinitions
 

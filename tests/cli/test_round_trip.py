@@ -11,7 +11,6 @@ import orjson
 import pytest
 
 from tests.golden.vectors import Record, VectorFolder, find_folders, find_workloads
-from tidesink.change import Message
 from tidesink.cli.decode import decoded_lines
 from tidesink.cli.encode import Encoded, given_bytes, joined
 from tidesink.cli.encoders import line_encoder
@@ -21,6 +20,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compression_of, decompressed
 from tidesink.errors import EncodeError
+from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.change import TableId
 from tidesink.cli.progress_lines import ProgressLines
 from tidesink.cli.run_worker import report_json, show_report
 from tidesink.errors import SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, TableChanged
 from tidesink.sinks.report import RunReport, TableReport

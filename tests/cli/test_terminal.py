@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tidesink.change import TableId
 from tidesink.cli import demo, failures
 from tidesink.cli.log_lines import LogFormat, log_to_stderr
 from tidesink.cli.output import show_table
@@ -24,6 +23,7 @@ from tidesink.codecs.flat_avro_schema import value_record
 from tidesink.dev.check import TableCheck
 from tidesink.dev.demo import DemoResult
 from tidesink.dev.workload import WorkloadReport
+from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.verdict import verdict
 from tidesink.sinks.accounting import Account

@@ -12,9 +12,9 @@ from confluent_kafka import Producer
 
 from tests.cli.samples import CANAL, lines, run
 from tests.servers import create_topics
-from tidesink.change import ChangeEvent, DdlEvent, Event, Op, Position, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import ChangeEvent, DdlEvent, Event, Op, Position, TableId
 from tidesink.schema_registry import open_registry
 from tidesink.typemap.ddl import TableDefinitions
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO
-from tidesink.change import TableId
 from tidesink.cli.table_plans import TablePlan, unserved_tables
 from tidesink.config import Config
 from tidesink.config.idle_patterns import idle_patterns
+from tidesink.events import TableId
 
 TABLES = [{"name": "shop.orders"}, {"name": "shop.ordrs", "deletes": "soft"}, {"match": "audit.*"}]
 PLANS = [TablePlan(TableId("Shop", "Orders"), "shop_orders"), TablePlan(None, "shop_x")]

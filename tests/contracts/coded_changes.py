@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeVar
 
-from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER
+from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.decoding import DECODINGS

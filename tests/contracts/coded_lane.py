@@ -14,10 +14,10 @@ from tests.contracts.targets_bed import Bed
 from tests.sessions import raw_frame
 from tests.surroundings import surroundings
 from tests.unit.config_samples import right
-from tidesink.change import Message, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config
 from tidesink.config.source import SourceSettings
+from tidesink.events import Message, TableId
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.ranges import OffsetRange

@@ -9,8 +9,8 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from tests.contracts.test_targets_types import NUL, cases
-from tidesink.change import Column, ColumnType, TableId, Value
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import Column, ColumnType, TableId, Value
 from tidesink.typemap.table import TYPES, row_of
 
 TABLE: Final = TableId("shop", "every_type")

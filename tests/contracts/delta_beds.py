@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.contracts.targets_bed import Bed, spark_rows
-from tidesink.change import TableId
+from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

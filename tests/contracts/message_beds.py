@@ -19,10 +19,10 @@ import pytest
 from tests.contracts.targets_bed import Bed
 from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
-from tidesink.change import ChangeEvent, Message, Op, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.opening import open_codec
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.events import ChangeEvent, Message, Op, TableId
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch

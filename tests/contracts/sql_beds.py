@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from tests.contracts.targets_bed import TABLE, Bed
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.targets.identifier import quote_mysql
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.columns import ID
-from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.targets.base import (

@@ -16,8 +16,8 @@ from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tests.full import FULL
 from tests.unit.config_samples import CANAL_JSON, changed
-from tidesink.change import TableSchema
 from tidesink.cli.main import app
+from tidesink.events import TableSchema
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.table_control import Requests
 

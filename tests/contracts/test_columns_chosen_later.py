@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.coded_changes import Changefeed, placed
 from tests.contracts.coded_lane import config_of, open_table
 from tests.contracts.targets_bed import Bed
-from tidesink.change import TableId, TableSchema
+from tidesink.events import TableId, TableSchema
 from tidesink.sinks.targets.memory_target import MemoryTarget
 
 if TYPE_CHECKING:

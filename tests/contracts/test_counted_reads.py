@@ -12,7 +12,7 @@ import pytest
 from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, first_changes, placed
 from tests.contracts.coded_lane import HeldTopic, config_of, open_table
 from tests.contracts.conftest import memory_bed
-from tidesink.change import Message, TableSchema
+from tidesink.events import Message, TableSchema
 from tidesink.sinks.decoding import Apart
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.source import KafkaRead, ReadFrame

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from tests.kafka_topics import topic_messages
 from tests.letters import distinct_letters, letter_topic, written_letters
 from tests.servers import create_topics
-from tidesink.change import TableId
 from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.sinks.kafka.dead_letters import (
     LETTER_SCHEMA,
     LetterStamp,

@@ -8,12 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tidesink.errors import (
-    ConfigError,
-    RegistryError,
-    RegistryUnavailableError,
-    SchemaNotFoundError,
-)
+from tidesink.errors import ConfigError, RegistryError, RegistryUnavailableError, SchemaNotFoundError
 from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
 
 KNOWN = UUID("b7b4a7f0-9c96-4e4a-a687-fb5de9ef0c63")

@@ -14,8 +14,8 @@ import pytest
 from tests.columns import ID
 from tests.contracts.sql_beds import DATABASES
 from tests.contracts.targets_bed import shape
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError, TargetError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect

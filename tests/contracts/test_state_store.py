@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 from tests.contracts.sql_beds import mysql_server, postgres_database
 from tests.contracts.targets_bed import TABLE, progress
-from tidesink.change import TableId
 from tidesink.config.fields import LONGEST_PIPELINE
 from tidesink.errors import ConfigError, StateStoreError
+from tidesink.events import TableId
 from tidesink.sinks.progress import txn_version
 from tidesink.sinks.sql_state_store import KEPT_BATCHES, SqlStateStore
 from tidesink.sinks.state_store import StateStore, TableState, TableStatus, open_state_store

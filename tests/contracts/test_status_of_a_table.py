@@ -14,8 +14,8 @@ from tests.contracts.coded_changes import NAME, TABLE, TOPIC, Changefeed, placed
 from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tests.full import FULL
-from tidesink.change import TableId, TableSchema
 from tidesink.errors import StateStoreError
+from tidesink.events import TableId, TableSchema
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.ranges import OffsetRange, RecordSize

@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tests.full import FULL, quick_on
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim
 
 pytestmark = quick_on("memory", "delta", "iceberg", "postgres")

@@ -11,8 +11,8 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
 from tests.full import FULL, quick_on
-from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.change_log import (
     COMMIT_TS,
     INDEX,

@@ -38,9 +38,9 @@ from tests.contracts.coded_types import TABLE as EVERY_TYPE
 from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed, progress
 from tests.full import FULL, quick_on
-from tidesink.change import ChangeEvent, Message, TableSchema
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import ChangeEvent, Message, TableSchema
 from tidesink.sinks.reduce import reduce
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow

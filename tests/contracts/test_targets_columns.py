@@ -6,8 +6,8 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
 from tests.full import quick_on
-from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.events import Column, ColumnType
 
 pytestmark = quick_on("memory", "delta", "postgres")
 

@@ -15,7 +15,6 @@ from tests.contracts.delta_beds import delta_bed
 from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker, HeldMerge
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, row, shape, sql
 from tests.full import FULL
-from tidesink.change import Column, ColumnType
 from tidesink.errors import (
     CommitUnknownError,
     ConfigError,
@@ -25,6 +24,7 @@ from tidesink.errors import (
     TargetError,
     TransientTargetError,
 )
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets import delta_schema

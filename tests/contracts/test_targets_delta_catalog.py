@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tests.full import FULL
-from tidesink.change import Column, ColumnType
 from tidesink.errors import ConfigError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import pytest
 from tests.contracts.interrupted import CutOff
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tests.full import FULL
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.delta_ledger import APPLICATION

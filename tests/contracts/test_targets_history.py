@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, frame_of, key_range, progress, shape
 from tests.full import FULL, quick_on
-from tidesink.change import Column, ColumnType
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape, instant_of
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable

@@ -11,13 +11,8 @@ from tests.contracts.iceberg_disturbed import LOADED, SHAPE, compact, expire, lo
 from tests.contracts.interrupted import CutOff, HeldMerge
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, progress, shape, sql
 from tests.full import FULL, quick_on
-from tidesink.change import Column, ColumnType
-from tidesink.errors import (
-    CommitUnknownError,
-    StaleProgressError,
-    TargetError,
-    TransientTargetError,
-)
+from tidesink.errors import CommitUnknownError, StaleProgressError, TargetError, TransientTargetError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets import iceberg_schema
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.iceberg_holder import Holder

@@ -9,13 +9,8 @@ import pytest
 from tests.contracts.iceberg_disturbed import LOADED, NAMED, SHAPE, expire, loaded, opened, row, state_of
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, shape, sql
 from tests.full import FULL
-from tidesink.change import Column, ColumnType
-from tidesink.errors import (
-    ConfigError,
-    ProgressError,
-    SchemaRefusedError,
-    StaleProgressError,
-)
+from tidesink.errors import ConfigError, ProgressError, SchemaRefusedError, StaleProgressError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.iceberg_ledger import ACCEPTED, LEDGER
 from tidesink.sinks.targets.iceberg_session import open_session
 from tidesink.sinks.targets.iceberg_target import IcebergTable

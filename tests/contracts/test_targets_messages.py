@@ -15,7 +15,6 @@ from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.kafka_topics import topic_messages
 from tests.servers import delete_topic, limit_messages
-from tidesink.change import ChangeEvent, Column, ColumnType
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
 from tidesink.codecs.opening import open_codec
@@ -28,6 +27,7 @@ from tidesink.errors import (
     TransientTargetError,
     ValueNotStoredError,
 )
+from tidesink.events import ChangeEvent, Column, ColumnType
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.targets.base import Claim, ReducedBatch
 from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER, SOURCE_HEADER

@@ -25,8 +25,8 @@ from tests.contracts.coded_lane import config_of, open_table
 from tests.contracts.conftest import MARKS
 from tests.contracts.targets_bed import Bed
 from tests.full import FULL
-from tidesink.change import ChangeEvent, DdlEvent, Op, Row, TableSchema
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import ChangeEvent, DdlEvent, Op, Row, TableSchema
 from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, UNAVAILABLE
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets import TARGETS

@@ -8,8 +8,8 @@ from random import Random
 from tests.contracts.targets_bed import Bed, progress
 from tests.full import quick_on
 from tests.multisets import SCHEMA, TABLE, again, copies, history
-from tidesink.change import Row
 from tidesink.codecs.row_key import keyed_by_row
+from tidesink.events import Row
 from tidesink.sinks.reduce import reduce
 from tidesink.typemap.row_key import row_keyed
 from tidesink.typemap.shape import shape_of

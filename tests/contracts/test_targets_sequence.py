@@ -8,8 +8,8 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, row, shape
 from tests.full import FULL, quick_on
-from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SOFT_DELETE_COLUMN,

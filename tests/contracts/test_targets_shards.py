@@ -8,9 +8,9 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, progress, shape
 from tests.full import quick_on
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.config.routes import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, TargetTable

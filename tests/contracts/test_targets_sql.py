@@ -14,7 +14,6 @@ from tests.contracts.sql_beds import execute, sql_bed, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import (
     AccountingError,
     CommitUnknownError,
@@ -22,6 +21,7 @@ from tidesink.errors import (
     TargetError,
     TransientTargetError,
 )
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_dialect import Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql_target import SqlTarget

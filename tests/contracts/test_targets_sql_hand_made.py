@@ -13,8 +13,8 @@ import pytest
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
 from tests.contracts.test_targets_sql_keys import CODE, MAKE_LOOSE
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.sql_connections import Connections
 from tidesink.sinks.targets.sql_target import SqlTarget

@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
-from tidesink.change import Column, ColumnType
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 

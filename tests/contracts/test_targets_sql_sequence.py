@@ -13,8 +13,8 @@ import pytest
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import ID, TABLE, Bed, frame_of, progress, row, shape
 from tests.full import quick_on
-from tidesink.change import Column, ColumnType
 from tidesink.errors import AccountingError, SchemaRefusedError, TidesinkError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, Collected, ReducedRow, RowSequence, SequencedTable
 from tidesink.sinks.targets.sql_ledger import SqlLedger
 from tidesink.sinks.targets.sql_sequence import commit_ts_in, hex_above, packed_hex

@@ -14,8 +14,8 @@ import pytest
 from tests.contracts.sql_beds import sql_bed, target_of
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, row, shape
 from tests.full import quick_on
-from tidesink.change import Column, ColumnType
 from tidesink.errors import CommitUnknownError, StaleProgressError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import Claim
 from tidesink.sinks.targets.sql_connections import Connections
 

@@ -12,8 +12,8 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, 
 from tests.contracts.test_targets_history import Event, batch_of
 from tests.contracts.test_targets_history import held as history_held
 from tests.full import quick_on
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.base import DeleteMode
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]

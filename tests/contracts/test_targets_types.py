@@ -10,8 +10,8 @@ import pytest
 
 from tests.contracts.targets_bed import ID, Bed, progress, shape
 from tests.full import quick_on
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow
 

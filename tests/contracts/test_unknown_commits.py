@@ -14,7 +14,7 @@ from tests.contracts.sql_beds import sql_bed, target_of
 from tests.contracts.targets_bed import Bed
 from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
-from tidesink.change import TableSchema
+from tidesink.events import TableSchema
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.listener import Listeners, StepRetried, WorkerEvent
 from tidesink.sinks.targets.sql_connections import Connections

@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 
 from tests.e2e.replay import Servers
 from tests.servers import create_topics
-from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.schema_registry import open_registry
 
 PARTITIONS: Final = 3

@@ -10,9 +10,9 @@ from tests.e2e.bank import ACCOUNT, LASTING, SCHEMAS, Bank, Key, key_of
 from tests.e2e.places import Place, Rows
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
-from tidesink.change import TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.config.models import SequenceBy
+from tidesink.events import TableSchema
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 
 

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of
 from tests.letters import distinct_letters
-from tidesink.change import Column, ColumnType, Op, Row, TableId
 from tidesink.codecs.base import EncodedRecord
+from tidesink.events import Column, ColumnType, Op, Row, TableId
 
 PARTITIONS: Final = 2
 # One of so many records in a row of a partition is bad, the same one each time.

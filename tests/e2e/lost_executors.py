@@ -25,7 +25,7 @@ from tests.contracts.delta_beds import delta_bed_in
 from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
 from tests.contracts.targets_bed import Bed
 from tests.sessions import SMALL_SPARK
-from tidesink.change import Message, TableSchema
+from tidesink.events import Message, TableSchema
 from tidesink.sinks.decoding import Apart
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.ranges import OffsetRange

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from tests.contracts.message_beds import stamp_of
 from tests.e2e.sql_compare import in_calendar
 from tests.http_receiver import Request
-from tidesink.change import ChangeEvent, Message, Op, Value
 from tidesink.codecs.base import Codec
 from tidesink.dev.workload.expected import ExpectedTable
+from tidesink.events import ChangeEvent, Message, Op, Value
 from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER
 
 # Rows that were sent before a column was added have no message that has it: its default is the reader's.

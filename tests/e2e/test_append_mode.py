@@ -18,8 +18,8 @@ from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_values
 from tests.e2e.test_sql_targets import config_for, connected, execute, wrong
 from tests.full import FULL
-from tidesink.change import TableId
 from tidesink.config import load_config
+from tidesink.events import TableId
 from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, PREIMAGE, UNAVAILABLE
 from tidesink.sinks.targets.sql_target import SqlTarget
 from tidesink.sinks.worker import run

@@ -11,9 +11,9 @@ from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import TEST_ALL
 from tests.letters import written_letters
-from tidesink.change import Op
 from tidesink.codecs.base import EncodedRecord
 from tidesink.config import load_config
+from tidesink.events import Op
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 

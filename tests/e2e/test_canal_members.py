@@ -16,9 +16,9 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.servers import create_topics
-from tidesink.change import Column, TableSchema, Value
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
+from tidesink.events import Column, TableSchema, Value
 from tidesink.sinks.assembly import assembled
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.stopping import StopFlag

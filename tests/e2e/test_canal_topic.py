@@ -14,8 +14,8 @@ from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.letters import written_letters
 from tests.servers import create_topics
-from tidesink.change import Column, ColumnType, Value
 from tidesink.config import Config, load_config
+from tidesink.events import Column, ColumnType, Value
 from tidesink.sinks.assembly import assembled
 from tidesink.sinks.listener import BatchStarted, TableChanged, WorkerEvent
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets

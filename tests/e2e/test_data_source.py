@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of
-from tidesink.change import Column, ColumnType
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import Column, ColumnType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

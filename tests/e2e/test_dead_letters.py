@@ -17,11 +17,11 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.letters import distinct_letters, letter_settings, letter_topic, written_letters
-from tidesink.change import Column, ColumnType, Op
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compressed
 from tidesink.config import load_config
+from tidesink.events import Column, ColumnType, Op
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:

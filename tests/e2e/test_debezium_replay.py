@@ -27,11 +27,11 @@ from tests.golden.debezium_tables import postgres_sql
 from tests.golden.each_capture import each_capture
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
-from tidesink.change import ChangeEvent, DdlEvent, Message
 from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.config import load_config
 from tidesink.dev.lake_reader import open_lake_table
+from tidesink.events import ChangeEvent, DdlEvent, Message
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run

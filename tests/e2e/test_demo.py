@@ -17,9 +17,9 @@ from typing import IO, Any, Final
 import pytest
 
 from tests.full import FULL
-from tidesink.change import TableId
 from tidesink.dev.check import check_table
 from tidesink.dev.workload.expected import load_expected
+from tidesink.events import TableId
 
 # Some of these are three demos one after the other.
 pytestmark = [pytest.mark.servers, pytest.mark.spark, pytest.mark.timeout(2400)]

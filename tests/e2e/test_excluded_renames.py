@@ -13,8 +13,8 @@ from tests.e2e.replay import Servers
 from tests.e2e.test_schema_changes import Shop
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
-from tidesink.change import Column, ColumnType
 from tidesink.config import load_config
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:

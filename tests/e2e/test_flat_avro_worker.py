@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.replay import Servers, by_name
 from tests.e2e.writing import ID, NAME, TableWriter, lake_rows, schema_of, shop_config
-from tidesink.change import Op, Row, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.row_checksum import checksum_of
 from tidesink.config import load_config
+from tidesink.events import Op, Row, TableId, TableSchema
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 

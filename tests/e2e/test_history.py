@@ -23,10 +23,10 @@ from tests.e2e.killing import failpoints_hit, finish, start_worker
 from tests.e2e.replay import KEYS, Servers, captured, final_state, replay, replay_config, wrong_values
 from tests.e2e.test_sql_targets import config_for, connected
 from tests.full import FULL
-from tidesink.change import ChangeEvent, Message, Op, Row, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
+from tidesink.events import ChangeEvent, Message, Op, Row, TableId
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.targets.sql_target import SqlTarget

@@ -11,9 +11,9 @@ from tests.e2e.places import place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.full import FULL
-from tidesink.change import Column, ColumnType, Op, Row, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
+from tidesink.events import Column, ColumnType, Op, Row, TableId
 from tidesink.sinks.worker import run
 
 if TYPE_CHECKING:

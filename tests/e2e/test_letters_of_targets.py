@@ -20,8 +20,8 @@ from tests.e2e.test_replay_letters import NEVER, Shop, counted
 from tests.full import FULL
 from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
-from tidesink.change import TableId
 from tidesink.codecs import open_codec
+from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from tests.e2e.replay import Servers, captured, final_state, replay, replay_conf
 from tests.full import FULL
 from tests.http_receiver import Receiver, Request, http_receiver
 from tests.kafka_topics import topic_messages
-from tidesink.change import TableId
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.opening import open_codec
 from tidesink.config import load_config
 from tidesink.config.target_messages import AVRO_PROTOCOLS
+from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.worker import run
 from tidesink.typemap.definitions import TableDefinitions
@@ -63,7 +63,7 @@ def captured_definitions(workload: Path) -> TableDefinitions:
     """The tables by their own DDL: a canal-json reader knows ENUM labels from nowhere else."""
     import base64
 
-    from tidesink.change import Message
+    from tidesink.events import Message
 
     codec = CanalJsonCodec()
     for record in captured(workload, "canal"):

@@ -14,8 +14,8 @@ from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.letters import written_letters
 from tests.servers import create_topics
-from tidesink.change import Row, Value
 from tidesink.config import load_config
+from tidesink.events import Row, Value
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 

@@ -22,10 +22,10 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.servers import create_topics, delete_topic
-from tidesink.change import Column, ColumnType, Op
 from tidesink.cli.main import app
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
+from tidesink.events import Column, ColumnType, Op
 from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of
 from tidesink.sinks.report import RunReport

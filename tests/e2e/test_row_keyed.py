@@ -15,11 +15,11 @@ from tests.e2e.writing import TableWriter, shop_config
 from tests.full import FULL
 from tests.multisets import CREATE, SCHEMA, TABLE, Copies, again, copies, history, messages
 from tests.servers import create_topics
-from tidesink.change import ChangeEvent
 from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.row_key import keyed_by_row
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_reader import open_lake_table
+from tidesink.events import ChangeEvent
 from tidesink.sinks.report import TableReport
 from tidesink.sinks.worker import run
 

@@ -18,10 +18,10 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import ID, TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tests.servers import create_topics
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.cli.main import app
 from tidesink.cli.status import read_statuses
 from tidesink.config import load_config
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.report import TableReport
 from tidesink.sinks.state_store import TableStatus
 from tidesink.sinks.stopping import StopFlag

@@ -12,9 +12,9 @@ from tests.e2e.places import KINDS, Place, place_of
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL, each, quick_on
-from tidesink.change import Op, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
+from tidesink.events import Op, TableId
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run
 

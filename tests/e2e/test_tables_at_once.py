@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
-from tidesink.change import TableId
 from tidesink.config import load_config
+from tidesink.events import TableId
 from tidesink.sinks.listener import BatchApplied, BatchStarted, WorkerEvent
 from tidesink.sinks.worker import run
 

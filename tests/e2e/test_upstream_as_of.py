@@ -16,10 +16,10 @@ from tests.sessions import raw_frame
 from tests.spark.decoded import collect
 from tests.spark.python_rows import stored
 from tests.tidb_front import commit_ts
-from tidesink.change import ChangeEvent, Message
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import NOT_JUDGED, canal_json_columns
+from tidesink.events import ChangeEvent, Message
 from tidesink.typemap.ddl import TableDefinitions, parse_create_table
 
 if TYPE_CHECKING:

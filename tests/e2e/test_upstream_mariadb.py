@@ -12,9 +12,9 @@ from typing import Final
 import pytest
 import sqlalchemy as sa
 
-from tidesink.change import TableId
 from tidesink.codecs.upstream import Upstream, open_upstream
 from tidesink.errors import ConfigError, RowUnavailableError
+from tidesink.events import TableId
 
 pytestmark = pytest.mark.servers
 

@@ -13,10 +13,10 @@ from tests.e2e.replay import Servers
 from tests.letters import letter_settings
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
-from tidesink.change import ChangeEvent, Column, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.dev.lake_reader import open_lake_table
+from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema
 from tidesink.schema_registry import open_registry
 
 ID = Column("id", ColumnType("bigint", sql="bigint"), nullable=False, handle=True, primary_key=True)

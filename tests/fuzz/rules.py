@@ -7,10 +7,10 @@ from typing import Final
 
 import orjson
 
-from tidesink.change import Event, Message
 from tidesink.cli.event_json import event_json
 from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError, EncodeError, SchemaNotFoundError, TidesinkError
+from tidesink.events import Event, Message
 
 MOST_TEXT: Final = 4000
 

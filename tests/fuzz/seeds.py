@@ -11,7 +11,7 @@ from typing import Final
 from tests.golden.debezium_captures import find_captures
 from tests.golden.vectors import VectorFolder, find_folders
 from tests.vectors import SUBSET
-from tidesink.change import Message
+from tidesink.events import Message
 
 # A corpus of a thousand small files is read in seconds; more of them teach the fuzzer little.
 MOST_OF_ONE: Final = 150

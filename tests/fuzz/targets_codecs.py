@@ -13,10 +13,10 @@ from typing import Final
 from tests.fuzz import seeds
 from tests.fuzz.inputs import Halves, packed, unpacked
 from tests.fuzz.rules import decoded, written
-from tidesink.change import Message, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 

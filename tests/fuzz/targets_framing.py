@@ -17,7 +17,6 @@ from tests.fuzz import seeds
 from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import decoded, refuses, require
 from tests.fuzz.targets_codecs import message
-from tidesink.change import TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
@@ -28,6 +27,7 @@ from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
 from tidesink.errors import FramingError
+from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.glue import GlueSchemas
 from tidesink.typemap.sql_type import parse_sql_type

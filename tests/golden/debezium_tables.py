@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.definitions import TableDefinitions
 
 # Kinds, as in ``debezium_compare``. Several columns of one kind stand together.

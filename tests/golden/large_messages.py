@@ -7,12 +7,12 @@ import re
 from typing import Any, Final
 
 from tests.golden.vectors import Json, Record, columns_of, schema_of, unbase64
-from tidesink.change import TableId
 from tidesink.codecs.claim_check import ClaimCheck
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import RowUnavailableError
+from tidesink.events import TableId
 from tidesink.typemap.sql_type import parse_sql_type
 from tidesink.typemap.table import row_of
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.golden.large_messages import HeldFiles, is_cut_down, large_of, named, plain
 from tests.golden.vectors import POSITION, Record, Workload, change_of, schema_of, unbase64
-from tidesink.change import ChangeEvent, DdlEvent, Op, TableId, WatermarkEvent
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.claim_check import ClaimCheck
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.row_key import row_key_of
 from tidesink.errors import EncodeError
+from tidesink.events import ChangeEvent, DdlEvent, Op, TableId, WatermarkEvent
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.row_key import RowKey
 

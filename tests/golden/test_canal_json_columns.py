@@ -10,10 +10,10 @@ from tests.decoded_batches import as_records, assert_same
 from tests.golden.large_messages import large_of, plain
 from tests.golden.vectors import Record, Workload, find_folders, schema_of
 from tests.vectors import vectors_dir
-from tidesink.change import Message
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.events import Message
 from tidesink.typemap.ddl import TableDefinitions
 
 # Too large for Kafka, so cut down to the handle key, and files of several messages.

@@ -11,10 +11,10 @@ import pytest
 
 from tests.cli.samples import CANAL, run
 from tests.golden.vectors import Record
-from tidesink.change import Message
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json_schema import CanalJsonSchema, canal_json_schema
 from tidesink.errors import FramingError, SchemaMismatchError
+from tidesink.events import Message
 
 SCHEMA = CanalJsonSchema()
 # As Alibaba's Canal writes it: several rows, only changed columns in `old`, a gtid.

@@ -14,7 +14,7 @@ from tests.golden.debezium_compare import row_of, same_cell
 from tests.golden.debezium_exclusions import EXCLUSIONS, excluded_cell
 from tests.golden.each_capture import each_capture
 from tests.vectors import WHOLE, vectors_dir
-from tidesink.change import ChangeEvent, MessageEvent, Op
+from tidesink.events import ChangeEvent, MessageEvent, Op
 
 _OPS: Final = {"c": "insert", "r": "upsert", "u": "update", "d": "delete", "t": "truncate", "m": "message"}
 _KEYS: Final = {"t_compk": 2, "t_nopk": 0, "p_nopk": 0}

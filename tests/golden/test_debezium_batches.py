@@ -16,10 +16,10 @@ from tests.golden.each_capture import each_capture
 from tests.golden.test_debezium_ticdc import _definitions
 from tests.golden.vectors import Record, VectorFolder, change_of, find_folders
 from tests.vectors import vectors_dir
-from tidesink.change import Message
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
+from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate

@@ -17,10 +17,10 @@ import pytest
 
 from tests.golden.exclusions import ROUND_TRIP
 from tests.golden.vectors import Record, VectorFolder, schema_of
-from tidesink.change import ChangeEvent, ColumnType, Event, Message
 from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.debezium_avro import AvroParser
 from tidesink.errors import DecodeError, EncodeError
+from tidesink.events import ChangeEvent, ColumnType, Event, Message
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 

@@ -22,7 +22,10 @@ from tests.golden.vectors import (
     schema_of,
     table_of,
 )
-from tidesink.change import (
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.errors import EncodeError, UnnamedRowError
+from tidesink.events import (
     ChangeEvent,
     Column,
     DdlEvent,
@@ -33,9 +36,6 @@ from tidesink.change import (
     Value,
     WatermarkEvent,
 )
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro import FlatAvroCodec
-from tidesink.errors import EncodeError, UnnamedRowError
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name, sanitize_namespace
 from tidesink.typemap.table import row_of

@@ -17,7 +17,6 @@ from tests.golden.vectors import (
     schema_of,
 )
 from tests.vectors import WHOLE, vectors_dir
-from tidesink.change import ChangeEvent, Op
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.row_checksum import (
@@ -29,6 +28,7 @@ from tidesink.codecs.row_checksum import (
     summed_order,
 )
 from tidesink.errors import ChecksumError
+from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 
 Found = list[tuple[VectorFolder, Record]]

@@ -18,19 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from tidesink.change import (
-    ChangeEvent,
-    Column,
-    Message,
-    Op,
-    Position,
-    Row,
-    TableId,
-    TableSchema,
-    Value,
-)
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import ConfigError
+from tidesink.events import ChangeEvent, Column, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.typemap.ddl import parse_create_table
 from tidesink.typemap.sql_type import parse_sql_type
 from tidesink.typemap.table import row_of
@@ -269,7 +259,7 @@ def _default_in_ddl(column: str, statements: list[str]) -> str | None:
 
 
 def typed_row(raws: list[Json], schema: TableSchema) -> dict[str, Value]:
-    """A row as ``tidesink.change`` types it, from the texts TiDB answered."""
+    """A row as ``tidesink.events`` types it, from the texts TiDB answered."""
     return {raw["name"]: typed_value(raw, schema.by_name[raw["name"]]) for raw in raws}
 
 

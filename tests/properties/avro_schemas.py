@@ -13,9 +13,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from tidesink.change import TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_schema import key_record, value_record
+from tidesink.events import TableId, TableSchema
 from tidesink.typemap.ddl import parse_create_table
 
 Node = Any

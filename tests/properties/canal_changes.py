@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.python_rows import stored
-from tidesink.change import ChangeEvent, Message, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.canal_json_decode import objects
@@ -18,6 +17,7 @@ from tidesink.codecs.columns_canal_json import IRREGULAR, canal_json_columns
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import DecodeError
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.typemap.ddl import TableDefinitions, parse_create_table
 from tidesink.typemap.render import mysql_type_word
 from tidesink.typemap.shape import shape_of

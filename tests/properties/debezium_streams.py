@@ -14,8 +14,8 @@ from typing import Any, Final
 import fastavro
 from hypothesis import strategies as st
 
-from tidesink.change import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER
+from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.typemap.definitions import TableDefinitions
 
 Json = dict[str, Any]

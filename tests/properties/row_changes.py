@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from tidesink.change import ChangeEvent, Message, Op, Position, TableSchema
+from tidesink.events import ChangeEvent, Message, Op, Position, TableSchema
 from tidesink.typemap.ddl import parse_create_table
 
 TOPIC: Final = "shop_t"

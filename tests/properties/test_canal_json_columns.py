@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records, assert_same
-from tidesink.change import Message
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.canal_json_columns import may_be_ddl
 from tidesink.codecs.compression import compressed
+from tidesink.events import Message
 from tidesink.typemap.ddl import TableDefinitions
 
 Json = dict[str, Any]

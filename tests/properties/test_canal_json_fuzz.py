@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.full import TEST_ALL
 from tests.properties.canal_changes import SCHEMA, TABLE, harmed
 from tests.unit.canal_messages import message_of
-from tidesink.change import TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.claim_check import open_claim_check
@@ -23,6 +22,7 @@ from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import DecodeError
+from tidesink.events import TableId
 from tidesink.typemap.ddl import TableDefinitions
 
 MANY: Final = settings(

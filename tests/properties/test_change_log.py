@@ -12,8 +12,8 @@ import pytest
 from tests.contracts.targets_bed import progress
 from tests.sessions import raw_frame
 from tests.spark.test_append_frame import change, messages, row
-from tidesink.change import Message, TableId
 from tidesink.codecs.columns_canal_json import canal_json_columns
+from tidesink.events import Message, TableId
 from tidesink.sinks.append_spark import append_frame
 from tidesink.sinks.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
 from tidesink.sinks.summary_spark import summarise

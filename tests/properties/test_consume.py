@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.cli.samples import CANAL
 from tests.unit.config_samples import CANAL_JSON, right
-from tidesink.change import Message
 from tidesink.codecs import open_codec
 from tidesink.consumer.events import EventBatch, EventConsumer
 from tidesink.consumer.group import Place
 from tidesink.errors import DecodeError
+from tidesink.events import Message
 
 CONFIG = right(CANAL_JSON, Path("/base"))
 # How many rows each record has; 0 is a record that cannot be decoded.

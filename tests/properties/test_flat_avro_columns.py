@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records, assert_same
 from tests.properties.row_changes import TOPIC, changes, harmed, tables
-from tidesink.change import (
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
+from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.errors import RegistryError
+from tidesink.events import (
     ChangeEvent,
     Column,
     DdlEvent,
@@ -22,10 +26,6 @@ from tidesink.change import (
     TableSchema,
     WatermarkEvent,
 )
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.flat_avro import FlatAvroCodec
-from tidesink.errors import RegistryError
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.sql_type import parse_sql_type

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from tests.golden.vectors import find_folders
 from tests.unit.flat_avro_cases import LooseRegistry
 from tests.vectors import SUBSET
-from tidesink.change import Message
 from tidesink.cli.event_json import event_json
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.events import Message
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 
 INPUTS: Final = int(os.environ.get("TIDESINK_FUZZ_INPUTS", "20000"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.full import TEST_ALL
 from tests.properties.test_source_order import SHAPE, TABLE, _frame
-from tidesink.change import ChangeEvent, Op, Position, Row
+from tidesink.events import ChangeEvent, Op, Position, Row
 from tidesink.sinks.history import (
     FROM_COLUMN,
     TO_COLUMN,

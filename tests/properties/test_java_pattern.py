@@ -13,8 +13,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from tests.full import TEST_ALL
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import ConfigError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.layout_spark import check_condition
 from tidesink.typemap.java_pattern import java_fault
 from tidesink.typemap.row_filter import FUNCTIONS, RowFilter, _mentions, _parsed, check_types

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.full import TEST_ALL
-from tidesink.change import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.codecs.columns_base import DELETE, UPSERT
+from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.sinks.reduce import Key, Reduced, reduce
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.typemap.shape import TableShape, shape_of

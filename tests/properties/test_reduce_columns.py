@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records
-from tidesink.change import (
+from tidesink.codecs.batch import ChangeTable, ValueOptions, rows_from_events
+from tidesink.config.models import SequenceBy
+from tidesink.errors import SchemaMismatchError
+from tidesink.events import (
     UNAVAILABLE,
     ChangeEvent,
     Column,
@@ -23,9 +26,6 @@ from tidesink.change import (
     TableId,
     TableSchema,
 )
-from tidesink.codecs.batch import ChangeTable, ValueOptions, rows_from_events
-from tidesink.config.models import SequenceBy
-from tidesink.errors import SchemaMismatchError
 from tidesink.sinks.batch.reduce import Reduction, key_hashes, reduce_tables
 from tidesink.sinks.history import versions_of
 from tidesink.sinks.reduce import Reduced, reduce

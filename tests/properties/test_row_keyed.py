@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.contracts.targets_bed import progress
 from tests.multisets import OPTIONS, SCHEMA, Copies, again, change, copies, history, messages
-from tidesink.change import ChangeEvent
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.row_key import keyed_by_row
 from tidesink.config.models import SequenceBy
+from tidesink.events import ChangeEvent
 from tidesink.sinks.reduce import reduce
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.memory_target import MemoryTarget

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.columns import ID
 from tests.full import TEST_ALL
-from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs.columns_base import BAD, DELETE, UPSERT
+from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.reduce import Key, order_key, reduce
 from tidesink.sinks.reduce_spark import reduce_frame, refuse_unplaced

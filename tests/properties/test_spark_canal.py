@@ -13,8 +13,8 @@ from tests.full import FULL
 from tests.properties.canal_changes import GOOD, SCHEMA, decoded_in_spark, difference, harmed, row_change
 from tests.sessions import raw_frame
 from tests.spark.decoded import collect
-from tidesink.change import Message
 from tidesink.codecs.columns_canal_json import canal_json_columns
+from tidesink.events import Message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

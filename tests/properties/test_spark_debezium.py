@@ -19,10 +19,10 @@ from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
 from tests.spark.decoded import collect
-from tidesink.change import Message, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.codecs.wire import header
+from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.render import ZeroDate
 

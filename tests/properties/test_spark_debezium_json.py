@@ -21,7 +21,11 @@ from tests.properties.test_spark_debezium import COLUMNS
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
 from tests.spark.decoded import collect
-from tidesink.change import (
+from tidesink.codecs import open_codec
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.columns_debezium_json_heads import heads_in
+from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
+from tidesink.events import (
     ChangeEvent,
     Column,
     ColumnType,
@@ -33,10 +37,6 @@ from tidesink.change import (
     Value,
     WatermarkEvent,
 )
-from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.columns_debezium_json_heads import heads_in
-from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
 from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:

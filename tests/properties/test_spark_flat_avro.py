@@ -16,12 +16,12 @@ from tests.full import FULL, TEST_ALL
 from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tables
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
-from tidesink.change import ChangeEvent, Message, Op
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
+from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.reduce import reduce
 from tidesink.sinks.reduce_spark import reduce_frame

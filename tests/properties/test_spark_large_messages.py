@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.full import FULL
 from tests.properties.canal_changes import decoded_in_spark, difference, harmed, row_change
-from tidesink.change import Message
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression, compressed
+from tidesink.events import Message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,10 +8,10 @@ from decimal import Decimal
 
 from tests.spark.decoded import Decoded, Values
 from tests.spark.python_rows import stored
-from tidesink.change import ChangeEvent, DdlEvent, Message, Op
 from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_base import POSITION, DecodeColumns
 from tidesink.errors import DecodeError
+from tidesink.events import ChangeEvent, DdlEvent, Message, Op
 
 
 def place(message: Message) -> tuple[str, int, int]:

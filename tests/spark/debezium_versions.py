@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import fastavro
 
-from tidesink.change import Message, TableId
 from tidesink.codecs.wire import header
+from tidesink.events import Message, TableId
 
 TABLE: Final = TableId("lab", "t")
 TOPIC: Final = "app.lab.t"

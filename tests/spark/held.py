@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 from tests.golden.vectors import Record
 from tests.spark.decoded import Values
-from tidesink.change import Column
+from tidesink.events import Column
 from tidesink.typemap.shape import ShapeColumn
 from tidesink.typemap.table import row_of
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from tests.spark.decoded import Values
-from tidesink.change import ChangeEvent, Op
+from tidesink.events import ChangeEvent, Op
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.shape import TableShape
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tests.unit.told_bed import ToldDdl
-from tidesink.change import TableId
 from tidesink.codecs.base import CodecOptions
+from tidesink.events import TableId
 from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
 
 if TYPE_CHECKING:

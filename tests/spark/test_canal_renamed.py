@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tests.columns import ID
 from tests.full import FULL
 from tests.sessions import raw_frame
-from tidesink.change import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.codecs.columns_canal_json import canal_json_columns
+from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

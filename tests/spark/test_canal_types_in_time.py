@@ -13,10 +13,10 @@ import pytest
 from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
-from tidesink.change import ChangeEvent, Message, TableId, TableSchema
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.codecs.columns_canal_json_types import WRITTEN_AT
+from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.typemap.ddl import TableDefinitions
 
 if TYPE_CHECKING:

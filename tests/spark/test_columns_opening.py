@@ -9,10 +9,10 @@ import pytest
 
 from tests.full import FULL
 from tests.sessions import raw_frame
-from tidesink.change import ChangeEvent, Message, Op, Position, TableId
 from tidesink.codecs import columns, open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import ConfigError
+from tidesink.events import ChangeEvent, Message, Op, Position, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 

@@ -17,11 +17,11 @@ from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import collect
 from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
-from tidesink.change import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.codecs import open_codec
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.codecs.columns_debezium_schema import names_no_row, read_value_schema
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
+from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.decoding import open_decoding
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets

@@ -11,11 +11,11 @@ from tests.sessions import raw_frame
 from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import collect
-from tidesink.change import Message
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.errors import DecodeError
+from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.ddl import TableDefinitions
 

@@ -10,10 +10,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tests.full import FULL
 from tests.unit.test_debezium_source import POSITIONS, WRONG_NUMBERS, block
-from tidesink.change import Position
 from tidesink.codecs.columns_debezium_position import position_of
 from tidesink.codecs.columns_debezium_record import SOURCE_AND_POSITION
 from tidesink.codecs.debezium_source import MONGODB, connector_of, position_of_source
+from tidesink.events import Position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.lagging_registry import TOPIC, Clock, Follower, text_of
 from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.schema_registry import subject
 from tidesink.sinks.decoding import Missed, open_decoding
 from tidesink.sinks.decoding_flat_avro import FlatAvroDecoding

@@ -13,12 +13,12 @@ from tests.sessions import raw_frame
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import TOPIC, TSO, change
 from tests.unit.test_row_checksum import SUMMED
-from tidesink.change import Op
 from tidesink.codecs import columns
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_avro_checksum import reason_function
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns
 from tidesink.codecs.row_checksum import CHECKSUM
+from tidesink.events import Op
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.sinks.summary import BatchSummary, Doubt, Place
 from tidesink.sinks.summary_spark import summarise

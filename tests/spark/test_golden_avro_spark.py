@@ -26,11 +26,11 @@ from tests.golden.vectors import (
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.held import compare, held_value
-from tidesink.change import ChangeEvent, Column, TableId
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError
+from tidesink.events import ChangeEvent, Column, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.typemap.parse import target_reader

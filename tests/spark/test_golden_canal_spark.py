@@ -24,11 +24,11 @@ from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.held import compare, held_value
 from tests.spark.python_rows import stored
-from tidesink.change import ChangeEvent, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
 from tidesink.errors import DecodeError
+from tidesink.events import ChangeEvent, TableId, TableSchema
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.shape import ShapeColumn

@@ -17,7 +17,6 @@ from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import all_differences, place
 from tests.spark.decoded import collect
-from tidesink.change import ChangeEvent, Message, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.columns_base import POSITION, DecodeColumns
@@ -25,6 +24,7 @@ from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.codecs.columns_debezium_json_heads import heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
 from tidesink.codecs.debezium_told import first_row
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 

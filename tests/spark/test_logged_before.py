@@ -21,13 +21,13 @@ from tests.spark.test_golden_avro_spark import Golden as AvroGolden
 from tests.spark.test_golden_canal_spark import Golden as CanalGolden
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
 from tests.vectors import vectors_dir
-from tidesink.change import ChangeEvent, Op
 from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns
 from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import DecodeError
+from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.append_spark import append_frame
 from tidesink.sinks.change_log import OP, log_shape

@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tests.full import FULL
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.codecs.columns_types import read_text
 from tidesink.errors import ValueOutOfRangeError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.parse import target_reader, text_reader
 from tidesink.typemap.shape import TableShape, shape_of
 

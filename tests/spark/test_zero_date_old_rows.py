@@ -10,12 +10,12 @@ from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.decoded import collect
 from tests.unit.flat_avro_cases import TOPIC, change
-from tidesink.change import ChangeEvent, Message, Op
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.codecs.columns_canal_json import canal_json_columns
 from tidesink.codecs.columns_flat_avro import flat_avro_columns
+from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry, subject
 from tidesink.typemap.ddl import parse_create_table
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from tidesink.change import Message
+from tidesink.events import Message
 
 
 def row_message(row: Mapping[str, str | None], **members: Any) -> dict[str, Any]:

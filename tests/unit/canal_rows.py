@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from tidesink.change import ChangeEvent, Message, TableId
 from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.events import ChangeEvent, Message, TableId
 
 T = TableId("s", "t")
 TS = 470608474040696834

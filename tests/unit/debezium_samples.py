@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tidesink.change import Column, ColumnType
 from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium_values import DebeziumModes, column_of, value_of
+from tidesink.events import Column, ColumnType
 
 MODES = DebeziumModes()
 TIME = "io.debezium.time."

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from tidesink.change import ChangeEvent, Message, Op, Position, TableId, TableSchema
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.events import ChangeEvent, Message, Op, Position, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.ddl import parse_create_table
 

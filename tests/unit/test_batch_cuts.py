@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.unit.config_samples import FLAT_AVRO, right
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.progress import Progress

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError, SourceError
+from tidesink.events import TableId
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.ranges import (

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from tidesink.change import TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import TableId
 from tidesink.sinks.decoding import Missed
 from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets

@@ -9,12 +9,10 @@ import orjson
 import pytest
 
 from tests.unit.canal_rows import ROW, TS, T, decode_row, record_of, sent
-from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, TableId, WatermarkEvent
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.errors import (
-    UnnamedRowError,
-)
+from tidesink.errors import UnnamedRowError
+from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId, WatermarkEvent
 from tidesink.typemap.ddl import TableDefinitions
 
 

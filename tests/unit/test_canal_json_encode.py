@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.change import (
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json_encode import json_text
+from tidesink.errors import EncodeError
+from tidesink.events import (
     ChangeEvent,
     Column,
     ColumnType,
@@ -22,10 +26,6 @@ from tidesink.change import (
     Value,
     WatermarkEvent,
 )
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.canal_json_encode import json_text
-from tidesink.errors import EncodeError
 from tidesink.typemap.ddl import parse_create_table
 
 T = TableId("s", "t")

@@ -8,8 +8,8 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
-from tidesink.change import Column, ColumnType, Op, TableId
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType, Op, TableId
 from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, WORDS, log_shape
 from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.modes import kept_shape, row_shape

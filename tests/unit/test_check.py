@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tests.hand_made_lake import HandMadeTable
-from tidesink.change import TableId
 from tidesink.dev.check import TableCheck, check_table
 from tidesink.dev.workload.expected import ExpectedTable
+from tidesink.events import TableId
 
 ORDERS = TableId("shop", "orders")
 # Delta type, what the lake holds, and the text of the same value at the source.

@@ -17,12 +17,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.unit.canal_messages import message_of, row_bytes, row_message
-from tidesink.change import ChangeEvent
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.claim_check import name_under, open_claim_check
 from tidesink.codecs.compression import Compression, compressed, decompressed
 from tidesink.errors import ConfigError, EncodeError, RowUnavailableError, SchemaMismatchError
+from tidesink.events import ChangeEvent
 
 TS: Final = 470608475564539905
 # Hexadecimal digits of no pattern: compressed they take half their room.

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.change import TableId
 from tidesink.config import load_config, parse_config
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions, op_array
 from tidesink.errors import ConfigError, SchemaMismatchError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.spark.change_rows import Projection, RowColumns, arrow_schema, spark_schema
 from tidesink.sinks.spark.data_source import ReadOptions, parse_offsets

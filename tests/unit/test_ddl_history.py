@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.change import Column, ColumnType, EarlierType, TableId
 from tidesink.errors import ConfigError
+from tidesink.events import Column, ColumnType, EarlierType, TableId
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import NEVER, ddl_moment, reads_alike, row_moment
 from tidesink.typemap.sql_type import parse_sql_type

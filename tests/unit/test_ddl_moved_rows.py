@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.sinks.topic_ddl import DdlStatement, DdlWarning, applied
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_unapplied import moved_tables, unapplied

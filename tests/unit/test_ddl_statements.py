@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tidesink.change import TableId, TableSchema
 from tidesink.errors import ConfigError
+from tidesink.events import TableId, TableSchema
 from tidesink.typemap.ddl import TableDefinitions, parse_create_table
 from tidesink.typemap.shape import shape_of
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tests.watched_lock import WatchedLock
-from tidesink.change import TableId
 from tidesink.errors import SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore

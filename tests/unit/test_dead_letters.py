@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.change import TableId
 from tidesink.cli.plan import stored_records
 from tidesink.config import Config
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.sinks.ddl_events import MOST_EVENTS, StoredDdl, load_ddl, store_ddl
 from tidesink.sinks.kafka.dead_letters import (
     DEALT_WITH,

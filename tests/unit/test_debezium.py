@@ -8,17 +8,6 @@ from typing import Any
 
 import pytest
 
-from tidesink.change import (
-    ChangeEvent,
-    DdlEvent,
-    Event,
-    Message,
-    MessageEvent,
-    Op,
-    Position,
-    TableId,
-    WatermarkEvent,
-)
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_values_modes import DebeziumModes
@@ -30,6 +19,17 @@ from tidesink.errors import (
     SchemaMismatchError,
     SchemaNotFoundError,
     ValueOutOfRangeError,
+)
+from tidesink.events import (
+    ChangeEvent,
+    DdlEvent,
+    Event,
+    Message,
+    MessageEvent,
+    Op,
+    Position,
+    TableId,
+    WatermarkEvent,
 )
 from tidesink.schema_registry import MemorySchemaRegistry
 

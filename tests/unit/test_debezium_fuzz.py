@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.vectors import SUBSET
-from tidesink.change import Message
 from tidesink.cli.event_json import event_json
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.events import Message
 
 # Our own subset, so that a failing input is the same wherever the test runs.
 CAPTURES: Final = find_captures(SUBSET)

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import pytest
 
-from tidesink.change import ChangeEvent, Column, ColumnType, Message, Op, Position, TableId, TableSchema
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_debezium_json_heads import MOST_HEADS, Heads
 from tidesink.codecs.columns_debezium_json_judge import Judging, open_judge
 from tidesink.codecs.columns_debezium_json_schema import Head, is_flattened_head, read_heads
 from tidesink.codecs.debezium_told import Told, first_row, told_column
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, TableId, TableSchema
 from tidesink.typemap.shape import shape_of
 
 Json = dict[str, Any]

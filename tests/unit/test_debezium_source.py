@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tidesink.change import Position, TableId
 from tidesink.codecs.debezium_source import (
     commit_ts_of_source,
     is_snapshot,
     position_of_source,
     table_of_source,
 )
+from tidesink.events import Position, TableId
 
 
 def block(connector: str, **members: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.unit.flat_avro_cases import only_change
-from tidesink.change import Message, Op, TableId
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import SchemaMismatchError
+from tidesink.events import Message, Op, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 
 

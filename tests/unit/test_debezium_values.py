@@ -18,9 +18,9 @@ from tests.unit.debezium_samples import (
     read,
     schema,
 )
-from tidesink.change import ColumnType
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
+from tidesink.events import ColumnType
 from tidesink.typemap.parse import text_reader
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.semantic import PLAIN_TYPES, SEMANTIC_TYPES, semantic_type

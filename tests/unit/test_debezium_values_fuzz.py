@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.debezium_samples import MODES
-from tidesink.change import Column, ColumnType
 from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
 from tidesink.codecs.connect_schema_json import connect_schema_of_json
@@ -24,6 +23,7 @@ from tidesink.codecs.debezium_values import (
     value_of_definition,
 )
 from tidesink.errors import DecodeError, ValueOutOfRangeError
+from tidesink.events import Column, ColumnType
 from tidesink.typemap.parse import target_reader, text_reader
 from tidesink.typemap.semantic import PLAIN_TYPES, SEMANTIC_TYPES
 from tidesink.typemap.table import OTHER_TYPES, TYPES, row_of

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.cli.event_json import event_json
 from tidesink.cli.event_parse import event_of
 from tidesink.errors import EncodeError
+from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 
 TABLE = TableId("lab", "t")
 VALUES: list[tuple[ColumnType, Any]] = [

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.unit.debezium_samples import CONNECT, DATA, MODES, TIME, decimal, own_column, read, read_as, schema
-from tidesink.change import Column, ColumnType
 from tidesink.codecs.debezium_values import (
     DebeziumModes,
     definition_reader,
@@ -18,6 +17,7 @@ from tidesink.codecs.debezium_values import (
     value_of_definition,
 )
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
+from tidesink.events import Column, ColumnType
 from tidesink.typemap.sql_type import parse_sql_type
 
 UNSIGNED = ColumnType("bigint unsigned")

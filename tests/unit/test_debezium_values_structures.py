@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.unit.debezium_samples import CONNECT, DATA, MODES, TIME, b64, decimal, read, schema
-from tidesink.change import Column, ColumnType
 from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, inferred_value, value_of_definition
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
+from tidesink.events import Column, ColumnType
 
 TEXT = schema("string")
 PLACEHOLDER = "__debezium_unavailable_value"

@@ -7,7 +7,10 @@ import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records, by_record, faults_of
-from tidesink.change import (
+from tidesink.codecs.batch import ColumnarResult, Records, ValueOptions, decode_in_columns, rows_from_events
+from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.errors import FramingError, SchemaMismatchError
+from tidesink.events import (
     ChangeEvent,
     Column,
     ColumnType,
@@ -19,9 +22,6 @@ from tidesink.change import (
     TableSchema,
     WatermarkEvent,
 )
-from tidesink.codecs.batch import ColumnarResult, Records, ValueOptions, decode_in_columns, rows_from_events
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.errors import FramingError, SchemaMismatchError
 
 TABLE = TableId("shop", "orders")
 SCHEMA = TableSchema(

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.told_bed import Bed
-from tidesink.change import TableId
 from tidesink.config.routes import Destination
+from tidesink.events import TableId
 from tidesink.sinks.decoding import Decoding
 from tidesink.sinks.layout import LaidOutDecoding
 from tidesink.sinks.routing import routed

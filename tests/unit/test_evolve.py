@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.columns import ID
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.evolve import default_value, literal_text, plan_evolution
 from tidesink.sinks.shape import TableShape, shape_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tidesink.change import TableId
 from tidesink.cli.status import filtered_lines
+from tidesink.events import TableId
 from tidesink.sinks.filtered import Filtered, filtered_of, least_watermark
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.state_store import TableStatus

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.unit.flat_avro_cases import TOPIC, TSO, LooseRegistry, change, codec_with, message_of, table
-from tidesink.change import Message, Op
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import (
     DecodeError,
@@ -20,6 +19,7 @@ from tidesink.errors import (
     UnnamedRowError,
     ValueOutOfRangeError,
 )
+from tidesink.events import Message, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 
 

@@ -22,13 +22,13 @@ from tests.unit.flat_avro_cases import (
     table,
 )
 from tests.unit.test_flat_avro_glue import KEY, KEY_ID, SOURCE, VALUE, VALUE_ID, framed
-from tidesink.change import Message, Op, SchemaIds, TableId, WatermarkEvent
 from tidesink.codecs.avro_columns import CHUNK_RECORDS
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.flat_avro_decode import BIT_WIDTH
 from tidesink.errors import SchemaNotFoundError
+from tidesink.events import Message, Op, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.render import ZeroDate
 

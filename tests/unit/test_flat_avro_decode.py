@@ -20,8 +20,8 @@ from tests.unit.flat_avro_cases import (
     only_change,
     table,
 )
-from tidesink.change import DdlEvent, Message, Op, SchemaIds, TableId, WatermarkEvent
 from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.events import DdlEvent, Message, Op, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 
 PRODUCERS = ("classic", "new")

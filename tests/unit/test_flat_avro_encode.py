@@ -21,11 +21,11 @@ from tests.unit.flat_avro_cases import (
     only_change,
     table,
 )
-from tidesink.change import DdlEvent, Op, Position, SchemaIds, TableId, WatermarkEvent
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_schema import key_record, value_record
 from tidesink.errors import ConfigError, EncodeError, IncompatibleSchemaError, SchemaNotFoundError
+from tidesink.events import DdlEvent, Op, Position, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 
 

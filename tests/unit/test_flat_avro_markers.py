@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.flat_avro_cases import EVERY_VALUE, TOPIC, TSO, change, codec_with, message_of, only_change
-from tidesink.change import Message, Op
 from tidesink.errors import DecodeError
+from tidesink.events import Message, Op
 
 MARKER = b"\x03" + TSO.to_bytes(8, "big")
 MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "avro_enable_watermark": True}

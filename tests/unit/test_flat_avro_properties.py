@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.flat_avro_cases import change, codec_with, message_of, only_change, table
-from tidesink.change import Op
+from tidesink.events import Op
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 _MEMBERS = ("red", "a b", "ü", "it's", "")

@@ -11,11 +11,11 @@ import pytest
 from tests.columns import ID
 from tests.contracts.targets_bed import TABLE, shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.cli.plan import limits_said
 from tidesink.cli.table_plans import TablePlan, plan_of
 from tidesink.config import Config
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.foretelling import NO_NUL, change_limits, column_type, foretold, row_limits
 from tidesink.sinks.shape import Shard, TableShape
 from tidesink.sinks.targets import TARGETS, memory_target

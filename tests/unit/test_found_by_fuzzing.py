@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 import pytest
 
-from tidesink.change import ChangeEvent, DdlEvent, Message, Op, Position, TableId, Value
 from tidesink.cli.capture import read_capture
 from tidesink.cli.event_json import event_json
 from tidesink.codecs import open_codec
@@ -21,10 +20,10 @@ from tidesink.codecs.debezium import DebeziumJsonCodec
 from tidesink.codecs.debezium_json import JsonParser
 from tidesink.codecs.nesting import MOST_LEVELS, is_deep
 from tidesink.codecs.wire import header
-from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError, ValueOutOfRangeError
+from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.shown import shown
 from tidesink.typemap.sql_type import parse_sql_type
 
 SOURCE = {"connector": "TiCDC", "db": "a", "table": "b", "commit_ts": 5}

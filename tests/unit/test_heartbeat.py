@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tidesink.change import TableId
 from tidesink.cli.main import app
 from tidesink.errors import StateStoreError
+from tidesink.events import TableId
 from tidesink.sinks.heartbeat import EVERY_SECONDS, Heartbeat, seconds_since_beat
 from tidesink.sinks.listener import StepRetried, TableChanged
 from tidesink.sinks.sql_state_store import SqlStateStore

@@ -18,8 +18,8 @@ from tests.certificates import self_signed
 from tests.contracts.targets_bed import progress
 from tests.http_receiver import Fault, Receiver, http_receiver
 from tests.unit.written_rows import TABLE, arrow_batch, named, shape_with
-from tidesink.change import ColumnType, TableId
 from tidesink.errors import EncodeError, TargetError, TransientTargetError
+from tidesink.events import ColumnType, TableId
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
 from tidesink.sinks.targets.http_requests import Endpoint
 from tidesink.sinks.targets.http_slices import Slices, Stamp

@@ -10,9 +10,9 @@ import pytest
 
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import FLAT_AVRO, right, wrong
-from tidesink.change import TableId
 from tidesink.config import IcebergSettings
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.iceberg_ledger import Entry, IcebergLedger
 from tidesink.sinks.targets.iceberg_merge import counts_beside, result_of

@@ -9,9 +9,9 @@ from confluent_kafka import KafkaError
 
 from tests.contracts.targets_bed import progress
 from tests.unit.written_rows import arrow_batch, shape_with
-from tidesink.change import Column, ColumnType
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import TargetError, TransientTargetError
+from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp, delivery_error, producer_properties
 from tidesink.sinks.targets.kafka_encoding import prepare
 from tidesink.sinks.targets.store_ledger import LedgerEntry

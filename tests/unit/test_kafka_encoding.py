@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.unit.written_rows import ID, TABLE, Case, arrow_batch, cases, named, shape_with
-from tidesink.change import ChangeEvent, Column, ColumnType, Message, Op
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
 from tidesink.codecs.opening import open_codec
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.kafka_delivery import partition_of

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.columns import ID
-from tidesink.change import Column, ColumnType, TableId, TableSchema
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding import Decoding, ToldColumns
 from tidesink.sinks.known_columns import KnownColumns
 from tidesink.sinks.progress import Progress

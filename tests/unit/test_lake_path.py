@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import run
-from tidesink.change import TableId
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError, TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.targets.lake_path import long_names_refused, try_path
 
 LONG = "x" * 256

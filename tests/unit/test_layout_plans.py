@@ -8,8 +8,8 @@ import pytest
 
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.change import TableId
 from tidesink.cli.table_plans import TablePlan, _canal_table, _Seen, plan_of
+from tidesink.events import TableId
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.shape import merged_in_order
 

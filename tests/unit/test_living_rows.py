@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.cli.living_rows import living_rows
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.shape import shape_of
 
 SHAPE = shape_of(

@@ -7,10 +7,10 @@ import pytest
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tests.unit.flat_avro_cases import change, codec_with
-from tidesink.change import TableId
 from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
 from tidesink.codecs.flat_avro_record import parse_record
 from tidesink.config import TableConfig
+from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.change_log import log_shape
 from tidesink.sinks.history import HistoryNames, history_shape

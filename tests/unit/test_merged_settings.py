@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.cli.table_plans import plan_of
 from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding import open_decoding
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.typemap.shape import shape_of

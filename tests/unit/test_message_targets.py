@@ -11,10 +11,10 @@ from confluent_kafka import KafkaError, KafkaException
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, progress
 from tests.http_receiver import Fault, http_receiver
 from tests.unit.config_samples import CANAL_JSON, right, wrong
-from tidesink.change import TableId, TableSchema
 from tidesink.config import HttpSettings, KafkaSettings
 from tidesink.config.schema_changes import SchemaChanges
 from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
+from tidesink.events import TableId, TableSchema
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.schema_policy import Policies, judge
 from tidesink.sinks.shape import shape_of

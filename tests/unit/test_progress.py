@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.change import TableId
 from tidesink.errors import ProgressError
+from tidesink.events import TableId
 from tidesink.sinks.progress import (
     PartitionProgress,
     Progress,

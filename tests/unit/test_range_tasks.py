@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
-from tidesink.change import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.errors import SchemaMismatchError, SourceError
+from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import FlatAvroDecoder, SideSchemas
 from tidesink.sinks.batch.target_rows import TargetRows, default_value

@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.worker_bed import surroundings
-from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.lanes import Lanes
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed
-from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.kafka.letter_store import Chosen
 from tidesink.sinks.replay import ReplayReport, replay

@@ -9,8 +9,8 @@ import pytest
 
 from tests.columns import ID
 from tests.unit.config_samples import CANAL_JSON, right
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.run import BatchPlan, Hold
 from tidesink.sinks.decoding import Renamed, ToldColumns
 from tidesink.sinks.offsets import TopicOffsets

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.targets_bed import TABLE, progress
-from tidesink.change import TableId
 from tidesink.errors import ConfigError, StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.restored import PLACE, accept_restored, check_not_restored
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.state_store import TableStatus

@@ -22,10 +22,10 @@ from tests.unit.flat_avro_cases import (
     only_change,
     table,
 )
-from tidesink.change import ChangeEvent, Message, Op, Value
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, VERSION, checksum_fault, checksum_of
 from tidesink.errors import ChecksumError, EncodeError
+from tidesink.events import ChangeEvent, Message, Op, Value
 
 NEW_YORK = "America/New_York"
 TWICE = "2026-11-01 01:30:00"  # clocks go back: 05:30 and 06:30 in UTC

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from tests.columns import ID
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding import Decoding, Renamed, ToldColumns
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names
 from tidesink.sinks.schema_policy import Accepted, Policies

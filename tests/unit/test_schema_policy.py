@@ -10,7 +10,6 @@ import pytest
 
 from tests.columns import ID
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.config.schema_change_checks import (
     APPLYING_TARGETS,
     PASSING_TARGETS,
@@ -19,6 +18,7 @@ from tidesink.config.schema_change_checks import (
 )
 from tidesink.config.schema_changes import CHANGE_RULES, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding import ToldColumns
 from tidesink.sinks.schema_policy import Accepted, Judgement, Policies, SchemaChange, judge, pending_of
 from tidesink.sinks.shape import TableShape, merge_shape, shape_of

@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from tidesink.change import TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_schema import value_record
+from tidesink.events import TableId
 from tidesink.schema_registry import incompatibilities
 from tidesink.typemap.ddl import TableDefinitions
 

@@ -20,10 +20,7 @@ from tests.scripted_registry import (
     scripted_registries,
 )
 from tidesink.dev.ports import free_ports
-from tidesink.errors import (
-    RegistryError,
-    RegistryUnavailableError,
-)
+from tidesink.errors import RegistryError, RegistryUnavailableError
 from tidesink.schema_registry import (
     RetryPolicy,
     Timeouts,

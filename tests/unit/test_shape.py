@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.change import TableId, TableSchema
 from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import TableId, TableSchema
 from tidesink.sinks.shape import TableShape, merge_shape, quoted, shape_of, wider_ddl
 from tidesink.typemap.ddl import TableDefinitions, parse_create_table
 from tidesink.typemap.shape import with_defaults

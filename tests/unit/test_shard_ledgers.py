@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from tidesink.change import TableId
 from tidesink.errors import StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.shape import Shard
 from tidesink.sinks.targets.delta_ledger import APPLICATION, Ledger, application_of

@@ -6,10 +6,9 @@ from decimal import Decimal
 
 import pytest
 
-from tidesink.change import ColumnType
-from tidesink.errors import ValueOutOfRangeError
+from tidesink.errors import ValueOutOfRangeError, shown
+from tidesink.events import ColumnType
 from tidesink.typemap.parse import text_reader
-from tidesink.typemap.shown import shown
 
 
 @pytest.mark.parametrize(

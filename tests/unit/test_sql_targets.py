@@ -15,7 +15,6 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.errors import (
     AccountingError,
     CommitUnknownError,
@@ -23,6 +22,7 @@ from tidesink.errors import (
     TargetError,
     TransientTargetError,
 )
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets import mysql_connection, mysql_errors, postgres_errors, target_module
 from tidesink.sinks.targets.identifier import quote_mysql, quote_postgres, text_mysql, text_postgres
 from tidesink.sinks.targets.mysql_merge import check_upserted, is_computed

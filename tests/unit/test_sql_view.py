@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.targets_bed import shape
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.change_log import OP, log_shape
 from tidesink.sinks.history import HistoryNames, history_shape
 from tidesink.sinks.shape import TableShape

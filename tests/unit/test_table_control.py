@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.pauses import Pauses
 from tidesink.sinks.schema_policy import Pending, SchemaChange
 from tidesink.sinks.sql_state_store import SqlStateStore

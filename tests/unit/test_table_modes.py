@@ -9,10 +9,10 @@ import pytest
 
 from tests.contracts.targets_bed import ID, shape
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.change import Column, ColumnType, TableId
 from tidesink.config.mode_words import TableMode
 from tidesink.config.modes import MODE_TARGETS
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.modes import kept_shape, names_of
 from tidesink.sinks.targets import TARGETS

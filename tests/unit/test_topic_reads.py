@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, RecordSize, furthest, up_to
 from tidesink.sinks.topic_reads import MOST_KEPT, Limits, PlannedRead, TopicReads

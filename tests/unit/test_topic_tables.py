@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidesink.change import TableId
 from tidesink.errors import StateStoreError
+from tidesink.events import TableId
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.topic_tables import TopicTables

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.change import ColumnType
 from tidesink.errors import ConfigError, EncodeError
+from tidesink.events import ColumnType
 from tidesink.typemap.parse import (
     DECIMAL_CONTEXT,
     integer_bounds,

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tests.arrow_columns import COLUMN_TYPES, POLICIES, assert_reads_as_scalar, flagged
-from tidesink.change import ColumnType
 from tidesink.errors import ValueOutOfRangeError
+from tidesink.events import ColumnType
 from tidesink.typemap.arrow import arrow_type, from_python, from_text, from_value
 from tidesink.typemap.parse import keeps_text
 from tidesink.typemap.render import ZeroDate

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.arrow_columns import COLUMN_TYPES, POLICIES, assert_reads_as_scalar, flagged
-from tidesink.change import ColumnType
+from tidesink.events import ColumnType
 from tidesink.typemap.arrow import from_python, from_value
 from tidesink.typemap.local_time import utc_micros
 from tidesink.typemap.parse import integer_bounds

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
 from tests.unit.canal_messages import message_of, row_bytes
-from tidesink.change import ChangeEvent, TableId
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.upstream import Upstream, open_upstream, tidb_as_of
 from tidesink.errors import ConfigError, DecodeError, RowUnavailableError, SourceUnavailableError
+from tidesink.events import ChangeEvent, TableId
 
 TS: Final = 470608475564539905
 # Names that end a quoted name, a statement, or mean a parameter, where they are not quoted.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.change import ColumnType
 from tidesink.errors import ValueOutOfRangeError
+from tidesink.events import ColumnType
 from tidesink.typemap.parse import text_reader
 from tidesink.typemap.usual_text import usual_row, usual_text
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tidesink.change import TableId
 from tidesink.errors import SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.listener import (

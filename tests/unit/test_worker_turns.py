@@ -11,8 +11,8 @@ import pytest
 
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tests.unit.worker_bed import surroundings
-from tidesink.change import TableId
 from tidesink.errors import RegistryError, SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.report import RunReport

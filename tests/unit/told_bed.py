@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
 from tidesink.sinks.layout import LaidOutDecoding
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.columns import ID
-from tidesink.change import Column, ColumnType, TableId, TableSchema, Value
+from tidesink.events import Column, ColumnType, TableId, TableSchema, Value
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.table import OTHER_TYPES, TYPES, TypeRow

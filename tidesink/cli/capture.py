@@ -20,8 +20,8 @@ from uuid import UUID
 
 import orjson
 
-from tidesink.change import Message
 from tidesink.errors import ConfigError
+from tidesink.events import Message
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _SCHEMA_LINES = (

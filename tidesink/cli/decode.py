@@ -12,7 +12,6 @@ import typer
 from rich.markup import render
 
 import tidesink.codecs
-from tidesink.change import Message
 from tidesink.cli import exits, sources
 from tidesink.cli.codec_options import Given, with_codec_options
 from tidesink.cli.event_json import error_json, event_json
@@ -23,6 +22,7 @@ from tidesink.codecs.base import Codec
 from tidesink.codecs.canal_json_schema import CanalJsonSchema
 from tidesink.codecs.compression import compression_of
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError
+from tidesink.events import Message
 
 
 @with_codec_options

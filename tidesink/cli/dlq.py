@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from tidesink.change import Message, TableId
 from tidesink.cli import exits, records
 from tidesink.cli.decode import decoded_lines
 from tidesink.cli.event_json import error_json
@@ -25,6 +24,7 @@ from tidesink.cli.status import seconds_since_turn
 from tidesink.config import Config
 from tidesink.config.fields import PositiveDuration
 from tidesink.errors import ConfigError, RegistryError
+from tidesink.events import Message, TableId
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,6 @@ from typing import Annotated, Final, NamedTuple
 import orjson
 import typer
 
-from tidesink.change import Message
 from tidesink.cli import exits, sources
 from tidesink.cli.capture import capture_line, json_lines
 from tidesink.cli.codec_options import Given, with_codec_options
@@ -21,6 +20,7 @@ from tidesink.cli.line_members import Line, line_bytes, position_of
 from tidesink.cli.output import Output, OutputFormat, warn
 from tidesink.codecs.base import EncodedRecord
 from tidesink.errors import ConfigError, EncodeError, TidesinkError
+from tidesink.events import Message
 
 # TiCDC's default terminator where several canal-json objects share a value (tiflow c7b2588).
 _TERMINATOR = b"\r\n"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast, get_args
 
-from tidesink.change import ChangeEvent, DdlEvent, TableSchema, WatermarkEvent
 from tidesink.cli.event_parse import event_of
 from tidesink.cli.line_members import Line, table_of
 from tidesink.cli.sources import Setting
@@ -24,6 +23,7 @@ from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.opening import DEBEZIUM_ALIASES
 from tidesink.errors import ConfigError, DecodeError, EncodeError
+from tidesink.events import ChangeEvent, DdlEvent, TableSchema, WatermarkEvent
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.typemap.ddl_history import row_moment
 from tidesink.typemap.definitions import TableDefinitions

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from tidesink.change import (
+from tidesink.cli.capture import base64_text
+from tidesink.errors import TidesinkError
+from tidesink.events import (
     ChangeEvent,
     DdlEvent,
     Event,
@@ -25,8 +27,6 @@ from tidesink.change import (
     Value,
     WatermarkEvent,
 )
-from tidesink.cli.capture import base64_text
-from tidesink.errors import TidesinkError
 from tidesink.typemap.json_value import json_value
 
 _INT64_LEAST, _UINT64_MOST = -(2**63), 2**64 - 1

@@ -9,18 +9,6 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from tidesink.change import (
-    ChangeEvent,
-    ColumnType,
-    DdlEvent,
-    Event,
-    MessageEvent,
-    Op,
-    Row,
-    TableSchema,
-    Value,
-    WatermarkEvent,
-)
 from tidesink.cli.line_members import (
     Line,
     commit_ts_of,
@@ -34,8 +22,19 @@ from tidesink.cli.line_members import (
     table_of,
     watermark_ts_of,
 )
-from tidesink.errors import ConfigError, EncodeError
-from tidesink.typemap.shown import shown
+from tidesink.errors import ConfigError, EncodeError, shown
+from tidesink.events import (
+    ChangeEvent,
+    ColumnType,
+    DdlEvent,
+    Event,
+    MessageEvent,
+    Op,
+    Row,
+    TableSchema,
+    Value,
+    WatermarkEvent,
+)
 from tidesink.typemap.table import row_of
 
 SchemaOf = Callable[[Line], TableSchema]

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from tidesink.change import Message
 from tidesink.cli.status import commit_time
+from tidesink.events import Message
 
 _COLOURS = {
     "insert": "green",

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tidesink.change import Message
 from tidesink.cli.output import warn
 from tidesink.consumer.group import message_of
 from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.events import Message
 
 _SECONDS = 6.0
 _POLL_SECONDS = 0.5

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidesink.change import TableId
 from tidesink.cli.status import read_statuses
 from tidesink.config import Config
 from tidesink.config.problems import nearest
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.sinks.state_store import StateStore

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidesink.change import Position, SchemaIds, TableId
 from tidesink.cli.capture import bytes_of
-from tidesink.errors import ConfigError
-from tidesink.typemap.shown import shown
+from tidesink.errors import ConfigError, shown
+from tidesink.events import Position, SchemaIds, TableId
 
 Line = Mapping[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from tidesink.change import TableId
 from tidesink.config import Config
+from tidesink.events import TableId
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.identifier import quote_identifier, quote_mysql, quote_path, quote_postgres

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tidesink.change import ChangeEvent, Event
 from tidesink.cli.sources import Setting
 from tidesink.errors import RegistryError
+from tidesink.events import ChangeEvent, Event
 
 # How TiCDC writes a type in an Avro field, and the option that says so (tiflow c7b2588).
 _MODES = {

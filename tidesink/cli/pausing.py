@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidesink.change import TableId
 from tidesink.cli.known_tables import known_table, worked_with
 from tidesink.cli.options import ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, write_json
 from tidesink.config import Config
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.config.schema_changes import ChangePolicy

@@ -8,7 +8,6 @@ from typing import Annotated, Final
 
 import typer
 
-from tidesink.change import TableId
 from tidesink.cli import exits
 from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, console, show_table, write_json
@@ -19,6 +18,7 @@ from tidesink.config.checks import carries_ddl, keeps_bad_records
 from tidesink.config.fields import without_secrets
 from tidesink.config.schema_change_checks import untold_changes
 from tidesink.errors import TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.goals import Goals
 
 _TOLD: Final[dict[TypesFrom, str]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tidesink.change import TableId
 from tidesink.errors import SourceUnavailableError, TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
 
 

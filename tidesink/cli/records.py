@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tidesink.change import TableId
 from tidesink.cli.capture import base64_text
 from tidesink.cli.known_tables import named_table
 from tidesink.config.problems import nearest
 from tidesink.errors import ConfigError, NotKeptError, TidesinkError
+from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.sinks.kafka.letter_store import Chosen, RecordGroup

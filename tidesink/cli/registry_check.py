@@ -9,7 +9,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tidesink.change import TableSchema
 from tidesink.cli import exits, sources
 from tidesink.cli import registry_options as options
 from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_codec_options
@@ -29,6 +28,7 @@ from tidesink.cli.registry_verdicts import show_verdicts
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
 from tidesink.errors import ConfigError
+from tidesink.events import TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry
 from tidesink.schema_registry.models import CompatibilityLevel, require_level
 from tidesink.schema_registry.verdict import Verdict, verdict

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tidesink.change import ChangeEvent, Message, TableId, TableSchema
 from tidesink.cli.sources import Setting, records
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_schema import key_record, value_record
 from tidesink.codecs.opening import open_codec
 from tidesink.config import Config
 from tidesink.errors import ConfigError, DecodeError, EncodeError, TidesinkError
+from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.schema_registry import SchemaReader, SubjectPart, TopicRule, subject
 from tidesink.typemap.ddl import TableDefinitions
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tidesink.change import Message, TableId, TableSchema
 from tidesink.cli.capture import SchemaFile, read_capture, read_schemas
 from tidesink.cli.codec_options import Given, codec_options, protocol_named
 from tidesink.codecs import open_codec
@@ -18,6 +17,7 @@ from tidesink.config import Config, load_config
 from tidesink.config.identity import stated_keys, topic_tables
 from tidesink.config.registry_file import load_registry_settings
 from tidesink.errors import ConfigError
+from tidesink.events import Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
 from tidesink.typemap.ddl import TableDefinitions

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tidesink.change import TableId, physical_ms
 from tidesink.cli import exits
 from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
 from tidesink.cli.output import Output, OutputFormat, show_table, write_json
 from tidesink.config import Config
+from tidesink.events import TableId, physical_ms
 
 if TYPE_CHECKING:
     from tidesink.sinks.state_store import StateStore, TableStatus

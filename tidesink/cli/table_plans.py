@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from tidesink.change import ChangeEvent, Op, TableId, TableSchema
 from tidesink.cli.column_plans import ColumnPlan, column_plan, reason_there
 from tidesink.cli.kafka import Start, read_topic, topic_names
 from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
@@ -21,6 +20,7 @@ from tidesink.config.idle_patterns import idle_patterns
 from tidesink.config.merged import check_merged
 from tidesink.config.schema_change_checks import shown_policies
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
+from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.foretelling import foretold
 from tidesink.sinks.routing import routed_shape

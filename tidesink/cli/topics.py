@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tidesink.change import TableId
 from tidesink.cli import exits
 from tidesink.cli.changefeed_options import (
     ChangefeedFile,
@@ -22,6 +21,7 @@ from tidesink.codecs.dispatch import Dispatcher
 from tidesink.config.changefeed import Changefeed
 from tidesink.config.changefeed.pipeline import key_of, lost_order
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.schema_registry.naming import subject
 from tidesink.typemap.ddl import TableDefinitions
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from tidesink.change import Event, Message, TableId
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.events import Event, Message, TableId
 from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
 
 if TYPE_CHECKING:

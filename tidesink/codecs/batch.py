@@ -20,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.change import (
+from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.events import (
     UNAVAILABLE,
     ChangeEvent,
     Column,
@@ -36,7 +37,6 @@ from tidesink.change import (
     TableSchema,
     WatermarkEvent,
 )
-from tidesink.errors import DecodeError, SchemaMismatchError
 from tidesink.typemap.arrow import PythonResult, arrow_type, from_python
 from tidesink.typemap.render import ZeroDate
 

@@ -19,7 +19,6 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tidesink.change import Op
 from tidesink.codecs.batch import (
     NAMES_TYPE,
     ChangeTable,
@@ -35,6 +34,7 @@ from tidesink.codecs.canal_json_shape import RowShape, RowShapes
 from tidesink.codecs.compression import compression_of
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import ConfigError, DecodeError
+from tidesink.events import Op
 from tidesink.typemap.arrow import from_text
 from tidesink.typemap.ddl_history import NEVER, row_moment
 

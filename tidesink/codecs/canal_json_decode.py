@@ -17,7 +17,11 @@ from typing import Any, cast
 
 import orjson
 
-from tidesink.change import (
+from tidesink.codecs.canal_json_shape import RowShape, RowShapes, read_row
+from tidesink.codecs.large_messages import LargeMessages, is_cut_down
+from tidesink.codecs.nesting import kept
+from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, shown
+from tidesink.events import (
     ChangeEvent,
     DdlEvent,
     Event,
@@ -28,11 +32,6 @@ from tidesink.change import (
     Value,
     WatermarkEvent,
 )
-from tidesink.codecs.canal_json_shape import RowShape, RowShapes, read_row
-from tidesink.codecs.large_messages import LargeMessages, is_cut_down
-from tidesink.codecs.nesting import kept
-from tidesink.errors import DecodeError, FramingError, SchemaMismatchError
-from tidesink.typemap.shown import shown
 
 _OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 # Members of an enum are looked up anew each time, which is felt a row.

@@ -11,11 +11,11 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tidesink.change import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, Value, WatermarkEvent
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import EncodeError
+from tidesink.events import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, Value, WatermarkEvent
 from tidesink.typemap.render import mysql_type_text, mysql_type_word, sql_type_code
 from tidesink.typemap.render_text import TextWriter, text_writer
 from tidesink.typemap.table import row_of

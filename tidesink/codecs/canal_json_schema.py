@@ -12,12 +12,11 @@ from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import Message
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json_decode import objects
 from tidesink.codecs.large_messages import LargeMessages
-from tidesink.errors import DecodeError, SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import DecodeError, SchemaMismatchError, shown
+from tidesink.events import Message
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

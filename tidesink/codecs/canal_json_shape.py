@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema, Value
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
+from tidesink.events import Column, ColumnType, TableId, TableSchema, Value
 from tidesink.typemap.ddl_history import NEVER, row_moment
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader

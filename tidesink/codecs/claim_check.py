@@ -22,8 +22,7 @@ import orjson
 
 from tidesink.codecs.claim_check_storage import ClaimCheckStorage, open_storage
 from tidesink.codecs.compression import LARGEST, checked_structure
-from tidesink.errors import RowUnavailableError, SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import RowUnavailableError, SchemaMismatchError, shown
 
 _PART: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _MADE_NAME: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.json", re.ASCII)

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import SchemaMismatchError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.parse import shortest_float32, wire_unsigned
 from tidesink.typemap.render import split_allowed
 from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, row_of_avro

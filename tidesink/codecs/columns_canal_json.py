@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.change import TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_base import BAD, DDL, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_canal_json_before import logged_before
@@ -44,6 +43,7 @@ from tidesink.codecs.columns_faults import (
 )
 from tidesink.codecs.columns_row_key import NAMED_ROW, row_key_faults, row_key_steps
 from tidesink.errors import SchemaMismatchError, UnnamedRowError
+from tidesink.events import TableSchema
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import is_row_keyed, row_keyed, shown_columns
 from tidesink.typemap.shape import TableShape, merge_shape, quoted, shape_of

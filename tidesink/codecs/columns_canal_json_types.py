@@ -15,8 +15,8 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.change import ColumnType, EarlierType
 from tidesink.codecs.columns_types import Reading, read_text, try_cast
+from tidesink.events import ColumnType, EarlierType
 from tidesink.typemap.ddl_history import reads_alike
 from tidesink.typemap.render import mysql_type_text
 from tidesink.typemap.shape import ShapeColumn, TableShape

@@ -15,11 +15,11 @@ from typing import Any, Final
 from pyspark.sql import Column
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tidesink.change import Column as TableColumn
-from tidesink.change import Message, Op, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import ConfigError, DecodeError, FramingError, SourceUnavailableError
+from tidesink.events import Column as TableColumn
+from tidesink.events import Message, Op, TableSchema
 from tidesink.typemap.shape import TableShape
 
 _VERDICT: Final = "struct<error: string, reason: string, texts: array<string>>"

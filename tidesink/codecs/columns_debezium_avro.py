@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_avro_faults import framing_faults, schema_id_column, unreadable
 from tidesink.codecs.columns_base import DDL, MESSAGE, POSITION, UNPLANNED
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS
@@ -58,6 +57,7 @@ from tidesink.codecs.columns_faults import (
 )
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
+from tidesink.events import TableId, TableSchema
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import IDENTITIES
 from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults

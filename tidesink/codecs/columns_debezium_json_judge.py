@@ -16,7 +16,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tidesink.change import (
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.columns_base import BAD, DDL, MESSAGE, TRUNCATE, UNPLANNED, WATERMARK
+from tidesink.codecs.columns_debezium_python import KEEP, VALUE, ZERO, stored_answer
+from tidesink.codecs.debezium_told import LoneCodec, Told
+from tidesink.errors import DecodeError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
+from tidesink.events import (
     UNAVAILABLE,
     ChangeEvent,
     DdlEvent,
@@ -27,12 +32,7 @@ from tidesink.change import (
     Value,
     WatermarkEvent,
 )
-from tidesink.change import Column as SourceColumn
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.columns_base import BAD, DDL, MESSAGE, TRUNCATE, UNPLANNED, WATERMARK
-from tidesink.codecs.columns_debezium_python import KEEP, VALUE, ZERO, stored_answer
-from tidesink.codecs.debezium_told import LoneCodec, Told
-from tidesink.errors import DecodeError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
+from tidesink.events import Column as SourceColumn
 from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
 
 # A column that the row does not have.

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tidesink.change import Column as SourceColumn
-from tidesink.change import TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS
 from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
@@ -18,6 +16,8 @@ from tidesink.codecs.columns_debezium_readers import Defined, modes_of_keys, sou
 from tidesink.codecs.columns_debezium_record import SOURCE_AND_POSITION
 from tidesink.codecs.columns_debezium_schema import gone_columns
 from tidesink.errors import ConfigError
+from tidesink.events import Column as SourceColumn
+from tidesink.events import TableId, TableSchema
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import IDENTITIES
 from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults

@@ -12,7 +12,6 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.avro.functions import from_avro
 
-from tidesink.change import Column as SourceColumn
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike
 from tidesink.codecs.columns_debezium_json_schema import JsonSchema
 from tidesink.codecs.columns_debezium_json_text import wire_ddl
@@ -32,6 +31,7 @@ from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_source import TICDC
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.codecs.debezium_values_decimals import scale_of
+from tidesink.events import Column as SourceColumn
 from tidesink.typemap.shape import TableShape, quoted
 from tidesink.typemap.table import SPARK_MAX_PRECISION
 

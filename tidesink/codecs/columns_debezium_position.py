@@ -15,10 +15,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tidesink.change import SOURCE_SEPARATOR
 from tidesink.codecs.columns_faults import null
 from tidesink.codecs.columns_types import try_cast
 from tidesink.codecs.debezium_source import POSTGRES, STREAMED, TICDC, lsn_number
+from tidesink.events import SOURCE_SEPARATOR
 
 Source = Mapping[str, Column]
 

@@ -20,14 +20,14 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.pandas.functions import pandas_udf
 
-from tidesink.change import Column as SourceColumn
-from tidesink.change import Value
 from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_types import Reading, lit_binary, try_cast
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, reader_of
 from tidesink.codecs.debezium_values_scalars import WORDS
 from tidesink.errors import DecodeError
+from tidesink.events import Column as SourceColumn
+from tidesink.events import Value
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.semantic import semantic_type
 from tidesink.typemap.shape import ShapeColumn, TableShape

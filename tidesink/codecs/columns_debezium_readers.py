@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from tidesink.change import Column as SourceColumn
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike, alike
 from tidesink.codecs.columns_debezium_record import FieldOf, RecordColumns
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.debezium_values import DebeziumModes, column_of
+from tidesink.events import Column as SourceColumn
 from tidesink.typemap.semantic import semantic_type
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of

@@ -12,7 +12,6 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.avro.functions import from_avro
 
-from tidesink.change import Column as SourceColumn
 from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_avro_schema import MARK, MARK_SIZE
 from tidesink.codecs.columns_base import BAD
@@ -33,6 +32,7 @@ from tidesink.codecs.columns_types import Reading, default_value, lit_binary
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.codecs.debezium_values_unavailable import placeholders
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.events import Column as SourceColumn
 from tidesink.typemap.semantic import semantic_type
 from tidesink.typemap.shape import ShapeColumn, TableShape
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.change import TableId
 from tidesink.codecs.base import ChecksumMode
 from tidesink.codecs.columns_avro_faults import (
     Parts,
@@ -47,6 +46,7 @@ from tidesink.codecs.columns_faults import (
 from tidesink.codecs.columns_flat_avro_before import logged_before
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
+from tidesink.events import TableId
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_key import IDENTITIES
 from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import ConfigError, SchemaNotFoundError
+from tidesink.events import TableId, TableSchema
 from tidesink.schema_registry.naming import SubjectPart, subject
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.change import ColumnType
 from tidesink.codecs.columns_decimal import wide_decimal_text
+from tidesink.events import ColumnType
 from tidesink.typemap.calendar_text import INSTANT, LOCAL_DATE, LOCAL_DATETIME
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import Reader, row_of

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, cast, get_args
 
-from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, shown
 
 ConnectType = Literal[
     "int8",

@@ -24,8 +24,7 @@ from tidesink.codecs.connect_schema import (
     text_parameters,
     whole_version,
 )
-from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, shown
 
 _PRIMITIVES: Final[dict[str, ConnectType]] = {
     "boolean": "boolean",

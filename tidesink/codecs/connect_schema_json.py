@@ -16,8 +16,7 @@ from tidesink.codecs.connect_schema import (
     text_parameters,
     whole_version,
 )
-from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, shown
 
 
 def connect_schema_of_json(schema: Mapping[str, Any]) -> ConnectSchema:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import ChangeEvent, DdlEvent, Event, Message, MessageEvent, Op, Position, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_avro import AvroParser
 from tidesink.codecs.debezium_control import control_event
@@ -55,6 +54,7 @@ from tidesink.errors import (
     SchemaMismatchError,
     TidesinkError,
 )
+from tidesink.events import ChangeEvent, DdlEvent, Event, Message, MessageEvent, Op, Position, WatermarkEvent
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.typemap.definitions import TableDefinitions
 

@@ -14,14 +14,13 @@ from typing import Any, Final, NamedTuple
 import fastavro
 from fastavro.schema import SchemaParseException
 
-from tidesink.change import Message
 from tidesink.codecs.connect_schema import MOST_LEVELS, ConnectSchema
 from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
 from tidesink.codecs.debezium_parsed import Parsed
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
-from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.errors import DecodeError, SchemaMismatchError, shown
+from tidesink.events import Message
 from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.typemap.shown import shown
 
 # What fastavro raises for bytes that end early or are no value of their type.
 _PAYLOAD_ERRORS: Final = (

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.change import Column, Op, SchemaIds, TableId, TableSchema
 from tidesink.codecs.batch import (
     NAMES_TYPE,
     ChangeTable,
@@ -48,6 +47,7 @@ from tidesink.codecs.debezium_source import (
 )
 from tidesink.codecs.debezium_unwrap import OP_HEADER
 from tidesink.errors import DecodeError
+from tidesink.events import Column, Op, SchemaIds, TableId, TableSchema
 
 IsFlattened = Callable[[str], bool]
 # A column of the wire: an array, or Python values where Arrow has no type for all of them.

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.change import SchemaIds
 from tidesink.codecs.avro_columns import CHUNK_RECORDS, AvroDecoder, RecordBytes
 from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
 from tidesink.codecs.connect_schema import ConnectSchema
@@ -24,6 +23,7 @@ from tidesink.codecs.debezium_avro import AvroParser
 from tidesink.codecs.debezium_columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened
 from tidesink.codecs.wire import HEADER_SIZE
 from tidesink.errors import DecodeError, RegistryError
+from tidesink.events import SchemaIds
 
 _NULL, _LEFT = -1, -2
 _MOST_WRITERS: Final = 4096

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.change import Column
 from tidesink.codecs.batch import ValueOptions
 from tidesink.codecs.connect_schema import PRECISION, ConnectSchema
 from tidesink.codecs.debezium_values_decimals import scale_of, whole_parameter
@@ -27,6 +26,7 @@ from tidesink.codecs.debezium_values_scalars import INTEGER_BITS
 from tidesink.codecs.debezium_values_time import INFINITE_TIMESTAMPS
 from tidesink.codecs.debezium_values_unavailable import placeholders
 from tidesink.errors import DecodeError
+from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type
 from tidesink.typemap.parse import integer_bounds, target_reader
 from tidesink.typemap.render import ZeroDate

@@ -11,12 +11,11 @@ from base64 import b64decode, urlsafe_b64decode
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from tidesink.change import DdlEvent, Event, MessageEvent, Position, TableId, WatermarkEvent
 from tidesink.codecs.debezium_source import TICDC, commit_ts_of_source, connector_of, table_of_source
 from tidesink.codecs.debezium_values_modes import BinaryHandling
 from tidesink.codecs.nesting import kept
-from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, shown
+from tidesink.events import DdlEvent, Event, MessageEvent, Position, TableId, WatermarkEvent
 
 Payload = Mapping[str, Any]
 

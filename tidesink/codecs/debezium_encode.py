@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from tidesink.change import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_encode_connect import (
     DDL_KEY,
@@ -25,6 +24,7 @@ from tidesink.codecs.debezium_encode_connect import (
 )
 from tidesink.codecs.debezium_encode_values import Members, dumped, schema_field, wire_value
 from tidesink.errors import EncodeError
+from tidesink.events import ChangeEvent, Column, DdlEvent, Op, Row, TableSchema, WatermarkEvent
 from tidesink.schema_registry.naming import sanitize_name
 
 _OPS: Final = {Op.INSERT: "c", Op.UPSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from tidesink.change import ChangeEvent, Column, ColumnType, Op, Row, TableId, TableSchema, Value, physical_ms
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_encode_avro_record import (
     AvroPart,
@@ -28,6 +27,7 @@ from tidesink.codecs.debezium_encode_values import (
 )
 from tidesink.codecs.flat_avro_values import to_wire
 from tidesink.errors import EncodeError
+from tidesink.events import ChangeEvent, Column, ColumnType, Op, Row, TableId, TableSchema, Value, physical_ms
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.typemap.render import mysql_type_word

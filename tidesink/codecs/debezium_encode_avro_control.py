@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tidesink.change import DdlEvent, WatermarkEvent
 from tidesink.codecs.base import CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_encode_avro_record import (
     AvroPart,
@@ -31,6 +30,7 @@ from tidesink.codecs.debezium_encode_connect import (
     watermark_payload,
 )
 from tidesink.codecs.debezium_encode_values import Members
+from tidesink.events import DdlEvent, WatermarkEvent
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 

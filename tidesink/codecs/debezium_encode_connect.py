@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tidesink.change import DdlEvent, TableId, WatermarkEvent, physical_ms
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_encode_values import Members
 from tidesink.codecs.debezium_source import TICDC, connector_of
 from tidesink.codecs.nesting import is_deep
 from tidesink.errors import EncodeError
+from tidesink.events import DdlEvent, TableId, WatermarkEvent, physical_ms
 from tidesink.schema_registry.naming import sanitize_name
 
 VERSION: Final = "2.4.0.Final"

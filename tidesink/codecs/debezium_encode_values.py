@@ -18,11 +18,10 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tidesink.change import Column, Value
-from tidesink.errors import EncodeError, ValueOutOfRangeError
+from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
+from tidesink.events import Column, Value
 from tidesink.typemap.parse import fit_decimal, integer_bounds
 from tidesink.typemap.render import escape_allowed, mysql_type_word
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of
 
 Members = dict[str, Any]

@@ -9,17 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import (
-    UNAVAILABLE,
-    ChangeEvent,
-    Column,
-    ColumnType,
-    Message,
-    Op,
-    Position,
-    SchemaIds,
-    TableId,
-)
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_parsed import Parsed
 from tidesink.codecs.debezium_rows import RowRead, Rows
@@ -33,8 +22,18 @@ from tidesink.codecs.debezium_source import (
     table_of_source,
 )
 from tidesink.codecs.nesting import kept
-from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, shown
+from tidesink.events import (
+    UNAVAILABLE,
+    ChangeEvent,
+    Column,
+    ColumnType,
+    Message,
+    Op,
+    Position,
+    SchemaIds,
+    TableId,
+)
 
 # A snapshot's read may meet a row that is there already (incremental, or taken again): an upsert.
 OPS: Final[Mapping[object, Op]] = {

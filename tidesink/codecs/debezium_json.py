@@ -15,12 +15,11 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, NoReturn
 
-from tidesink.change import Message
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.connect_schema_json import connect_schema_of_json
 from tidesink.codecs.debezium_parsed import Parsed
-from tidesink.errors import FramingError, SchemaMismatchError, ValueOutOfRangeError
-from tidesink.typemap.shown import shown
+from tidesink.errors import FramingError, SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.events import Message
 
 _SCHEMA_FIRST: Final = '{"schema":'
 _THEN_PAYLOAD: Final = ',"payload":'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from tidesink.change import Message
 from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.events import Message
 
 
 class Parsed(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tidesink.typemap.shown import shown
+from tidesink.errors import shown
 
 _TELL_FLATTENED: Final = (
     "if ExtractNewRecordState made it, add op to transforms.unwrap.add.fields at the connector, or set "

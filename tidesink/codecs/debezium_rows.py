@@ -1,4 +1,4 @@
-"""Rows of Debezium records: each value as ``tidesink.change`` states it, and the columns they have.
+"""Rows of Debezium records: each value as ``tidesink.events`` states it, and the columns they have.
 
 Types come from a table definition that somebody declared; else from the record's own schema; else, where
 it carries none, from the DDL that passed; else from what the JSON value looks like (``debezium_values``).
@@ -15,7 +15,6 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import Column, TableId, TableSchema, Value
 from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
 from tidesink.codecs.debezium_values import (
     UNAVAILABLE,
@@ -26,9 +25,9 @@ from tidesink.codecs.debezium_values import (
     reader_of,
 )
 from tidesink.codecs.debezium_values_plain import definition_reader, infer_column, inferred_value
-from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.errors import DecodeError, SchemaMismatchError, shown
+from tidesink.events import Column, TableId, TableSchema, Value
 from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.shown import shown
 
 _MOST_SHAPES: Final = 4096
 _Typed = tuple[Column, "Value | Unavailable"]

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 
 Source = Mapping[str, Any]
 Numbers = tuple[int, ...]

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import ChangeEvent, Column, ColumnType, DdlEvent, Event, Message, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium import DebeziumCodec
 from tidesink.codecs.debezium_json import JsonParser
 from tidesink.codecs.debezium_parsed import Parsed
 from tidesink.errors import DecodeError
+from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Event, Message, TableId, TableSchema
 from tidesink.typemap.definitions import TableDefinitions
 
 UNTYPED: Final = "nothing tells its type, so it is kept as text; give a table definition"

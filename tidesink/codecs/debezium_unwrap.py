@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import Message, Op, TableId
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_source import POSTGRES, connector_of, table_of_source
-from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, shown
+from tidesink.events import Message, Op, TableId
 
 _OPS: Final[Mapping[object, Op]] = {
     "c": Op.INSERT,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Final
 
-from tidesink.change import Column, ColumnType, Value
 from tidesink.codecs.connect_schema import (
     PRECISION,
     SOURCE_LENGTH,
@@ -24,6 +23,7 @@ from tidesink.codecs.debezium_values_decimals import scale_of, whole_parameter
 from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.codecs.debezium_values_wire import wire_reader
 from tidesink.errors import DecodeError
+from tidesink.events import Column, ColumnType, Value
 from tidesink.typemap.render import split_allowed
 from tidesink.typemap.semantic import PLAIN_TYPES, semantic_type
 from tidesink.typemap.table import TypeRow, find_row, row_named

@@ -8,9 +8,8 @@ from typing import Final
 
 from tidesink.codecs.connect_schema import PRECISION, ConnectSchema
 from tidesink.codecs.debezium_values_scalars import bytes_reader, mismatch
-from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.typemap.parse import DECIMAL_CONTEXT
-from tidesink.typemap.shown import shown
 
 # PostgreSQL's numeric has at most 131072 digits before the point and 16383 after it.
 _MOST_SCALE: Final = 20_000

@@ -17,12 +17,11 @@ from decimal import Decimal
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tidesink.change import ColumnType, Value
 from tidesink.codecs.debezium_values_modes import BinaryHandling, DebeziumModes
 from tidesink.codecs.debezium_values_scalars import WORDS
-from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
+from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.events import ColumnType, Value
 from tidesink.typemap.parse import fit_decimal, integer_bounds, text_reader, wire_unsigned
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, row_of
 
 Fit = Callable[[Value], Value]

@@ -12,12 +12,11 @@ from decimal import Decimal
 from functools import partial
 from typing import Final
 
-from tidesink.change import Column, ColumnType, Value
 from tidesink.codecs.connect_schema import NO_PARAMETERS, ConnectSchema, ConnectType
 from tidesink.codecs.debezium_values_modes import DebeziumModes, TimePrecision, Unavailable
 from tidesink.codecs.debezium_values_reading import ValueReader, reader_of
-from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, shown
+from tidesink.events import Column, ColumnType, Value
 from tidesink.typemap.table import Reader, row_of
 
 _TIME: Final = "io.debezium.time."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidesink.change import Column, Value
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values_columns import wire_type
 from tidesink.codecs.debezium_values_decimals import scale_of
@@ -13,6 +12,7 @@ from tidesink.codecs.debezium_values_modes import UNAVAILABLE, DebeziumModes, Un
 from tidesink.codecs.debezium_values_unavailable import placeholders
 from tidesink.codecs.debezium_values_wire import wire_reader
 from tidesink.errors import DecodeError
+from tidesink.events import Column, Value
 from tidesink.typemap.table import row_of
 
 ValueReader = Callable[[object], "Value | Unavailable"]

@@ -11,8 +11,7 @@ from decimal import Decimal
 from typing import Final
 
 from tidesink.codecs.connect_schema import ConnectSchema
-from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError, shown
 
 _FLOAT32: Final = struct.Struct("<f")
 INTEGER_BITS: Final = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}

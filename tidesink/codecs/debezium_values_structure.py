@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final
 
-from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.typemap.shown import shown
+from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError, shown
 
 Structure = object
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import Final
 
-from tidesink.errors import ValueOutOfRangeError
-from tidesink.typemap.shown import shown
+from tidesink.errors import ValueOutOfRangeError, shown
 
 _EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
 _LAST_ORDINAL: Final = date.max.toordinal()

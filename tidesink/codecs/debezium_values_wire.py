@@ -12,7 +12,6 @@ from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from typing import Final
 
-from tidesink.change import Value
 from tidesink.codecs import debezium_values_time as times
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_values_decimals import bits, unscaled, variable_scale
@@ -26,6 +25,7 @@ from tidesink.codecs.debezium_values_scalars import (
     mismatch,
 )
 from tidesink.codecs.debezium_values_structure import ewkb, json_text
+from tidesink.events import Value
 from tidesink.typemap.semantic import Form, semantic_type
 
 WireReader = Callable[[object], Value]

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from tidesink.change import ChangeEvent, Column, Row, TableId, TableSchema, Value
 from tidesink.codecs.base import Producer
 from tidesink.codecs.table_filter import TableFilter
 from tidesink.errors import ConfigError, EncodeError
+from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.render_text import text_writer
 

@@ -11,18 +11,6 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import (
-    ChangeEvent,
-    Column,
-    DdlEvent,
-    Event,
-    Message,
-    MessageEvent,
-    Op,
-    SchemaIds,
-    TableId,
-    TableSchema,
-)
 from tidesink.codecs.base import CodecOptions, EncodedRecord, TableOfTopic
 from tidesink.codecs.flat_avro_control import (
     DeleteMarker,
@@ -45,6 +33,18 @@ from tidesink.errors import (
     RegistryError,
     SchemaMismatchError,
     TidesinkError,
+)
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    DdlEvent,
+    Event,
+    Message,
+    MessageEvent,
+    Op,
+    SchemaIds,
+    TableId,
+    TableSchema,
 )
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.glue import SchemaSource

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.change import Column, ColumnType, Message, Op, Position, WatermarkEvent
 from tidesink.codecs.avro_columns import CHUNK_RECORDS, AvroDecoder, Mask, RecordBytes
 from tidesink.codecs.batch import (
     NAMES_TYPE,
@@ -36,6 +35,7 @@ from tidesink.codecs.flat_avro_record import EXTENSION, AvroColumn, WriterRecord
 from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP
 from tidesink.codecs.wire import HEADER_SIZE
 from tidesink.errors import DecodeError, RegistryError
+from tidesink.events import Column, ColumnType, Message, Op, Position, WatermarkEvent
 from tidesink.typemap.arrow import ColumnResult, from_text, from_value
 from tidesink.typemap.table import row_of
 
@@ -466,7 +466,7 @@ class _Proof:
 def _from_wire(
     column: AvroColumn, values: pa.Array
 ) -> tuple[pa.Array, Mask | None, Callable[..., ColumnResult]]:
-    """The column's values in ``tidesink.change``'s form, which are not proven, and what types them.
+    """The column's values in ``tidesink.events``'s form, which are not proven, and what types them.
 
     The twin of ``flat_avro_values.from_wire``; decimals in bytes were read by the Avro decoder.
     """

@@ -12,16 +12,10 @@ import re
 import struct
 from typing import Any, Final, NamedTuple, NoReturn
 
-from tidesink.change import DdlEvent, Message, Position, TableId, WatermarkEvent
 from tidesink.codecs.flat_avro_schema import schema_text
 from tidesink.codecs.wire import is_glue
-from tidesink.errors import (
-    EncodeError,
-    FramingError,
-    SchemaMismatchError,
-    UnnamedRowError,
-)
-from tidesink.typemap.shown import shown
+from tidesink.errors import EncodeError, FramingError, SchemaMismatchError, UnnamedRowError, shown
+from tidesink.events import DdlEvent, Message, Position, TableId, WatermarkEvent
 
 _DDL: Final = 1
 _WATERMARK: Final = 2

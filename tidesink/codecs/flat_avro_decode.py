@@ -9,14 +9,13 @@ from typing import Any, Final
 
 from fastavro import schemaless_reader
 
-from tidesink.change import ChangeEvent, Message, Op, Position, Row, SchemaIds, TableId, TableSchema
 from tidesink.codecs.flat_avro_record import EXTENSION, AvroColumn, WriterRecord
 from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP
 from tidesink.codecs.flat_avro_values import FromWire, from_wire
 from tidesink.codecs.row_checksum import RowSums
 from tidesink.codecs.wire import HEADER_SIZE
-from tidesink.errors import DecodeError, SchemaMismatchError
-from tidesink.typemap.shown import shown
+from tidesink.errors import DecodeError, SchemaMismatchError, shown
+from tidesink.events import ChangeEvent, Message, Op, Position, Row, SchemaIds, TableId, TableSchema
 from tidesink.typemap.table import row_of
 
 _OPS: Final[Mapping[object, Op]] = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE, "": Op.UPSERT}

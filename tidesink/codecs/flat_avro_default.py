@@ -13,10 +13,9 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from tidesink.change import Column
-from tidesink.errors import EncodeError, SchemaMismatchError
+from tidesink.errors import EncodeError, SchemaMismatchError, shown
+from tidesink.events import Column
 from tidesink.typemap.parse import shortest_float32, wire_unsigned
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, row_of
 
 JsonDefault = int | float | str | None

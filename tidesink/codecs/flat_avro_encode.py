@@ -10,14 +10,13 @@ from typing import Any, Final
 import fastavro
 from fastavro import schemaless_writer
 
-from tidesink.change import ChangeEvent, Column, Op, Row, physical_ms
 from tidesink.codecs.flat_avro_record import EXTENSION, AvroColumn, WriterRecord
 from tidesink.codecs.flat_avro_schema import BEFORE, COMMIT_TS, OP, PHYSICAL_TIME
 from tidesink.codecs.flat_avro_values import ToWire, to_wire
 from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, CURRENT_VERSION, VERSION, RowSums
 from tidesink.codecs.wire import header
-from tidesink.errors import EncodeError
-from tidesink.typemap.shown import shown
+from tidesink.errors import EncodeError, shown
+from tidesink.events import ChangeEvent, Column, Op, Row, physical_ms
 
 _LETTERS: Final[Mapping[Op, str]] = {Op.INSERT: "c", Op.UPDATE: "u", Op.DELETE: "d"}
 _NO_CHECKSUM: Final[Mapping[str, object]] = {CHECKSUM: "", CORRUPTED: False, VERSION: 0}

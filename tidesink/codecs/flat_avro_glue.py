@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Final
 from uuid import UUID
 
-from tidesink.change import Message
 from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
 from tidesink.codecs.wire import GLUE_SIZE, header, is_glue, what_else
 from tidesink.errors import DecodeError, FramingError, SchemaMismatchError
+from tidesink.events import Message
 from tidesink.schema_registry.glue import SchemaSource
 
 # What a compressed payload may come to: far above Kafka's own limits, far below a worker's memory.

@@ -16,12 +16,11 @@ from typing import Any, Final
 import fastavro
 from fastavro.schema import SchemaParseException
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.codecs.flat_avro_default import to_text
 from tidesink.codecs.flat_avro_schema import BEFORE
-from tidesink.errors import SchemaMismatchError
+from tidesink.errors import SchemaMismatchError, shown
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.render import split_allowed
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of_avro
 
 _PARAMETERS: Final = "connect.parameters"

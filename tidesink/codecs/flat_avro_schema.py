@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_default import to_json
 from tidesink.codecs.row_checksum import summed_order
 from tidesink.errors import EncodeError
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.schema_registry.naming import sanitize_name, sanitize_namespace
 from tidesink.typemap.render import avro_type
 from tidesink.typemap.table import EXTENSION_FIELDS

@@ -1,4 +1,4 @@
-"""One value between its Avro primitive and the form ``tidesink.change`` states.
+"""One value between its Avro primitive and the form ``tidesink.events`` states.
 
 fastavro reads and writes the primitives; only the columns named here need another step: DECIMAL, BIT and
 BIGINT UNSIGNED. Logical types are left to these functions, since a decimal must keep its scale and BIT is
@@ -12,10 +12,9 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from tidesink.change import ColumnType, Value
-from tidesink.errors import EncodeError, ValueOutOfRangeError
+from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
+from tidesink.events import ColumnType, Value
 from tidesink.typemap.parse import DECIMAL_CONTEXT, fit_decimal, text_reader, wire_unsigned
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import row_of
 
 FromWire = Callable[[Any], Value]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tidesink.change import ColumnType, TableId
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import RowUnavailableError, SchemaMismatchError
+from tidesink.events import ColumnType, TableId
 from tidesink.typemap.render import mysql_type_text, mysql_type_word
 
 Parsed = dict[str, Any]

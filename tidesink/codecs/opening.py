@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.codecs.canal_json_shape import Keys

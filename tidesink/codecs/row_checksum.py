@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from tidesink.change import ChangeEvent, Column, ColumnType, Row
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.row_checksum_bytes import Summed, checksum_reason, part_readers, row_sums
 from tidesink.errors import EncodeError
+from tidesink.events import ChangeEvent, Column, ColumnType, Row
 from tidesink.typemap.table import Reader, row_of
 
 CHECKSUM: Final = "_tidb_row_level_checksum"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidesink.change import ChangeEvent, Row
+from tidesink.events import ChangeEvent, Row
 from tidesink.typemap.row_key import ROW_ID, TABLE_ID, RowKey, parse_row_key
 
 

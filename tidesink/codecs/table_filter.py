@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 
 _QUOTED: Final = {
     "/": re.compile(r"/((?:\\.|[^/])+)/"),

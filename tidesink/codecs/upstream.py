@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-from tidesink.change import ColumnType, TableId, Value
 from tidesink.errors import ConfigError, RowUnavailableError, SourceUnavailableError
+from tidesink.events import ColumnType, TableId, Value
 from tidesink.typemap.parse import text_reader
 from tidesink.typemap.render_text import text_writer
 from tidesink.typemap.sql_type import parse_sql_type

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tidesink.change import TableId
 from tidesink.config.models import Config
 from tidesink.errors import ConfigError, SchemaNotFoundError
+from tidesink.events import TableId
 from tidesink.schema_registry.base import SchemaReader
 from tidesink.schema_registry.naming import subject
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tidesink.change import TableId
 from tidesink.config.models import Config
+from tidesink.events import TableId
 
 _IDLE: Final = (
     "{place}: {pattern!r} fits none of the tables that were found ({names}), so that nothing under it has an "

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from tidesink.change import TableId
 from tidesink.config.definition import Definition, DefinitionFile, DefinitionText, read_definition
 from tidesink.config.fields import (
     MOST_BYTES,
@@ -36,6 +35,7 @@ from tidesink.config.schema_changes import SchemaChanges, merged_changes
 from tidesink.config.selection import selection
 from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
+from tidesink.events import TableId
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.layout import Layout

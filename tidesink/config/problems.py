@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tidesink.typemap.shown import shown as cut
+from tidesink.errors import shown as cut
 
 # More names than this are no help on a terminal.
 _MOST_NAMED: Final = 12

@@ -8,9 +8,9 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from tidesink.change import TableId
 from tidesink.config.fields import Model
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.typemap.shape import Shard
 
 # A shard's name must fit into a key: this many characters of four bytes are a third of MySQL's longest.

@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
 
-from tidesink.change import Event, Message
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.config import Config, load_config
 from tidesink.config.identity import stated_keys, topic_tables
 from tidesink.consumer.group import ConsumerGroup, Place, Start
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
+from tidesink.events import Event, Message
 
 _BATCH: Final = 500
 Self = TypeVar("Self", bound="EventConsumer")

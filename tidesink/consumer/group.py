@@ -15,8 +15,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from tidesink.change import Message
 from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.events import Message
 
 Place = tuple[str, int]
 Start = Literal["earliest", "latest"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.listener import BatchApplied
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tidesink.change import ColumnType, Op
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import ColumnType, Op
 from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.typemap.metadata import default_name
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import TableId
 from tidesink.errors import StateStoreError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.state_store import StateStore
 

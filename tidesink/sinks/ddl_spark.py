@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.change import DdlEvent, Message
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_base import DDL
 from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.events import DdlEvent, Message
 from tidesink.sinks.ddl_events import StoredDdl, store_ddl
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress

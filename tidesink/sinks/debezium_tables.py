@@ -9,9 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import ChangeEvent, Message, TableId
 from tidesink.codecs import open_codec
 from tidesink.errors import DecodeError, SchemaNotFoundError
+from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import with_values

@@ -11,12 +11,12 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from tidesink.change import Column as TableColumn
-from tidesink.change import TableId, TableSchema
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.definition import Definition
 from tidesink.config.merged import check_merged
 from tidesink.errors import ConfigError
+from tidesink.events import Column as TableColumn
+from tidesink.events import TableId, TableSchema
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.routing import routed

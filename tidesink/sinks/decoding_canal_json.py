@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
 from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.decoding import Apart, Missed, Renamed, ToldColumns, declared_table
 from tidesink.sinks.decoding_planned import PlannedDecoding
 from tidesink.sinks.offsets import TopicOffsets

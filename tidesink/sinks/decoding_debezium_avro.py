@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId
 from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns, debezium_avro_columns
 from tidesink.codecs.columns_debezium_schema import names_no_row
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.schema_registry import SubjectPart
 from tidesink.sinks.decoding import declared_table
 from tidesink.sinks.decoding_registered import RegisteredDecoding

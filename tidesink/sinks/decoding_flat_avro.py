@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId
 from tidesink.codecs.columns_avro_faults import Parts
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.schema_registry import SubjectPart
 from tidesink.sinks.decoding_registered import RegisteredDecoding
 from tidesink.sinks.ranges import OffsetRange

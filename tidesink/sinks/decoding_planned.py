@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tidesink.change import TableId
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.sinks.decoding import Apart, Missed, ToldColumns
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange

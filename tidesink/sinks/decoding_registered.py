@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId
 from tidesink.codecs.columns_avro_faults import GLUE_HEADS, UNDER_CONFLUENT
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.schema_registry import SubjectPart
 from tidesink.sinks.decoding import Missed
 from tidesink.sinks.decoding_planned import LoneDecoding, Plan

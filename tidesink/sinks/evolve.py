@@ -14,8 +14,8 @@ from decimal import Decimal
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, ValueOutOfRangeError
+from tidesink.events import TableId
 from tidesink.sinks.shape import ShapeColumn, TableShape, key_change, wider_ddl
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader

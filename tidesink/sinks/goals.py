@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.config import Config

@@ -18,8 +18,8 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from tidesink.change import ChangeEvent, ColumnType, Op, Row
 from tidesink.errors import ProgressError, SchemaRefusedError
+from tidesink.events import ChangeEvent, ColumnType, Op, Row
 from tidesink.sinks.reduce import Key, OrderKey, row_events
 from tidesink.sinks.shape import ShapeColumn, TableShape
 

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.ranges import OffsetRange, RecordSize
 from tidesink.sinks.records_spark import full_name, named_table, named_tables
 from tidesink.sinks.sessions_spark import in_session

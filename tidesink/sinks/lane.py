@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
-from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, told
+from tidesink.events import TableId
 from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
 from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tidesink.change import TableId
 from tidesink.config.identity import topic_tables
 from tidesink.errors import ConfigError, SourceError, TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.debezium_tables import debezium_tables
 from tidesink.sinks.goals import Goals
 from tidesink.sinks.lane import Lane

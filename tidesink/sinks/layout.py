@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from tidesink.change import Column as TableColumn
 from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.events import Column as TableColumn
 from tidesink.sinks.decoding import Decoding, ToldColumns
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.targets.base import OWN_COLUMNS

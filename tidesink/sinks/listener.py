@@ -8,8 +8,8 @@ from typing import Protocol
 
 import structlog
 
-from tidesink.change import TableId
 from tidesink.errors import TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.state_store import TableStatus
 from tidesink.sinks.summary import Doubt

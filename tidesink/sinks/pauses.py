@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.schema_policy import Accepted, Pending
 from tidesink.sinks.state_store import TableState
 from tidesink.sinks.table_control import TableControl

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import TableId
 from tidesink.errors import ProgressError, StaleProgressError
+from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.config.models import SequenceBy

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.change import Message, TableId
 from tidesink.codecs.columns_base import DDL
 from tidesink.codecs.compression import Compression, compression_of
+from tidesink.events import Message, TableId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidesink.change import UNAVAILABLE, ChangeEvent, Op, Position, Row, Value
 from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
+from tidesink.events import UNAVAILABLE, ChangeEvent, Op, Position, Row, Value
 
 if TYPE_CHECKING:
     from tidesink.config.models import SequenceBy

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import ConfigError, StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.assembly import assembled
 from tidesink.sinks.batch.run import BatchPlan

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.state_store import TableState
 
 DONE: Final = 0

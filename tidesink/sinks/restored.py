@@ -13,8 +13,8 @@ import json
 from dataclasses import replace
 from typing import Final
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError, StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.state_store import StateStore
 

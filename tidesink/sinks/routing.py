@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidesink.change import ColumnType, TableId
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.routes import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import ColumnType, TableId
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.typemap.shape import ShapeColumn, Shard, TableShape

@@ -27,9 +27,9 @@ from sqlalchemy.exc import (
 )
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
 
-from tidesink.change import TableId
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
 from tidesink.errors import ConfigError, StateStoreError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress, from_json, to_json
 from tidesink.sinks.state_store import TableStatus
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.listener import Listeners, StepRetried

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import structlog
 
-from tidesink.change import TableId
 from tidesink.errors import StateStoreError
+from tidesink.events import TableId
 from tidesink.sinks.schema_policy import Accepted
 from tidesink.sinks.state_store import StateStore
 

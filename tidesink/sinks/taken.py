@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from tidesink.change import TableId
 from tidesink.config import TableConfig
 from tidesink.errors import StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.batch.run import Hold
 from tidesink.sinks.known_columns import KnownColumns
 from tidesink.sinks.progress import Progress

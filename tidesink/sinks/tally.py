@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.batch.run import BatchOutcome
 from tidesink.sinks.filtered import Filtered

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
-from tidesink.change import Column, TableId, TableSchema
-from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
+from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.records_spark import marked_ddl
@@ -25,7 +25,6 @@ from tidesink.sinks.state_store import StateStore
 from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.ddl_history import ddl_moment
 from tidesink.typemap.ddl_unapplied import altered_tables, moved_tables, unapplied
-from tidesink.typemap.shown import shown
 from tidesink.typemap.told_names import ToldNames
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import compression_in, named_tables

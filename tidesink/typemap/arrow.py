@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidesink.change import ColumnType, Value
-from tidesink.errors import ValueOutOfRangeError
+from tidesink.errors import ValueOutOfRangeError, shown
+from tidesink.events import ColumnType, Value
 from tidesink.typemap.arrow_text import Convert, converter, is_shaped
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader
 from tidesink.typemap.render import ZeroDate, spark_type, type_words
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import SPARK_MAX_PRECISION
 
 Mask = NDArray[np.bool_]

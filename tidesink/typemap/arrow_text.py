@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidesink.change import ColumnType
+from tidesink.events import ColumnType
 from tidesink.typemap.calendar_text import INSTANT, LOCAL_DATE, LOCAL_DATETIME
 from tidesink.typemap.local_time import has_known_offsets, utc_micros
 from tidesink.typemap.parse import DATETIME, TIME, integer_bounds, padded_decimal

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidesink.change import TableSchema
 from tidesink.errors import ConfigError
+from tidesink.events import TableSchema
 from tidesink.typemap.ddl_create import read_create_table, skip_create_table
 from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.sql_lexer import tokens

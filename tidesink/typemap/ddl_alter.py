@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tidesink.change import Column, TableId
+from tidesink.events import Column, TableId
 from tidesink.typemap.ddl_create import (
     TableDefinition,
     add_constraint,

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tidesink.change import Column, TableId, TableSchema
 from tidesink.errors import ConfigError
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.typemap.sql_column import ColumnDefinition, read_column
 from tidesink.typemap.sql_lexer import Token
 from tidesink.typemap.sql_reader import SqlReader, split_by_comma

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import Column, ColumnType, EarlierType, TableId
+from tidesink.events import Column, ColumnType, EarlierType, TableId
 from tidesink.typemap.ddl_create import TableDefinition
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.shape import wider_ddl

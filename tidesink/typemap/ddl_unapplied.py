@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.typemap.ddl_create import read_table_name, starts_constraint
 from tidesink.typemap.definitions import producer_tokens, statements
 from tidesink.typemap.sql_reader import SqlReader, split_by_comma

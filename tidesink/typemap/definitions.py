@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 
-from tidesink.change import Column, EarlierType, TableId, TableSchema
 from tidesink.errors import ConfigError
+from tidesink.events import Column, EarlierType, TableId, TableSchema
 from tidesink.typemap.ddl_alter import alter, drop_index
 from tidesink.typemap.ddl_create import (
     Index,

@@ -14,7 +14,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, Final
 
-from tidesink.change import ColumnType, Value
+from tidesink.events import ColumnType, Value
 from tidesink.typemap.parse import shortest_float32
 from tidesink.typemap.table import Reader, row_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal
 
-from tidesink.change import ColumnType
+from tidesink.events import ColumnType
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.shape import ShapeColumn
 

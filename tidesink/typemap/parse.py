@@ -1,7 +1,7 @@
 """Wire values to Python's: one reader a logical type, both codecs share them.
 
 Two steps, kept apart. ``text_reader`` and ``wire_unsigned`` give the value TiDB held, in the form
-``change.py`` states. ``target_reader`` goes on to what a table target stores (dates, timestamps in
+``tidesink.events`` defines. ``target_reader`` goes on to what a table target stores (dates, timestamps in
 UTC), where the zero-date policy applies. Decimals never pass through a float.
 """
 
@@ -16,8 +16,8 @@ from datetime import date, datetime, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
 from functools import partial
 
-from tidesink.change import ColumnType, Value
-from tidesink.errors import ValueOutOfRangeError
+from tidesink.errors import ValueOutOfRangeError, shown
+from tidesink.events import ColumnType, Value
 from tidesink.typemap.calendar_text import (
     DATE,
     INSTANT,
@@ -30,7 +30,6 @@ from tidesink.typemap.calendar_text import (
     to_instant,
 )
 from tidesink.typemap.render import ZeroDate, spark_type
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, TypeRow, row_of
 
 TargetValue = Value | date | datetime

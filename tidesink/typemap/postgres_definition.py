@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import Column, ColumnType, TableId, TableSchema
 from tidesink.errors import ConfigError
+from tidesink.events import Column, ColumnType, TableId, TableSchema
 
 if TYPE_CHECKING:
     from sqlglot import exp

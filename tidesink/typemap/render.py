@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tidesink.change import ColumnType
+from tidesink.events import ColumnType
 from tidesink.typemap.sql_type import render_members
 from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, find_row, row_of
 

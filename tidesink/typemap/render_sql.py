@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from tidesink.change import ColumnType
+from tidesink.events import ColumnType
 from tidesink.typemap.render import CALENDAR_READERS
 from tidesink.typemap.shape import ShapeColumn
 from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, row_of

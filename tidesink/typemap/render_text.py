@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable
 from decimal import Decimal
 
-from tidesink.change import ColumnType, Value
-from tidesink.errors import EncodeError, ValueOutOfRangeError
+from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
+from tidesink.events import ColumnType, Value
 from tidesink.typemap.parse import fit_decimal, shortest_float32, text_reader
-from tidesink.typemap.shown import shown
 from tidesink.typemap.table import Reader, row_of
 
 TextWriter = Callable[[Value], str]

@@ -18,8 +18,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from tidesink.change import ColumnType
 from tidesink.errors import SchemaMismatchError, SchemaRefusedError
+from tidesink.events import ColumnType
 from tidesink.typemap.shape import ShapeColumn, TableShape
 
 # TiDB lets no column have the first name. It comes first: its range says which files and pages a batch

@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidesink.change import Column, ColumnType, EarlierType, TableId, TableSchema
 from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema
 from tidesink.typemap.render import SparkType, ZeroDate, spark_type
 from tidesink.typemap.sql_default import default_as
 from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of

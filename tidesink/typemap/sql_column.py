@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tidesink.change import Column, ColumnType
-from tidesink.errors import ConfigError
-from tidesink.typemap.shown import shown
+from tidesink.errors import ConfigError, shown
+from tidesink.events import Column, ColumnType
 from tidesink.typemap.sql_default import default_text, zero_text
 from tidesink.typemap.sql_lexer import Token
 from tidesink.typemap.sql_reader import SqlReader

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 
-from tidesink.change import ColumnType
 from tidesink.errors import ConfigError
+from tidesink.events import ColumnType
 from tidesink.typemap.sql_lexer import Token, whole_number
 from tidesink.typemap.table import row_of
 

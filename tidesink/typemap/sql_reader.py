@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidesink.errors import ConfigError
-from tidesink.typemap.shown import shown
+from tidesink.errors import ConfigError, shown
 from tidesink.typemap.sql_lexer import Token
 
 _END = Token("sign", "")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tidesink.change import ColumnType
-from tidesink.errors import ConfigError
-from tidesink.typemap.shown import shown
+from tidesink.errors import ConfigError, shown
+from tidesink.events import ColumnType
 from tidesink.typemap.sql_lexer import Token, whole_number
 from tidesink.typemap.table import TypeRow, find_row, row_named
 

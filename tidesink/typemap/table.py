@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tidesink.change import ColumnType
-from tidesink.errors import ConfigError
-from tidesink.typemap.shown import shown
+from tidesink.errors import ConfigError, shown
+from tidesink.events import ColumnType
 
 Reader = Literal[
     "integer",

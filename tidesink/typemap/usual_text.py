@@ -15,7 +15,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
-from tidesink.change import ColumnType, Value
+from tidesink.events import ColumnType, Value
 from tidesink.typemap.calendar_text import DATE
 from tidesink.typemap.parse import DATETIME, DECIMAL, TIME, integer_bounds, padded_decimal
 from tidesink.typemap.table import Reader, row_of

@@ -14,9 +14,8 @@ from tidesink.config.changefeed.given import Given, read_given
 from tidesink.config.changefeed.options import OptionValue, Refusal, Stage, read_options
 from tidesink.config.changefeed.rules import Facts, protocol_of, refusals_of
 from tidesink.config.problems import nearest
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, shown
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.typemap.shown import shown
 
 _STAGES: Final[tuple[Stage, ...]] = (
     "replica-config",

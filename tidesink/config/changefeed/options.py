@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 from tidesink.codecs.base import Producer
 from tidesink.config.changefeed import go_text
 from tidesink.config.changefeed.given import Given
-from tidesink.typemap.shown import shown
+from tidesink.errors import shown
 
 Kind = Literal["boolean", "int", "int32", "int16", "text", "duration"]
 # Where TiCDC finds a fault: each is a step of starting a changefeed, in this order.

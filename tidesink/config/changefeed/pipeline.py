@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from tidesink.change import TableId
 from tidesink.codecs.dispatch import Dispatcher
 from tidesink.codecs.opening import DEBEZIUM_ALIASES
 from tidesink.codecs.table_filter import TableFilter
@@ -15,6 +14,7 @@ from tidesink.config.changefeed.changefeed import Changefeed
 from tidesink.config.changefeed.given import Given
 from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.typemap.ddl import TableDefinitions
 
 KAFKA_VARIABLE: Final = "KAFKA_PASSWORD"

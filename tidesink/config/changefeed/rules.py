@@ -16,7 +16,7 @@ from tidesink.codecs.base import Producer
 from tidesink.config.changefeed.given import Given
 from tidesink.config.changefeed.options import Refusal, Stage, place_of
 from tidesink.config.problems import nearest
-from tidesink.typemap.shown import shown
+from tidesink.errors import shown
 
 # TiCDC's names in any case, and the encoder each means.
 PROTOCOLS: Final = {

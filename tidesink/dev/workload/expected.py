@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from tidesink.change import ColumnType, TableId, Value
 from tidesink.dev.workload.changes import ShopTables
+from tidesink.events import ColumnType, TableId, Value
 
 
 @dataclass(frozen=True)

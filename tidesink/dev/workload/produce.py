@@ -14,12 +14,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tidesink.change import ChangeEvent, DdlEvent
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.dev.workload import shop
 from tidesink.dev.workload.changes import Change
 from tidesink.errors import SourceUnavailableError
+from tidesink.events import ChangeEvent, DdlEvent
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.schema_registry.naming import TopicRule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tidesink.change import TableId, Value
+from tidesink.events import TableId, Value
 
 SCHEMA = "shop"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from random import Random
 
-from tidesink.change import Column, Value
+from tidesink.events import Column, Value
 from tidesink.typemap.table import Reader, TypeRow, row_of
 
 _WORDS = (

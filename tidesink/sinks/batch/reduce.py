@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.change import Op
 from tidesink.codecs.batch import NAMES_TYPE, OPS, ChangeTable
 from tidesink.errors import SchemaMismatchError
+from tidesink.events import Op
 
 if TYPE_CHECKING:
     from tidesink.config.models import SequenceBy

@@ -22,10 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.change import DdlEvent, WatermarkEvent
 from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch
 from tidesink.codecs.columns_base import DDL, DELETE, MESSAGE, UPSERT, WATERMARK
 from tidesink.errors import TidesinkError, UnnamedRowError
+from tidesink.events import DdlEvent, WatermarkEvent
 from tidesink.sinks.batch.reduce import ReducedTable, Reduction, key_hashes, named_rows, reduce_tables
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange, fetch

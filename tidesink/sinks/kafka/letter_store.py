@@ -20,9 +20,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
     ResourceType,
 )
 
-from tidesink.change import TableId
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
+from tidesink.events import TableId
 from tidesink.sinks.kafka.dead_letters import (
     QUIET,
     Identity,

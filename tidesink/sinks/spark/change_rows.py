@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as spark_types
 
-from tidesink.change import Column, TableId, TableSchema
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
 from tidesink.codecs.debezium_values import column_of
 from tidesink.codecs.flat_avro_record import parse_record
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.schema_registry.naming import subject
 
 if TYPE_CHECKING:

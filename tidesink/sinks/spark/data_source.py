@@ -20,12 +20,12 @@ from pydantic import ValidationError
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from tidesink.change import TableId
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import DecodedBatch, ValueOptions
 from tidesink.codecs.opening import DEBEZIUM_ALIASES, open_codec, protocol_named
 from tidesink.config.source import SourceSettings
 from tidesink.errors import ConfigError, SourceError
+from tidesink.events import TableId
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.sinks.kafka.client_properties import client_settings, librdkafka_settings
 from tidesink.sinks.kafka.fetch import FetchRange, fetch

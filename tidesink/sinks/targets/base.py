@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
-from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, TargetError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress
 
 if TYPE_CHECKING:

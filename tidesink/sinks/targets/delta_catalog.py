@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.sinks.targets.delta_errors import SPARK_ERRORS, reading_error
 from tidesink.sinks.targets.identifier import quote_identifier, quote_path, quote_text
 from tidesink.sinks.targets.lake_path import table_names

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidesink.errors import (
-    CommitUnknownError,
-    TargetError,
-    TidesinkError,
-    TransientTargetError,
-)
+from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS, class_names, is_java, row_not_stored, summary
 
 __all__ = ["SPARK_ERRORS", "is_java", "reading_error", "translated"]

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol
 
-from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress, as_document, from_document, split_txn_version, txn_version
 from tidesink.sinks.shape import Shard, key_change
 from tidesink.sinks.targets import delta_tombstones

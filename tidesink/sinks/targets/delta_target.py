@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError, StaleProgressError, TargetError, TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.evolve import Evolution, plan_evolution
 from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.sessions_spark import in_session

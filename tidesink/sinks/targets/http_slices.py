@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pyarrow as pa
 
-from tidesink.change import ColumnType, Row, TableId
 from tidesink.errors import EncodeError
+from tidesink.events import ColumnType, Row, TableId
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.http_requests import Endpoint, Requests

@@ -14,8 +14,8 @@ from urllib.parse import quote, urlsplit
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.schema_registry.auth import safe_url
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tidesink.change import TableId
 from tidesink.errors import TidesinkError, TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.evolve import Evolution, gap_of
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets import iceberg_schema

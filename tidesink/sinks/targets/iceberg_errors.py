@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidesink.errors import (
-    CommitUnknownError,
-    ConfigError,
-    TargetError,
-    TidesinkError,
-    TransientTargetError,
-)
+from tidesink.errors import CommitUnknownError, ConfigError, TargetError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.spark_errors import class_names, row_not_stored, summary
 
 _ICEBERG: Final = "org.apache.iceberg.exceptions."

@@ -13,8 +13,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TidesinkError, TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.targets.iceberg_errors import commit_error, is_conflict
 from tidesink.sinks.targets.iceberg_ledger import ACCEPTED, Entry, IcebergLedger
 from tidesink.sinks.targets.iceberg_table import MAIN, JvmTable, TableState

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 from uuid import uuid4
 
-from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress, as_document, from_document
 from tidesink.sinks.shape import Shard, TableShape, key_change
 from tidesink.sinks.targets.base import ApplyResult

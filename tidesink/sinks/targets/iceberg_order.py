@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tidesink.change import TableId
 from tidesink.errors import TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SEQUENCE_DDL, SOFT_DELETE_COLUMN
 from tidesink.sinks.targets.iceberg_holder import ATTEMPTS, Holder
 from tidesink.sinks.targets.iceberg_table import JvmTable, TableState

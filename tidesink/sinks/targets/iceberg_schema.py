@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError
+from tidesink.events import TableId
 from tidesink.sinks.evolve import Evolution, default_texts
 from tidesink.sinks.shape import ShapeColumn, Shard, TableShape
 from tidesink.sinks.targets import spark_tables

@@ -7,8 +7,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from tidesink.change import TableId
 from tidesink.errors import TargetError, TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
 from tidesink.sinks.targets.delta_merge import (

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
-from tidesink.change import TableId
 from tidesink.errors import StaleProgressError, TidesinkError, TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.evolve import Evolution, plan_evolution
 from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.shape import TableShape

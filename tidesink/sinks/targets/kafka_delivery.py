@@ -19,8 +19,8 @@ from tidesink.sinks.targets.task_outcomes import Sent
 from tidesink.typemap.json_value import json_value
 
 if TYPE_CHECKING:
-    from tidesink.change import Row
     from tidesink.codecs.base import EncodedRecord
+    from tidesink.events import Row
     from tidesink.sinks.targets.store_ledger import LedgerEntry
 
 IDEMPOTENCY_HEADER: Final = "tidesink-idempotency-key"

@@ -9,7 +9,6 @@ from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from tidesink.change import ChangeEvent, Column, ColumnType, Op, Position, Row, TableSchema, Value
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER
 from tidesink.codecs.opening import open_codec
@@ -21,6 +20,7 @@ from tidesink.errors import (
     SchemaRefusedError,
     ValueNotStoredError,
 )
+from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableSchema, Value
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.targets.message_rows import MessageRow, MessageRows

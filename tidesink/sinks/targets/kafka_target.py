@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from tidesink.change import TableId
 from tidesink.errors import TargetError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch

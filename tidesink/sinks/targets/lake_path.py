@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
+from tidesink.events import TableId
 from tidesink.sinks.targets.identifier import path_segment
 from tidesink.sinks.targets.spark_errors import said
 

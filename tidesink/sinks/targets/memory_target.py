@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.change import TableId
 from tidesink.errors import (
     SchemaRefusedError,
     StaleProgressError,
@@ -19,6 +18,7 @@ from tidesink.errors import (
     ValueNotStoredError,
     ValueOutOfRangeError,
 )
+from tidesink.events import TableId
 from tidesink.sinks.evolve import Evolution, default_value, plan_evolution
 from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.shape import Shard, TableShape, key_change

@@ -16,9 +16,9 @@ from tidesink.typemap.render import type_words
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidesink.change import TableId
     from tidesink.config import Config
     from tidesink.config.target_messages import KafkaSettings
+    from tidesink.events import TableId
 
 NO_TRUNCATE: Final = (
     "the source emptied the table, and a topic has no message for that which every reader knows. Have the "

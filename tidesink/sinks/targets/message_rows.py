@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from tidesink.change import ColumnType, Row, Value
+from tidesink.events import ColumnType, Row, Value
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, ReducedOp
 from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of

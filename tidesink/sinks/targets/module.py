@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.change import TableId
     from tidesink.config import Config, TargetSettings
+    from tidesink.events import TableId
     from tidesink.sinks.state_store import StateStore
     from tidesink.sinks.targets.base import Capabilities, Target
     from tidesink.sinks.targets.foreseen import Foresight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_endpoint import endpoint_of
 from tidesink.sinks.targets.sql_foreseen import SqlForesight

@@ -14,8 +14,8 @@ from hashlib import sha256
 from typing import Final
 from weakref import WeakValueDictionary
 
-from tidesink.change import TableId
 from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.events import TableId
 from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.shape import ShapeColumn, Shard, TableShape
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from tidesink.change import TableId
+from tidesink.events import TableId
 from tidesink.sinks.shape import Shard
 
 LEDGER: Final = "_tidesink_ledger"

@@ -11,12 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from tidesink.errors import (
-    SchemaRefusedError,
-    StaleProgressError,
-    TransientTargetError,
-    ValueNotStoredError,
-)
+from tidesink.errors import SchemaRefusedError, StaleProgressError, TransientTargetError, ValueNotStoredError
 from tidesink.sinks.progress import Progress, check_follows
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import (

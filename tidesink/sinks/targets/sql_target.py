@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tidesink.change import TableId
 from tidesink.errors import ConfigError, TidesinkError
+from tidesink.events import TableId
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import Capabilities, DeleteMode
 from tidesink.sinks.targets.sql_connections import Connections

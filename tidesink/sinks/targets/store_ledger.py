@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidesink.change import TableId
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
+from tidesink.events import TableId
 from tidesink.sinks.progress import Progress, as_document, check_follows, from_document
 from tidesink.sinks.shape import key_change
 from tidesink.sinks.state_store import StateStore
