@@ -35,9 +35,9 @@ from benchmarks.turns import Turn, rates, ratio, take_turns
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.wire import header, schema_id_of
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 
 COUNT = 4_000
 ROUNDS = 15

@@ -21,8 +21,8 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, EncodedRecord
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 
 COUNT = 200_000
 # Each has 3.8 kB, and its objects several times as much.

@@ -11,10 +11,10 @@ from confluent_kafka import Producer
 
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.dev.workload.produce import create_topics
 from tidesink.events import ChangeEvent, Op, Position, TableId, Value
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.typemap.ddl import parse_create_table
 
 TABLE = TableId("bench", "events")
 DDL = """CREATE TABLE `bench`.`events` (

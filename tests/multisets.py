@@ -9,9 +9,9 @@ from typing import Final
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.row_key import RowKey, render_row_key
+from tidesink.typemap.target_schema import RowKey, render_row_key
 
 TABLE: Final = TableId("shop", "visits")
 SCHEMA: Final = TableSchema(

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from tidesink.codecs.base import CodecOptions
     from tidesink.config import load_config
     from tidesink.consumer import consume
+    from tidesink.ddl.catalog import TableDefinitions
     from tidesink.errors import TidesinkError
     from tidesink.events import ChangeEvent, DdlEvent, Message, MessageEvent, Op, Position, TableId
     from tidesink.events import TableSchema as TableSchema
     from tidesink.events import WatermarkEvent as WatermarkEvent
     from tidesink.schema_registry import open_registry
-    from tidesink.typemap.ddl import TableDefinitions
 
 __all__ = [
     "ChangeEvent",
@@ -41,7 +41,7 @@ __all__ = [
 
 _HOMES = {  # loaded when first asked for, so that ``import tidesink`` costs next to nothing
     "CodecOptions": "tidesink.codecs.base",
-    "TableDefinitions": "tidesink.typemap.ddl",
+    "TableDefinitions": "tidesink.ddl.catalog",
     "TidesinkError": "tidesink.errors",
     "consume": "tidesink.consumer",
     "load_config": "tidesink.config",

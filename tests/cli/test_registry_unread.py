@@ -7,9 +7,9 @@ import pytest
 from tidesink.cli.registry_tables import Candidates, of_records
 from tidesink.cli.sources import Setting
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.ddl import TableDefinitions
 
 ROW = (
     b'{"id":0,"database":"shop","table":"t","pkNames":["id"],"isDdl":false,"type":"INSERT","es":1,"ts":1,'

@@ -20,6 +20,7 @@ from tidesink.cli.registry_verdicts import show_verdicts
 from tidesink.cli.run_worker import show_report
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_schema import value_record
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.dev.check import TableCheck
 from tidesink.dev.demo import DemoResult
 from tidesink.dev.workload import WorkloadReport
@@ -28,7 +29,6 @@ from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.verdict import verdict
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.report import RunReport, TableReport
-from tidesink.typemap.ddl import parse_create_table
 
 COMMIT_TS = 461_234_567_890_123_456
 COUNTS = Account(20_000, 12_000, 8_000).as_counters()

@@ -14,9 +14,9 @@ from tests.cli.samples import CANAL, lines, run
 from tests.servers import create_topics
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Event, Op, Position, TableId
 from tidesink.schema_registry import open_registry
-from tidesink.typemap.ddl import TableDefinitions
 
 TABLE = TableId("shop", "order_items")
 DDL = (

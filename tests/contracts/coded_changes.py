@@ -10,11 +10,11 @@ from typing import Final, TypeVar
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.sinks.decoding import DECODINGS
-from tidesink.typemap.ddl import TableDefinitions
 
 # Every codec that a worker reads.
 PROTOCOLS: Final = tuple(DECODINGS)

@@ -24,7 +24,7 @@ from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topics import Topics
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

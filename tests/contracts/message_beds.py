@@ -22,6 +22,7 @@ from tests.kafka_topics import topic_messages
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.opening import open_codec
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, Op, TableId
 from tidesink.sinks.shape import TableShape
 from tidesink.sinks.sql_state_store import SqlStateStore
@@ -30,9 +31,8 @@ from tidesink.sinks.targets.http_target import HttpTarget, table_url
 from tidesink.sinks.targets.kafka_delivery import BATCH_HEADER, EPOCH_HEADER
 from tidesink.sinks.targets.kafka_encoding import written_schema
 from tidesink.sinks.targets.kafka_target import KafkaTarget
-from tidesink.typemap.calendar_text import to_datetime
-from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.shape import ShapeColumn, merge_shape
+from tidesink.typemap.parse import to_datetime
+from tidesink.typemap.target_schema import ShapeColumn, merge_shape
 
 
 @dataclass(frozen=True)

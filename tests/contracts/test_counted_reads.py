@@ -12,12 +12,12 @@ import pytest
 from tests.contracts.coded_changes import CREATE, TABLE, Changefeed, first_changes, placed
 from tests.contracts.coded_lane import HeldTopic, config_of, open_table
 from tests.contracts.conftest import memory_bed
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableSchema
 from tidesink.sinks.decoding import Apart
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.source import KafkaRead, ReadFrame
-from tidesink.typemap.ddl import parse_create_table
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -40,14 +40,13 @@ from tests.contracts.targets_bed import Bed, progress
 from tests.full import FULL, quick_on
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, TableSchema
 from tidesink.sinks.reduce import reduce
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.memory_target import MemoryTarget
-from tidesink.typemap.ddl import parse_create_table
-from tidesink.typemap.row_key import row_keyed
-from tidesink.typemap.shape import TableShape, shape_of
+from tidesink.typemap.target_schema import TableShape, row_keyed, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

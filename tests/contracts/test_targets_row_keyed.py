@@ -11,8 +11,7 @@ from tests.multisets import SCHEMA, TABLE, again, copies, history
 from tidesink.codecs.row_key import keyed_by_row
 from tidesink.events import Row
 from tidesink.sinks.reduce import reduce
-from tidesink.typemap.row_key import row_keyed
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import row_keyed, shape_of
 
 pytestmark = quick_on("memory", "delta", "postgres")
 

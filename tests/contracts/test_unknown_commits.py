@@ -18,7 +18,7 @@ from tidesink.events import TableSchema
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.listener import Listeners, StepRetried, WorkerEvent
 from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,7 +31,7 @@ from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.session import build_session
 from tidesink.sinks.source import KafkaRead, ReadFrame
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

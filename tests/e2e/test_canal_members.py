@@ -23,7 +23,7 @@ from tidesink.sinks.assembly import assembled
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.stopping import StopFlag
 from tidesink.sinks.worker import Worker, run
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,7 +31,7 @@ from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.targets.sql_target import SqlTarget
 from tidesink.sinks.worker import run
-from tidesink.typemap.metadata import MetadataKind
+from tidesink.typemap.target_schema import MetadataKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

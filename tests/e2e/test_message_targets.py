@@ -24,10 +24,10 @@ from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.opening import open_codec
 from tidesink.config import load_config
 from tidesink.config.target_messages import AVRO_PROTOCOLS
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.worker import run
-from tidesink.typemap.definitions import TableDefinitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,8 +19,8 @@ from tests.tidb_front import commit_ts
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import NOT_JUDGED, canal_json_columns
+from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.events import ChangeEvent, Message
-from tidesink.typemap.ddl import TableDefinitions, parse_create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

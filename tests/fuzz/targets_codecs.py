@@ -16,9 +16,9 @@ from tests.fuzz.rules import decoded, written
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 
 _DDL: Final = (
     "CREATE TABLE a.b (id INT PRIMARY KEY, d DECIMAL(20,6), e ENUM('x','y'), s SET('p','q'), b BIT(10), "

@@ -30,7 +30,7 @@ from tidesink.errors import FramingError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.glue import GlueSchemas
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 
 MOST: Final = 1 << 20
 _FILE: Final = "0b5a7a9e-0000-4000-8000-000000000000.json"

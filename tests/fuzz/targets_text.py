@@ -22,10 +22,10 @@ from tidesink.cli.event_json import event_json
 from tidesink.cli.sources import FileDefinitions, Setting
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, EncodeError, RegistryError
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 
 _TABLES: Final = (
     "CREATE TABLE s.t (id INT PRIMARY KEY, e ENUM('a','b') DEFAULT 'a', n DECIMAL(9,2), UNIQUE u (n))"

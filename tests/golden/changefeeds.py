@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.golden.vectors import POSITION, typed_value
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Op, Row, TableId, TableSchema
-from tidesink.typemap.ddl import TableDefinitions
 
 Json = dict[str, Any]
 

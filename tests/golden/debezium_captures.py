@@ -16,9 +16,9 @@ from tests.golden.vectors import unbase64
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Value
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 
 # Plain JSON carries no types. MariaDB's come by its DDL topic; Postgres has none, so they are declared.
 _PLAIN_POSTGRES: Final = frozenset({"pg_plain", "pg_precise", "pg_numeric", "pg_double", "pg_unwrap"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.typemap.definitions import TableDefinitions
 
 # Kinds, as in ``debezium_compare``. Several columns of one kind stand together.
 _POSTGRES: Final = {

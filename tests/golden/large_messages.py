@@ -13,7 +13,7 @@ from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import RowUnavailableError
 from tidesink.events import TableId
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 
 # The name of a claim-check file is random at the producer.

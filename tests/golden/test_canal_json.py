@@ -17,10 +17,10 @@ from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.claim_check import ClaimCheck
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.row_key import row_key_of
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, DdlEvent, Op, TableId, WatermarkEvent
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.row_key import RowKey
+from tidesink.typemap.target_schema import RowKey
 
 # The order inside mysqlType is random at the producer, and ts is its wall clock.
 _RANDOM = re.compile(rb'"mysqlType":\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')

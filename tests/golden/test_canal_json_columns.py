@@ -13,8 +13,8 @@ from tests.vectors import vectors_dir
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
-from tidesink.typemap.ddl import TableDefinitions
 
 # Too large for Kafka, so cut down to the handle key, and files of several messages.
 _SENT_OTHERWISE = (b'onlyHandleKey":true', b'claimCheckLocation"')

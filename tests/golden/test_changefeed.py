@@ -11,9 +11,9 @@ from tests.vectors import SUBSET, vectors_dir
 from tidesink.codecs.dispatch import Dispatcher, Router
 from tidesink.codecs.table_filter import TableFilter
 from tidesink.config.changefeed import ChangefeedRefusedError, read_changefeed, read_toml
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ChangeEvent, Op, Position, TableId
-from tidesink.typemap.ddl import parse_create_table
 
 _FILES = {"config_line": "config.jsonl", "route_line": "route.jsonl"}
 

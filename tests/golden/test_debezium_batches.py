@@ -19,9 +19,9 @@ from tests.vectors import vectors_dir
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate
 
 _POLICIES: Final[tuple[ZeroDate, ...]] = ("null", "error", "text")

@@ -21,10 +21,10 @@ from tests.golden.vectors import POSITION, Record, VectorFolder, change_of
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Op, Row, TableSchema, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.table import row_of
 
 _CALENDAR: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(.*)")

@@ -19,10 +19,10 @@ from tests.golden.exclusions import ROUND_TRIP
 from tests.golden.vectors import Record, VectorFolder, schema_of
 from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.debezium_avro import AvroParser
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, EncodeError
 from tidesink.events import ChangeEvent, ColumnType, Event, Message
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 
 _CLOCK: Final = re.compile(rb'("cluster_id":"[^"]*"\},"ts_ms":)(\d+)')
 

@@ -16,7 +16,7 @@ from tests.golden.vectors import find_folders
 from tests.vectors import vectors_dir
 from tidesink.errors import ConfigError
 from tidesink.typemap.arrow import from_text
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 
 
 def test_no_text_of_the_producer_is_left(pytestconfig: pytest.Config) -> None:

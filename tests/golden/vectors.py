@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError
 from tidesink.events import ChangeEvent, Column, Message, Op, Position, Row, TableId, TableSchema, Value
-from tidesink.typemap.ddl import parse_create_table
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.table import row_of
 
 Json = dict[str, Any]

@@ -16,11 +16,11 @@ from tidesink.codecs.canal_json_decode import objects
 from tidesink.codecs.columns_canal_json import IRREGULAR, canal_json_columns
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Message, TableId
-from tidesink.typemap.ddl import TableDefinitions, parse_create_table
 from tidesink.typemap.render import mysql_type_word
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,8 @@ import fastavro
 from hypothesis import strategies as st
 
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
-from tidesink.typemap.definitions import TableDefinitions
 
 Json = dict[str, Any]
 TOPIC: Final = "shop.lab.t"

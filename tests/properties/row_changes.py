@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op, Position, TableSchema
-from tidesink.typemap.ddl import parse_create_table
 
 TOPIC: Final = "shop_t"
 PARTITIONS: Final = 3

@@ -16,8 +16,8 @@ from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.canal_json_columns import may_be_ddl
 from tidesink.codecs.compression import compressed
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
-from tidesink.typemap.ddl import TableDefinitions
 
 Json = dict[str, Any]
 

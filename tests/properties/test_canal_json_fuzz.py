@@ -21,9 +21,9 @@ from tidesink.codecs.claim_check import open_claim_check
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.upstream import Texts, UpstreamRow
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import TableId
-from tidesink.typemap.ddl import TableDefinitions
 
 MANY: Final = settings(
     max_examples=1500 if TEST_ALL else 400,

@@ -29,9 +29,9 @@ from tests.properties.debezium_streams import (
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
 from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumCodec, DebeziumJsonCodec
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate
 
 _MANY: Final = settings(

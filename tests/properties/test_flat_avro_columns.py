@@ -27,8 +27,8 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.sql_type import parse_sql_type
 
 _CLASSIC: Final = st.builds(
     CodecOptions,

@@ -16,9 +16,8 @@ from tests.full import TEST_ALL
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.layout_spark import check_condition
-from tidesink.typemap.java_pattern import java_fault
-from tidesink.typemap.row_filter import FUNCTIONS, RowFilter, _mentions, _parsed, check_types
-from tidesink.typemap.shape import TableShape, shape_of
+from tidesink.typemap.row_filter import FUNCTIONS, RowFilter, _mentions, _parsed, check_types, java_fault
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

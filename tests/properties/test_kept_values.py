@@ -13,7 +13,7 @@ from tidesink.codecs.columns_base import DELETE, UPSERT
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.sinks.reduce import Key, Reduced, reduce
 from tidesink.sinks.reduce_spark import reduce_frame
-from tidesink.typemap.shape import TableShape, shape_of
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

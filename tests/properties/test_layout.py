@@ -17,9 +17,9 @@ from tidesink.errors import ConfigError, FilterError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.layout_spark import LaidOutColumns
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
-from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.row_filter import read_filter
-from tidesink.typemap.shape import TableShape, shape_of
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

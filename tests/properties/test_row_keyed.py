@@ -15,13 +15,12 @@ from tests.multisets import OPTIONS, SCHEMA, Copies, again, change, copies, hist
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.row_key import keyed_by_row
 from tidesink.config.models import SequenceBy
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent
 from tidesink.sinks.reduce import reduce
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.memory_target import MemoryTarget
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.row_key import RowKey, row_keyed
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import RowKey, row_keyed, shape_of
 
 SHAPE = row_keyed(shape_of(SCHEMA))
 seeds, sizes = st.integers(0, 1 << 32), st.integers(1, 40)

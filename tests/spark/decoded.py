@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import DecodeColumns
-from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.target_schema import ShapeColumn
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 Values = dict[str, Any]

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 from tests.golden.vectors import Record
 from tests.spark.decoded import Values
 from tidesink.events import Column
-from tidesink.typemap.shape import ShapeColumn
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn
 
 
 def held_value(value: Any, column: Column, target: ShapeColumn, *, zone: str) -> Any:

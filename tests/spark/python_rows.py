@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from tests.spark.decoded import Values
 from tidesink.events import ChangeEvent, Op
 from tidesink.typemap.parse import target_reader
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 
 def stored(event: ChangeEvent, shape: TableShape) -> Values:

@@ -13,6 +13,7 @@ from tests.sessions import raw_frame
 from tests.unit.canal_messages import row_bytes
 from tidesink.codecs.columns_base import ROW_KINDS
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.accounting import account_of
 from tidesink.sinks.append_spark import append_frame
@@ -29,8 +30,7 @@ from tidesink.sinks.change_log import (
 )
 from tidesink.sinks.layout_spark import LaidOutColumns
 from tidesink.sinks.summary_spark import summarise
-from tidesink.typemap.ddl import parse_create_table
-from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.projection import Layout, laid_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from tests.spark.decoded import Decoded, Values, collect
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.codecs.columns_canal_json_types import WRITTEN_AT
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
-from tidesink.typemap.ddl import TableDefinitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,10 +11,10 @@ from tests.full import FULL
 from tests.sessions import raw_frame
 from tidesink.codecs import columns, open_codec
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import ChangeEvent, Message, Op, Position, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

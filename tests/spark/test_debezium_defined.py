@@ -14,10 +14,10 @@ from tests.spark.decoded import collect
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.ddl import TableDefinitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

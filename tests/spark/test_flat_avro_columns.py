@@ -16,13 +16,13 @@ from tests.spark.decoded import Decoded, collect
 from tests.unit.flat_avro_cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.summary import Place
 from tidesink.sinks.summary_spark import summarise
-from tidesink.typemap.ddl import parse_create_table
 
 if TYPE_CHECKING:
     from pathlib import Path

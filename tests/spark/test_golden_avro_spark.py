@@ -34,7 +34,7 @@ from tidesink.events import ChangeEvent, Column, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
 from tidesink.typemap.parse import target_reader
-from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.target_schema import ShapeColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

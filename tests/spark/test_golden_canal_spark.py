@@ -27,11 +27,11 @@ from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, TableId, TableSchema
-from tidesink.typemap.ddl import TableDefinitions
 from tidesink.typemap.render import spark_type
-from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.target_schema import ShapeColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -33,7 +33,7 @@ from tidesink.sinks.append_spark import append_frame
 from tidesink.sinks.change_log import OP, log_shape
 from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.parse import target_reader
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from tidesink.sinks.layout_spark import LaidOutColumns
 from tidesink.sinks.metadata_spark import stamped
 from tidesink.sinks.modes import row_shape
 from tidesink.sinks.staging_spark import rows_to_write, staged_frame
-from tidesink.typemap.layout import laid_out
+from tidesink.typemap.projection import laid_out
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from tidesink.codecs.columns_types import read_text
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.parse import target_reader, text_reader
-from tidesink.typemap.shape import TableShape, shape_of
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,11 +17,11 @@ from tests.spark.decoded import Decoded, collect
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.codecs.row_key import keyed_by_row
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.row_key import RowKey
+from tidesink.typemap.target_schema import RowKey
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

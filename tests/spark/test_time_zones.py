@@ -13,7 +13,7 @@ from tests.full import FULL
 from tidesink.codecs.columns_types import read_calendar
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.parse import target_reader
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

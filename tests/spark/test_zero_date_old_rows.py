@@ -15,9 +15,9 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.codecs.columns_canal_json import canal_json_columns
 from tidesink.codecs.columns_flat_avro import flat_avro_columns
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.schema_registry import MemorySchemaRegistry, subject
-from tidesink.typemap.ddl import parse_create_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,9 +8,9 @@ from typing import Any
 
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op, Position, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.typemap.ddl import parse_create_table
 
 TOPIC = "shop_orders"
 TSO = 470609003012161536

@@ -12,8 +12,8 @@ from tidesink.config.schema_changes import ChangePolicy
 from tidesink.events import ColumnType
 from tidesink.sinks.schema_policy import Policies
 from tidesink.sinks.targets.memory_target import CAPABILITIES
-from tidesink.typemap.layout import Layout
-from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.projection import Layout
+from tidesink.typemap.target_schema import ShapeColumn
 
 AB = "id INT PRIMARY KEY, a INT, b INT"
 WITH_OP = Layout(metadata={"op": "Op"})

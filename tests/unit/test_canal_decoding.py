@@ -8,14 +8,14 @@ from typing import Any, cast
 import pytest
 
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.decoding import Missed
 from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.summary import BadRecord, BatchSummary, Place
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.shape import ShapeColumn
+from tidesink.typemap.target_schema import ShapeColumn
 
 T = TableId("s", "t")
 BAD = BatchSummary(bad=1, bad_records=(BadRecord(Place("cdc", 1), 0, "ValueOutOfRangeError", "odd"),))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.canal_json_encode import json_text
+from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import EncodeError
 from tidesink.events import (
     ChangeEvent,
@@ -26,7 +27,6 @@ from tidesink.events import (
     Value,
     WatermarkEvent,
 )
-from tidesink.typemap.ddl import parse_create_table
 
 T = TableId("s", "t")
 TS = 470608474040696834

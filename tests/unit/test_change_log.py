@@ -13,7 +13,7 @@ from tidesink.events import Column, ColumnType, Op, TableId
 from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, WORDS, log_shape
 from tidesink.sinks.evolve import plan_evolution
 from tidesink.sinks.modes import kept_shape, row_shape
-from tidesink.typemap.metadata import beside_log, default_name, metadata_columns
+from tidesink.typemap.target_schema import beside_log, default_name, metadata_columns
 
 
 def test_a_row_of_the_log_is_named_by_its_place_and_every_column_may_be_null() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.typemap.ddl import TableDefinitions, parse_create_table
 
 
 def _types(columns: str, options: str = "") -> list[str | None]:

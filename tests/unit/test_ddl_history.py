@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import NEVER, ddl_moment, reads_alike, row_moment
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, EarlierType, TableId
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.ddl_history import NEVER, ddl_moment, reads_alike, row_moment
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 
 T = TableId("s", "t")
 CREATE = "create table t (id int primary key, e enum('a','b'))"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.unapplied import moved_tables, unapplied
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.sinks.topic_ddl import DdlStatement, DdlWarning, applied
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.ddl_unapplied import moved_tables, unapplied
 
 T, U = TableId("s", "t"), TableId("s", "u")
 KEYLESS = "create table t (a int)"

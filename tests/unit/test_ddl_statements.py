@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import ConfigError
 from tidesink.events import TableId, TableSchema
-from tidesink.typemap.ddl import TableDefinitions, parse_create_table
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 T = TableId("s", "t")
 

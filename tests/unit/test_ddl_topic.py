@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from tests.watched_lock import WatchedLock
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.unapplied import altered_tables, unapplied
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.sql_state_store import SqlStateStore
 from tidesink.sinks.topic_ddl import DdlStatement, TopicDdl, _statement, applied
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.ddl_unapplied import altered_tables, unapplied
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from tidesink.codecs.columns_debezium_json_judge import Judging, open_judge
 from tidesink.codecs.columns_debezium_json_schema import Head, is_flattened_head, read_heads
 from tidesink.codecs.debezium_told import Told, first_row, told_column
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, TableId, TableSchema
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 Json = dict[str, Any]
 _SOURCE: Final = {"connector": "mysql", "db": "shop", "table": "t"}

@@ -21,10 +21,9 @@ from tests.unit.debezium_samples import (
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import ColumnType
+from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES, SOURCE_TYPES, semantic_type
 from tidesink.typemap.parse import text_reader
 from tidesink.typemap.render import spark_type
-from tidesink.typemap.semantic import PLAIN_TYPES, SEMANTIC_TYPES, semantic_type
-from tidesink.typemap.sources import SOURCE_TYPES
 from tidesink.typemap.table import find_row
 
 DATE = schema("int32", TIME + "Date")

@@ -24,8 +24,8 @@ from tidesink.codecs.debezium_values import (
 )
 from tidesink.errors import DecodeError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
+from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES
 from tidesink.typemap.parse import target_reader, text_reader
-from tidesink.typemap.semantic import PLAIN_TYPES, SEMANTIC_TYPES
 from tidesink.typemap.table import OTHER_TYPES, TYPES, row_of
 
 SOME: Any = st.sampled_from(

@@ -18,7 +18,7 @@ from tidesink.codecs.debezium_values import (
 )
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 
 UNSIGNED = ColumnType("bigint unsigned")
 LONG = schema("int64")

@@ -13,7 +13,7 @@ from tidesink.events import TableId
 from tidesink.sinks.decoding import Decoding
 from tidesink.sinks.layout import LaidOutDecoding
 from tidesink.sinks.routing import routed
-from tidesink.typemap.layout import Layout
+from tidesink.typemap.projection import Layout
 
 GOAL = TableId("all", "t")
 

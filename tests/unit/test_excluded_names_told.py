@@ -8,10 +8,10 @@ import pytest
 
 from tests.unit.told_bed import Bed, T, said
 from tidesink.config.schema_changes import ChangePolicy
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import ToldNames, followed
 from tidesink.sinks.topic_ddl import told_by
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.layout import Layout
-from tidesink.typemap.told_names import ToldNames, followed
+from tidesink.typemap.projection import Layout
 
 CREATE = "id INT PRIMARY KEY, name INT, phone INT"
 NO_PHONE = Layout(except_columns=("Phone",))

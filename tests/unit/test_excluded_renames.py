@@ -17,7 +17,7 @@ from tidesink.sinks.schema_policy import Accepted, Judgement, Policies, judge
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.sinks.targets.memory_target import CAPABILITIES
-from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.projection import Layout, laid_out
 
 TABLE = TableId("shop", "orders")
 CREATE = "id INT PRIMARY KEY, name INT, phone INT"

@@ -20,11 +20,11 @@ from tidesink.codecs.debezium import DebeziumJsonCodec
 from tidesink.codecs.debezium_json import JsonParser
 from tidesink.codecs.nesting import MOST_LEVELS, is_deep
 from tidesink.codecs.wire import header
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId, Value
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.sql_type import parse_sql_type
+from tidesink.typemap.mysql_types import parse_sql_type
 
 SOURCE = {"connector": "TiCDC", "db": "a", "table": "b", "commit_ts": 5}
 CANAL = {

@@ -13,6 +13,7 @@ from tests.unit.written_rows import ID, TABLE, Case, arrow_batch, cases, named, 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
 from tidesink.codecs.opening import open_codec
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
@@ -20,8 +21,7 @@ from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.kafka_delivery import partition_of
 from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
 from tidesink.sinks.targets.message_rows import MessageRows
-from tidesink.typemap.calendar_text import to_datetime
-from tidesink.typemap.definitions import TableDefinitions
+from tidesink.typemap.parse import to_datetime
 
 PROTOCOLS = ("flat-avro", "canal-json", "debezium-json", "debezium-avro")
 # TiCDC's own losses: what its protocol cannot carry is not looked for.

@@ -17,7 +17,7 @@ from tidesink.sinks.progress import Progress
 from tidesink.sinks.schema_policy import Judgement
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.projection import Layout, laid_out
 
 TABLE = TableId("shop", "orders")
 STATUS = Column("Status", ColumnType("varchar", length=9), default="new")

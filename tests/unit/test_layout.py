@@ -15,10 +15,9 @@ from tidesink.sinks.change_log import INDEX, OP, UNAVAILABLE
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import OWN_COLUMNS
-from tidesink.typemap.layout import Layout, laid_out
-from tidesink.typemap.metadata import default_name
+from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.row_filter import read_filter
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import default_name, shape_of
 
 ID = Column("Id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
 SHAPE = shape_of(TableSchema(TableId("shop", "t"), (ID, *(Column(n, ColumnType("int")) for n in "abc"))))

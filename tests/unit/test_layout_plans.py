@@ -9,9 +9,9 @@ import pytest
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.cli.table_plans import TablePlan, _canal_table, _Seen, plan_of
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
-from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.shape import merged_in_order
+from tidesink.typemap.target_schema import merged_in_order
 
 
 def _plan(**settings: object) -> TablePlan:

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tidesink.cli.living_rows import living_rows
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 SHAPE = shape_of(
     TableSchema(

@@ -13,7 +13,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding import open_decoding
 from tidesink.sinks.surroundings import Surroundings
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import shape_of
 
 DATED = changed(CANAL_JSON, source__enable_tidb_extension=True)
 ORDERS = TableId("shop", "orders")

@@ -6,9 +6,9 @@ import pytest
 
 from tests.golden.debezium_tables import POSTGRES_TABLES, postgres_definitions, postgres_sql
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
+from tidesink.ddl.catalog import read_postgres_tables
 from tidesink.errors import ConfigError
 from tidesink.events import ColumnType, TableId
-from tidesink.typemap.postgres_definition import read_postgres_tables
 
 _JSON = changed(FLAT_AVRO, source__protocol="debezium-json", source__schema_registry=None)
 

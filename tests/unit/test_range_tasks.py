@@ -21,7 +21,7 @@ from tidesink.sinks.batch.decoders import FlatAvroDecoder, SideSchemas
 from tidesink.sinks.batch.target_rows import TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)

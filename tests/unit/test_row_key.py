@@ -18,15 +18,22 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json import CanalJsonCodec
 from tidesink.codecs.columns_canal_json_verdict import open_judge
 from tidesink.codecs.row_key import keyed_by_row, row_key_of
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.targets.kafka_encoding import prepare
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.layout import Layout, laid_out
+from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.row_filter import read_filter
-from tidesink.typemap.row_key import RowKey, parse_row_key, render_row_key, row_keyed, shown_columns
-from tidesink.typemap.shape import merge_shape, shape_of
+from tidesink.typemap.target_schema import (
+    RowKey,
+    merge_shape,
+    parse_row_key,
+    render_row_key,
+    row_keyed,
+    shape_of,
+    shown_columns,
+)
 
 SHAPE = row_keyed(shape_of(SCHEMA))
 # Of a table that TiDB made: its 120th, its first row.

@@ -9,13 +9,13 @@ import pytest
 
 from tests.columns import ID
 from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding import Decoding, Renamed, ToldColumns
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names
 from tidesink.sinks.schema_policy import Accepted, Policies
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTable, MemoryTarget
-from tidesink.typemap.ddl import TableDefinitions
 
 TABLE = TableId("shop", "orders")
 

@@ -9,7 +9,7 @@ from tidesink.config.schema_changes import ChangePolicy
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names
 from tidesink.sinks.schema_policy import pending_of
-from tidesink.typemap.layout import Layout
+from tidesink.typemap.projection import Layout
 
 AB = "id INT PRIMARY KEY, a INT, b INT"
 

@@ -25,7 +25,7 @@ from tidesink.sinks.shape import TableShape, merge_shape, shape_of
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.sinks.targets.memory_target import CAPABILITIES
-from tidesink.typemap.layout import Layout
+from tidesink.typemap.projection import Layout
 
 TABLE = TableId("shop", "orders")
 NAME = Column("Name", ColumnType("varchar", length=20))

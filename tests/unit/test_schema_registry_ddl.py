@@ -10,9 +10,9 @@ import pytest
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_schema import value_record
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry import incompatibilities
-from tidesink.typemap.ddl import TableDefinitions
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "registry.md"
 TABLE: Final = TableId("shop", "t")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, TableSchema
 from tidesink.sinks.shape import TableShape, merge_shape, quoted, shape_of, wider_ddl
-from tidesink.typemap.ddl import TableDefinitions, parse_create_table
-from tidesink.typemap.shape import with_defaults
+from tidesink.typemap.target_schema import with_defaults
 
 
 def table(columns: str) -> TableSchema:

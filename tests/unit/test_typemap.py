@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ColumnType
+from tidesink.typemap.mysql_types import parse_members, parse_sql_type, render_members
 from tidesink.typemap.parse import (
     DECIMAL_CONTEXT,
     integer_bounds,
@@ -28,9 +29,8 @@ from tidesink.typemap.render import (
     split_allowed,
     sql_type_code,
 )
-from tidesink.typemap.render_text import plain_float, text_writer
-from tidesink.typemap.sql_type import parse_members, parse_sql_type, render_members
 from tidesink.typemap.table import TYPES, row_named, row_of_avro
+from tidesink.typemap.wire_text import plain_float, text_writer
 
 
 @pytest.mark.parametrize("row", TYPES, ids=lambda row: row.name)

@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tidesink.errors import ValueOutOfRangeError
+from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.parse import is_calendar_date, target_reader
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.sql_type import parse_sql_type
 
 UTC = timezone.utc
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tidesink.errors import ValueOutOfRangeError
 from tidesink.events import ColumnType
-from tidesink.typemap.parse import text_reader
-from tidesink.typemap.usual_text import usual_row, usual_text
+from tidesink.typemap.parse import text_reader, usual_row, usual_text
 
 TYPES = {
     "tinyint": ColumnType("tinyint"),

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
 from tidesink.sinks.layout import LaidOutDecoding
@@ -14,8 +15,7 @@ from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
 from tidesink.sinks.schema_policy import Pending, Policies, judge
 from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTarget
 from tidesink.sinks.topic_ddl import ToldTable, told_by
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.layout import Layout
+from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import ZeroDate
 
 T = TableId("s", "t")

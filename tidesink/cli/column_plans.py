@@ -8,9 +8,8 @@ from typing import Final, NamedTuple
 from tidesink.config import Config
 from tidesink.sinks.foretelling import column_type
 from tidesink.typemap.render import CALENDAR_READERS, type_words
-from tidesink.typemap.row_key import WHY_OF
-from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import WHY_OF, ShapeColumn, TableShape
 
 _TEXTS: Final = frozenset({"string", "text", "longtext"})
 

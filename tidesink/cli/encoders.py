@@ -22,11 +22,11 @@ from tidesink.codecs.compression import Compression
 from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.codecs.flat_avro import FlatAvroCodec
 from tidesink.codecs.opening import DEBEZIUM_ALIASES
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import row_moment
 from tidesink.errors import ConfigError, DecodeError, EncodeError
 from tidesink.events import ChangeEvent, DdlEvent, TableSchema, WatermarkEvent
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.typemap.ddl_history import row_moment
-from tidesink.typemap.definitions import TableDefinitions
 
 EncodeLine = Callable[[Line], EncodedRecord | None]
 

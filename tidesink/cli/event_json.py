@@ -27,7 +27,7 @@ from tidesink.events import (
     Value,
     WatermarkEvent,
 )
-from tidesink.typemap.json_value import json_value
+from tidesink.typemap.wire_text import json_value
 
 _INT64_LEAST, _UINT64_MOST = -(2**63), 2**64 - 1
 

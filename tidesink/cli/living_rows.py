@@ -14,7 +14,7 @@ from tidesink.sinks.targets.identifier import quote_identifier, quote_mysql, quo
 from tidesink.sinks.targets.lake_path import table_names
 from tidesink.sinks.targets.sql_place import place_in
 from tidesink.sinks.targets.sql_target import view_name
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 _Quote = Callable[[str], str]
 

@@ -8,7 +8,7 @@ from typing import Final
 from tidesink.codecs.flat_avro_record import WriterRecord
 from tidesink.config import TableConfig
 from tidesink.sinks.modes import kept_shape
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 _NO_OLD_ROWS: Final = (
     "the topic has no old rows: updates come as update_postimage alone, deletes with their key alone. New "

@@ -13,10 +13,10 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro_schema import key_record, value_record
 from tidesink.codecs.opening import open_codec
 from tidesink.config import Config
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, EncodeError, TidesinkError
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
 from tidesink.schema_registry import SchemaReader, SubjectPart, TopicRule, subject
-from tidesink.typemap.ddl import TableDefinitions
 
 DEFAULT_RULE = "{schema}_{table}"
 _NO_KEY = (

@@ -16,11 +16,11 @@ from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.config import Config, load_config
 from tidesink.config.identity import stated_keys, topic_tables
 from tidesink.config.registry_file import load_registry_settings
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource
-from tidesink.typemap.ddl import TableDefinitions
 
 Input = Annotated[
     str | None, typer.Option("--input", "-i", help="A file of JSON Lines, gzipped or not; - is stdin.")

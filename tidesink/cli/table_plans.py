@@ -19,6 +19,8 @@ from tidesink.config.identity import topic_tables
 from tidesink.config.idle_patterns import idle_patterns
 from tidesink.config.merged import check_merged
 from tidesink.config.schema_change_checks import shown_policies
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import ToldNames, followed, left_out_too
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
@@ -27,11 +29,16 @@ from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.schema_policy import doubt_of
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.sinks.targets.foreseen import Foreseen, Limit
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.layout import laid_out
-from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, is_row_keyed, row_keyed
-from tidesink.typemap.shape import TableShape, merged_in_order, shape_of
-from tidesink.typemap.told_names import ToldNames, followed, left_out_too
+from tidesink.typemap.projection import laid_out
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    UNTOLD_KEY,
+    TableShape,
+    is_row_keyed,
+    merged_in_order,
+    row_keyed,
+    shape_of,
+)
 
 _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "

@@ -20,10 +20,10 @@ from tidesink.cli.sources import definitions_of
 from tidesink.codecs.dispatch import Dispatcher
 from tidesink.config.changefeed import Changefeed
 from tidesink.config.changefeed.pipeline import key_of, lost_order
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry.naming import subject
-from tidesink.typemap.ddl import TableDefinitions
 
 
 def topics(

@@ -16,10 +16,10 @@ from tidesink.codecs.canal_json_decode import CanalJsonReader
 from tidesink.codecs.canal_json_encode import CanalJsonWriter, RowWriter, merged_names
 from tidesink.codecs.canal_json_shape import Keys, RowShapes
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import ddl_moment, row_moment
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, TableSchema, WatermarkEvent
-from tidesink.typemap.ddl_history import ddl_moment, row_moment
-from tidesink.typemap.definitions import TableDefinitions
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -33,10 +33,10 @@ from tidesink.codecs.canal_json_scan import Indices, Mask, Scan, Tokens, ends, o
 from tidesink.codecs.canal_json_shape import RowShape, RowShapes
 from tidesink.codecs.compression import compression_of
 from tidesink.codecs.large_messages import LargeMessages
+from tidesink.ddl.history import NEVER, row_moment
 from tidesink.errors import ConfigError, DecodeError
 from tidesink.events import Op
 from tidesink.typemap.arrow import from_text
-from tidesink.typemap.ddl_history import NEVER, row_moment
 
 T = TypeVar("T")
 

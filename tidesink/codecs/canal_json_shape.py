@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import NEVER, row_moment
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType, TableId, TableSchema, Value
-from tidesink.typemap.ddl_history import NEVER, row_moment
-from tidesink.typemap.definitions import TableDefinitions
-from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader
-from tidesink.typemap.sql_type import parse_sql_type
-from tidesink.typemap.usual_text import usual_row
+from tidesink.typemap.mysql_types import parse_sql_type
+from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader, usual_row
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]

@@ -30,8 +30,8 @@ from tidesink.codecs.columns_types import (
     read_wide_decimal,
 )
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 # Put after each payload and asked back from the record's last field. Random, so that no payload can
 # hold it: a fixed mark could be written by whoever wants trailing bytes to pass.

@@ -45,8 +45,15 @@ from tidesink.codecs.columns_row_key import NAMED_ROW, row_key_faults, row_key_s
 from tidesink.errors import SchemaMismatchError, UnnamedRowError
 from tidesink.events import TableSchema
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.row_key import is_row_keyed, row_keyed, shown_columns
-from tidesink.typemap.shape import TableShape, merge_shape, quoted, shape_of
+from tidesink.typemap.target_schema import (
+    TableShape,
+    is_row_keyed,
+    merge_shape,
+    quoted,
+    row_keyed,
+    shape_of,
+    shown_columns,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 
 def under_new_names(parsed: Column, shape: TableShape, renamed: Mapping[str, str]) -> Column:

@@ -16,7 +16,7 @@ from tidesink.codecs.columns_canal_json_types import as_members, contradictions,
 from tidesink.codecs.columns_faults import BETWEEN, any_of, fault, names_where, null
 from tidesink.codecs.columns_types import Reading, default_value
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_types import Reading, read_text, try_cast
+from tidesink.ddl.history import reads_alike
 from tidesink.events import ColumnType, EarlierType
-from tidesink.typemap.ddl_history import reads_alike
 from tidesink.typemap.render import mysql_type_text
-from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 # The TSO a row is held against definitions with: see ``typemap.ddl_history.row_moment``.
 WRITTEN_AT: Final = "written_at"

@@ -20,7 +20,7 @@ from tidesink.codecs.large_messages import LargeMessages
 from tidesink.errors import ConfigError, DecodeError, FramingError, SourceUnavailableError
 from tidesink.events import Column as TableColumn
 from tidesink.events import Message, Op, TableSchema
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 _VERDICT: Final = "struct<error: string, reason: string, texts: array<string>>"
 _LAST_ES: Final = (1 << 63) - 1
@@ -70,7 +70,7 @@ def open_judge(shape: TableShape, options: CodecOptions) -> Callable[[bytes | No
     """
     from tidesink.codecs.canal_json_decode import CanalJsonReader
     from tidesink.codecs.canal_json_shape import RowShapes
-    from tidesink.typemap.definitions import TableDefinitions
+    from tidesink.ddl.catalog import TableDefinitions
 
     large = _large_messages(options)
     definitions = TableDefinitions([_schema(shape)])

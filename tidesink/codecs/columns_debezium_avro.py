@@ -59,8 +59,14 @@ from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.events import TableId, TableSchema
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.row_key import IDENTITIES
-from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    merge_shape,
+    merged_in_order,
+    shape_of,
+    with_defaults,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

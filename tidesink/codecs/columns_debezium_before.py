@@ -19,7 +19,7 @@ from tidesink.codecs.columns_types import lit_binary
 from tidesink.codecs.connect_schema import ConnectSchema
 from tidesink.codecs.debezium_source import POSTGRES
 from tidesink.codecs.debezium_values_decimals import scale_of
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 # ``r`` is a row as a snapshot found it: whether it is new at the target nothing tells.
 _CHANGES: Final = {"c": "insert", "u": "update", "d": "delete", "r": "upsert"}

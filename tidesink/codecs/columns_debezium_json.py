@@ -44,7 +44,7 @@ from tidesink.codecs.columns_faults import (
     raw_columns,
     unnamed_delete,
 )
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -33,7 +33,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.events import Column as SourceColumn
-from tidesink.typemap.shape import ShapeColumn, TableShape, merge_shape, shape_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape, shape_of
 
 # A column that the row does not have.
 ABSENT: Final = b"\5"

@@ -14,7 +14,7 @@ from tidesink.codecs.columns_debezium_python import KEEP, VALUE, ZERO, is_answer
 from tidesink.codecs.columns_faults import fault, names_where, null
 from tidesink.codecs.columns_types import default_value, try_cast
 from tidesink.errors import ValueOutOfRangeError
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 
 @dataclass(frozen=True)

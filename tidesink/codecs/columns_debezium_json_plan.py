@@ -19,8 +19,14 @@ from tidesink.errors import ConfigError
 from tidesink.events import Column as SourceColumn
 from tidesink.events import TableId, TableSchema
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.row_key import IDENTITIES
-from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    merge_shape,
+    merged_in_order,
+    shape_of,
+    with_defaults,
+)
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (

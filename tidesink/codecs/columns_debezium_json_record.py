@@ -32,8 +32,8 @@ from tidesink.codecs.debezium_source import TICDC
 from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.codecs.debezium_values_decimals import scale_of
 from tidesink.events import Column as SourceColumn
-from tidesink.typemap.shape import TableShape, quoted
 from tidesink.typemap.table import SPARK_MAX_PRECISION
+from tidesink.typemap.target_schema import TableShape, quoted
 
 CORRUPT: Final = "corrupt"
 _ROW: Final = "row"

@@ -15,7 +15,7 @@ from tidesink.codecs.columns_debezium_before import before_fault
 from tidesink.codecs.columns_debezium_faults import is_delete
 from tidesink.codecs.columns_debezium_record import Images, RecordColumns
 from tidesink.codecs.columns_faults import first_fault
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 
 def row_key(shape: TableShape, *, own_key: bool) -> Column:

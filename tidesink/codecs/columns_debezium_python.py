@@ -28,10 +28,10 @@ from tidesink.codecs.debezium_values_scalars import WORDS
 from tidesink.errors import DecodeError
 from tidesink.events import Column as SourceColumn
 from tidesink.events import Value
+from tidesink.typemap.debezium_types import semantic_type
 from tidesink.typemap.parse import target_reader
-from tidesink.typemap.semantic import semantic_type
-from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 VALUE: Final = b"\1"
 KEEP: Final = b"\2"

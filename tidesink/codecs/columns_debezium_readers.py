@@ -10,9 +10,9 @@ from tidesink.codecs.columns_debezium_record import FieldOf, RecordColumns
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.debezium_values import DebeziumModes, column_of
 from tidesink.events import Column as SourceColumn
-from tidesink.typemap.semantic import semantic_type
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.debezium_types import semantic_type
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 Defined = Mapping[str, SourceColumn]
 

@@ -33,8 +33,8 @@ from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.codecs.debezium_values_unavailable import placeholders
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column as SourceColumn
-from tidesink.typemap.semantic import semantic_type
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.debezium_types import semantic_type
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 # Put after each payload and asked back from the record's last field. Random, so that no payload can
 # hold it: a fixed mark could be written by whoever wants trailing bytes to pass.

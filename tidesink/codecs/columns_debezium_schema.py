@@ -23,9 +23,9 @@ from tidesink.codecs.connect_schema import MOST_LEVELS, PRECISION, ConnectField,
 from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
 from tidesink.codecs.debezium_values_decimals import scale_of, whole_parameter
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
-from tidesink.typemap.semantic import semantic_type
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.debezium_types import semantic_type
 from tidesink.typemap.table import SPARK_MAX_PRECISION
+from tidesink.typemap.target_schema import TableShape
 
 Json = Any
 Kind = Literal["row", "envelope", "watermark", "message", "ddl"]

@@ -24,9 +24,9 @@ from tidesink.codecs.debezium_values_modes import BinaryHandling
 from tidesink.codecs.debezium_values_time import INFINITE_TIMESTAMPS
 from tidesink.events import Column as SourceColumn
 from tidesink.events import ColumnType
-from tidesink.typemap.semantic import Form, semantic_type
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.debezium_types import Form, semantic_type
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _FIRST_DAY: Final = 1 - _EPOCH

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, DDL, DELETE, UPSERT
 from tidesink.errors import TidesinkError, UnnamedRowError
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 _FAULT: Final = "struct<kind: string, error: string, reason: string>"
 STRINGS: Final = "array<string>"

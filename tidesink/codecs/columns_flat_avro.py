@@ -48,8 +48,14 @@ from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.errors import ChecksumError, ConfigError, SchemaMismatchError, UnnamedRowError
 from tidesink.events import TableId
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.row_key import IDENTITIES
-from tidesink.typemap.shape import TableShape, merge_shape, merged_in_order, shape_of, with_defaults
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    merge_shape,
+    merged_in_order,
+    shape_of,
+    with_defaults,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_avro_record import BeforeColumns, Images, RecordColumns
 from tidesink.codecs.columns_faults import STRINGS, null
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 _CHANGES: Final = {"c": "insert", "u": "update", "d": "delete"}
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.base import CodecOptions
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.events import TableId, TableSchema
 from tidesink.schema_registry.naming import SubjectPart, subject
-from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:

@@ -10,8 +10,14 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_faults import fault
 from tidesink.errors import SchemaMismatchError
-from tidesink.typemap.row_key import BASE64_FORM, NO_ROW_KEY, OTHER_ROW_KEY, ROW_ID, TABLE_ID
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import (
+    BASE64_FORM,
+    NO_ROW_KEY,
+    OTHER_ROW_KEY,
+    ROW_ID,
+    TABLE_ID,
+    TableShape,
+)
 
 # The key of a row as its row key says it; null where there is none, or one of another form.
 NAMED_ROW: Final = "named_row"

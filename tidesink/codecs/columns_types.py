@@ -16,9 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_decimal import wide_decimal_text
 from tidesink.events import ColumnType
-from tidesink.typemap.calendar_text import INSTANT, LOCAL_DATE, LOCAL_DATETIME
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.parse import INSTANT, LOCAL_DATE, LOCAL_DATETIME
 from tidesink.typemap.table import Reader, row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 _SPAN: Final = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
 _DATE: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"

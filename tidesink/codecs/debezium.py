@@ -46,6 +46,7 @@ from tidesink.codecs.debezium_unwrap import (
     source_of_headers,
 )
 from tidesink.codecs.nesting import kept
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import (
     ConfigError,
     DecodeError,
@@ -56,7 +57,6 @@ from tidesink.errors import (
 )
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, MessageEvent, Op, Position, WatermarkEvent
 from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.typemap.definitions import TableDefinitions
 
 if TYPE_CHECKING:
     import pyarrow as pa

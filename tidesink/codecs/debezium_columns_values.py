@@ -28,9 +28,9 @@ from tidesink.codecs.debezium_values_unavailable import placeholders
 from tidesink.errors import DecodeError
 from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type
+from tidesink.typemap.debezium_types import semantic_type
 from tidesink.typemap.parse import integer_bounds, target_reader
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.semantic import semantic_type
 from tidesink.typemap.table import row_of
 
 Mask = npt.NDArray[np.bool_]

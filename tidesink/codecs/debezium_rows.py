@@ -25,9 +25,9 @@ from tidesink.codecs.debezium_values import (
     reader_of,
 )
 from tidesink.codecs.debezium_values_plain import definition_reader, infer_column, inferred_value
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, SchemaMismatchError, shown
 from tidesink.events import Column, TableId, TableSchema, Value
-from tidesink.typemap.definitions import TableDefinitions
 
 _MOST_SHAPES: Final = 4096
 _Typed = tuple[Column, "Value | Unavailable"]

@@ -15,9 +15,9 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium import DebeziumCodec
 from tidesink.codecs.debezium_json import JsonParser
 from tidesink.codecs.debezium_parsed import Parsed
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Event, Message, TableId, TableSchema
-from tidesink.typemap.definitions import TableDefinitions
 
 UNTYPED: Final = "nothing tells its type, so it is kept as text; give a table definition"
 _TEXT: Final = ColumnType("text")

@@ -24,8 +24,8 @@ from tidesink.codecs.debezium_values_modes import DebeziumModes
 from tidesink.codecs.debezium_values_wire import wire_reader
 from tidesink.errors import DecodeError
 from tidesink.events import Column, ColumnType, Value
+from tidesink.typemap.debezium_types import PLAIN_TYPES, semantic_type
 from tidesink.typemap.render import split_allowed
-from tidesink.typemap.semantic import PLAIN_TYPES, semantic_type
 from tidesink.typemap.table import TypeRow, find_row, row_named
 
 # Debezium's stand-ins for a default that only the database computes, which is far more often the current

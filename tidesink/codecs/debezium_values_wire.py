@@ -26,7 +26,7 @@ from tidesink.codecs.debezium_values_scalars import (
 )
 from tidesink.codecs.debezium_values_structure import ewkb, json_text
 from tidesink.events import Value
-from tidesink.typemap.semantic import Form, semantic_type
+from tidesink.typemap.debezium_types import Form, semantic_type
 
 WireReader = Callable[[object], Value]
 # A value inside an array, a map or a struct may be one itself.

@@ -17,7 +17,7 @@ from tidesink.codecs.table_filter import TableFilter
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.typemap.render_text import text_writer
+from tidesink.typemap.wire_text import text_writer
 
 PartitionRule = Literal["table", "index-value", "columns", "ts"]
 

@@ -14,9 +14,9 @@ from tidesink.events import TableId
 if TYPE_CHECKING:
     from tidesink.codecs.canal_json_shape import Keys
     from tidesink.codecs.columns_base import DecodeColumns
+    from tidesink.ddl.catalog import TableDefinitions
     from tidesink.schema_registry.base import SchemaReader, SchemaRegistry
     from tidesink.schema_registry.glue import SchemaSource
-    from tidesink.typemap.definitions import TableDefinitions
     from tidesink.typemap.render import ZeroDate
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidesink.events import ChangeEvent, Row
-from tidesink.typemap.row_key import ROW_ID, TABLE_ID, RowKey, parse_row_key
+from tidesink.typemap.target_schema import ROW_ID, TABLE_ID, RowKey, parse_row_key
 
 
 def row_key_of(event: ChangeEvent) -> RowKey:

@@ -21,9 +21,9 @@ from tidesink.config.schema_change_checks import schema_change_problems
 from tidesink.config.sequence import sequence_problems
 from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
 from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.typemap.ddl import TableDefinitions
 
 FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
 

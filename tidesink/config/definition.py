@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ValidationInfo
 
 from tidesink.config.fields import Model
-from tidesink.typemap.ddl import TableDefinitions
+from tidesink.ddl.catalog import TableDefinitions
 
 Dialect = Literal["mysql", "postgres"]
 
@@ -29,7 +29,7 @@ class Definition(Model):
         if self.dialect == "mysql":
             definitions.declare(self.sql, default_schema)
             return
-        from tidesink.typemap.postgres_definition import read_postgres_tables
+        from tidesink.ddl.catalog import read_postgres_tables
 
         for schema in read_postgres_tables(self.sql, default_schema):
             definitions.put(schema)

@@ -9,12 +9,11 @@ from typing import Final
 from tidesink.config.merged import section_problems
 from tidesink.config.models import Config, TableDefaults, TableOverride
 from tidesink.config.problems import Problem
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.layout import laid_out
+from tidesink.typemap.projection import laid_out
 from tidesink.typemap.row_filter import read_filter
-from tidesink.typemap.row_key import row_keyed
-from tidesink.typemap.shape import shape_of
+from tidesink.typemap.target_schema import row_keyed, shape_of
 
 # What tidesink's own columns begin with; held to them by a test.
 OWN_PREFIX: Final = "_tidesink_"

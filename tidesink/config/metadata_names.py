@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from tidesink.typemap.metadata import MetadataKind, default_name
+from tidesink.typemap.target_schema import MetadataKind, default_name
 
 
 def _named_kinds(value: Any) -> Any:

@@ -35,13 +35,13 @@ from tidesink.config.schema_changes import SchemaChanges, merged_changes
 from tidesink.config.selection import selection
 from tidesink.config.source import SourceSettings
 from tidesink.config.target import TargetSettings
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry.naming import TopicRule, sanitize_name
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.layout import Layout
-from tidesink.typemap.metadata import MetadataKind, beside_log
+from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_filter import read_filter
+from tidesink.typemap.target_schema import MetadataKind, beside_log
 
 Deletes = Literal["hard", "soft"]
 BadRecord = Literal["pause", "dead-letter"]

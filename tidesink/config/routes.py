@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from tidesink.config.fields import Model
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.typemap.shape import Shard
+from tidesink.typemap.target_schema import Shard
 
 # A shard's name must fit into a key: this many characters of four bytes are a third of MySQL's longest.
 LONGEST_SHARD: Final = 255

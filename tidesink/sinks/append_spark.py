@@ -28,7 +28,7 @@ from tidesink.sinks.change_log import (
     log_shape,
 )
 from tidesink.sinks.reduce_spark import detail_of
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

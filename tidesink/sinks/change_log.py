@@ -13,7 +13,7 @@ from typing import Final
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import ColumnType, Op
 from tidesink.sinks.shape import ShapeColumn, TableShape
-from tidesink.typemap.metadata import default_name
+from tidesink.typemap.target_schema import default_name
 
 OP: Final = default_name("op")
 COMMIT_TS: Final = default_name("commit_ts")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.definition import Definition
 from tidesink.config.merged import check_merged
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import ToldNames
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema
@@ -21,8 +23,6 @@ from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.routing import routed
 from tidesink.sinks.summary import BatchSummary
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.told_names import ToldNames
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -15,6 +15,8 @@ import orjson
 
 from tidesink.codecs.canal_json_shape import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import reads_alike
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.decoding import Apart, Missed, Renamed, ToldColumns, declared_table
@@ -26,11 +28,18 @@ from tidesink.sinks.shape import TableShape
 from tidesink.sinks.source import translated_read_errors
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.topic_ddl import DDL_PARTITION
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.ddl_history import reads_alike
 from tidesink.typemap.render import ZeroDate, spark_type
-from tidesink.typemap.row_key import IDENTITIES, UNTOLD_KEY, is_row_keyed
-from tidesink.typemap.shape import shape_of, wider_ddl, with_defaults, with_former, with_gone, without
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    UNTOLD_KEY,
+    is_row_keyed,
+    shape_of,
+    wider_ddl,
+    with_defaults,
+    with_former,
+    with_gone,
+    without,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ from tidesink.sinks.decoding import Decoding
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.schema_policy import Judgement
 from tidesink.sinks.state_store import StateStore
-from tidesink.typemap.layout import Layout
+from tidesink.typemap.projection import Layout
 
 _KIND: Final = "known-columns"
 _NOT_NEW: Final = (

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.ddl.history import Followed, followed, left_out_too
 from tidesink.events import Column as TableColumn
 from tidesink.sinks.decoding import Decoding, ToldColumns
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.targets.base import OWN_COLUMNS
-from tidesink.typemap.layout import Layout, laid_out
-from tidesink.typemap.shape import TableShape
-from tidesink.typemap.told_names import Followed, followed, left_out_too
+from tidesink.typemap.projection import Layout, laid_out
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

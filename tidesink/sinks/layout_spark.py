@@ -25,9 +25,9 @@ from tidesink.codecs.columns_faults import null
 from tidesink.errors import ConfigError, FilterError
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.metadata_spark import unstamped
-from tidesink.typemap.layout import LaidOut, Layout
+from tidesink.typemap.projection import LaidOut, Layout
 from tidesink.typemap.row_filter import RowFilter
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

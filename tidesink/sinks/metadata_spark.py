@@ -16,8 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from tidesink.codecs.columns_base import DELETE, POSITION, UPSERT
 from tidesink.codecs.columns_faults import null
 from tidesink.sinks.change_log import OP
-from tidesink.typemap.metadata import MetadataKind, metadata_columns
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -59,7 +59,7 @@ from tidesink.codecs.columns_base import (
 from tidesink.codecs.columns_faults import STRINGS, null
 from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
 from tidesink.sinks.told_values_spark import ToldValues
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,7 @@ from tidesink.errors import SchemaRefusedError
 from tidesink.events import ColumnType, TableId
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.ranges import OffsetRange
-from tidesink.typemap.shape import ShapeColumn, Shard, TableShape
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
 if TYPE_CHECKING:
     from tidesink.sinks.batch.tasks import RangeTask

@@ -12,7 +12,7 @@ from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.routes import Destination
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.routing import routed_shape
-from tidesink.typemap.shape import TableShape, quoted
+from tidesink.typemap.target_schema import TableShape, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

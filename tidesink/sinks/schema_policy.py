@@ -18,7 +18,7 @@ from tidesink.sinks.decoding import ToldColumns
 from tidesink.sinks.modes import names_of
 from tidesink.sinks.shape import ShapeColumn, TableShape, wider_ddl, without
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
-from tidesink.typemap.layout import Layout
+from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import spark_type
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ The classes stand in ``typemap.shape``, since the codecs' column expressions cas
 not import the sinks.
 """
 
-from tidesink.typemap.shape import (
+from tidesink.typemap.target_schema import (
     ShapeColumn,
     Shard,
     TableShape,

@@ -23,7 +23,7 @@ from tidesink.codecs.columns_base import (
     WATERMARK,
 )
 from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place, PlaceSummary, Truncate
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 import structlog
 
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import ToldNames, ddl_moment
+from tidesink.ddl.unapplied import altered_tables, moved_tables, unapplied
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.offsets import TopicOffsets
@@ -22,10 +25,6 @@ from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.records_spark import marked_ddl
 from tidesink.sinks.source import KafkaSource, translated_read_errors
 from tidesink.sinks.state_store import StateStore
-from tidesink.typemap.ddl import TableDefinitions
-from tidesink.typemap.ddl_history import ddl_moment
-from tidesink.typemap.ddl_unapplied import altered_tables, moved_tables, unapplied
-from tidesink.typemap.told_names import ToldNames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

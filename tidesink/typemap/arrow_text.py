@@ -19,9 +19,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidesink.events import ColumnType
-from tidesink.typemap.calendar_text import INSTANT, LOCAL_DATE, LOCAL_DATETIME
 from tidesink.typemap.local_time import has_known_offsets, utc_micros
-from tidesink.typemap.parse import DATETIME, TIME, integer_bounds, padded_decimal
+from tidesink.typemap.parse import (
+    DATETIME,
+    INSTANT,
+    LOCAL_DATE,
+    LOCAL_DATETIME,
+    TIME,
+    integer_bounds,
+    padded_decimal,
+)
 from tidesink.typemap.table import Reader, row_of
 
 Mask = NDArray[np.bool_]

@@ -1,36 +1,105 @@
-"""Wire values to Python's: one reader a logical type, both codecs share them.
+"""Wire values to Python values: one reader per logical type, shared by the codecs.
 
-Two steps, kept apart. ``text_reader`` and ``wire_unsigned`` give the value TiDB held, in the form
-``tidesink.events`` defines. ``target_reader`` goes on to what a table target stores (dates, timestamps in
-UTC), where the zero-date policy applies. Decimals never pass through a float.
+There are two separate steps. ``text_reader`` and ``wire_unsigned`` give the value that TiDB held, in the
+form that ``tidesink.events`` defines. ``target_reader`` goes on to what a target table stores (dates,
+timestamps in UTC); the zero-date policy applies there. Decimals never pass through a float.
+
+Dates and times keep the text of MySQL and of other databases; those that a calendar has become Python
+values.
+
+``text_reader`` validates each value and takes several calls to do so. Most values do not need that: each
+type's usual texts have a pattern so narrow that a Python constructor reads them exactly as ``text_reader``
+would. The texts of a row's columns are joined and matched at once. If they match, no value can be invalid;
+if not, the readers name the fault.
 """
 
 from __future__ import annotations
 
+import calendar
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date, datetime, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
-from functools import partial
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 from tidesink.errors import ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
-from tidesink.typemap.calendar_text import (
-    DATE,
-    INSTANT,
-    LOCAL_DATE,
-    LOCAL_DATETIME,
-    in_microseconds,
-    is_calendar_date,
-    to_date,
-    to_datetime,
-    to_instant,
-)
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.table import Reader, TypeRow, row_of
+
+DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
+# Other databases' calendars have more: years of any length, years before 1, infinity, nanoseconds.
+_WIDE_DAY = r"[0-9]{4,9}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+_WIDE_CLOCK = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+_WIDE_OFFSET = r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2})?"
+LOCAL_DATE = re.compile(rf"{_WIDE_DAY}(?: BC)?|-?infinity", re.ASCII)
+LOCAL_DATETIME = re.compile(rf"{_WIDE_DAY} {_WIDE_CLOCK}(?: BC)?|-?infinity", re.ASCII)
+INSTANT = re.compile(rf"{_WIDE_DAY} {_WIDE_CLOCK}{_WIDE_OFFSET}(?: BC)?|-?infinity", re.ASCII)
+
+
+_BEFORE_CHRIST = " BC"
+
+
+def is_calendar_date(text: str) -> bool:
+    """Whether the date part of MySQL's text is a day of the calendar (year 1 to 9999)."""
+    found = DATE.match(text)
+    if found is None or text.endswith(_BEFORE_CHRIST):
+        return False
+    year, month, day = (int(part) for part in found.groups())
+    return year > 0 and 1 <= month <= 12 and 1 <= day <= calendar.monthrange(year, month)[1]
+
+
+def to_date(text: str) -> date:
+    """The day of a text that ``is_calendar_date``."""
+    return date.fromisoformat(text)
+
+
+def to_datetime(text: str) -> datetime:
+    """The date and time, without a zone, of a text that ``is_calendar_date``."""
+    whole, _, fraction = text.partition(".")
+    return datetime.fromisoformat(whole).replace(microsecond=int(fraction.ljust(6, "0")) if fraction else 0)
+
+
+def to_instant(text: str) -> datetime:
+    """The instant, in UTC, of a text with an offset that ``is_calendar_date``.
+
+    Raises:
+        ValueOutOfRangeError: in UTC it is no date of the years 1 to 9999.
+    """
+    clock, offset = _OFFSET.split(text, maxsplit=1)
+    try:
+        zone = datetime.strptime(offset, "%z").tzinfo
+        return to_datetime(clock).replace(tzinfo=zone).astimezone(timezone.utc)
+    except (ValueError, OverflowError) as error:
+        raise ValueOutOfRangeError(f"{text!r} is no timestamp of the years 1 to 9999") from error
+
+
+def in_microseconds(to_python: Callable[[str], datetime]) -> Callable[[str], datetime]:
+    """A reader of text that may have nanoseconds, if they are zero: Python and Spark have none."""
+
+    def read(text: str) -> datetime:
+        beyond = _NANOSECONDS.search(text)
+        if beyond is None:
+            return to_python(text)
+        if beyond.group(1).strip("0"):
+            raise ValueOutOfRangeError(
+                f"{text!r} has nanoseconds, which the target's timestamps have not: "
+                "define the column with 7 to 9 digits of a second to keep it as text"
+            )
+        return to_python(text[: beyond.start(1)] + text[beyond.end(1) :])
+
+    return read
+
+
+_OFFSET = re.compile(rf"(?={_WIDE_OFFSET}\Z)", re.ASCII)
+# What stands behind a fraction's sixth digit.
+_NANOSECONDS = re.compile(r"\.[0-9]{6}([0-9]{1,3})", re.ASCII)
+
 
 TargetValue = Value | date | datetime
 
@@ -350,3 +419,109 @@ def _to_text(value: Value) -> TargetValue:
     if isinstance(value, Decimal):
         return format(value, "f")
     return str(value) if isinstance(value, int) else value
+
+
+# In no usual text.
+_BETWEEN: Final = "\0"
+# Far from what a double cannot hold.
+_DOUBLE: Final = r"-?[0-9]{1,40}(?:\.[0-9]{1,400})?"
+
+
+class UsualText(NamedTuple):
+    """A type's usual texts; ``convert`` reads them, None where the text is the value."""
+
+    pattern: str
+    convert: Callable[[str], Value] | None
+
+
+class UsualRow(NamedTuple):
+    """Reads the columns ``names`` of rows where all their texts are usual.
+
+    ``read`` puts the values in the texts' place; where one is NULL or not usual it gives False, and the row
+    is as it was.
+    """
+
+    names: frozenset[str]
+    read: Callable[[dict[str, Any]], bool]
+
+
+def usual_text(column_type: ColumnType) -> UsualText | None:
+    """The usual texts of a type; None where only its reader can tell."""
+    bounds = integer_bounds(column_type)
+    if bounds is not None:
+        return _usual_integer(*bounds)
+    if row_of(column_type).reader == "decimal":
+        return UsualText((padded_decimal(column_type) or DECIMAL).pattern, Decimal)
+    return _BY_READER.get(row_of(column_type).reader)
+
+
+def _usual_integer(low: int, high: int) -> UsualText | None:
+    if low > 0 or high < 100:
+        return None
+    sign = "-?" if low <= -high else ""
+    return UsualText(sign + _up_to(high), int)
+
+
+def _up_to(high: int) -> str:
+    """Digits that are at most ``high``, whatever they are: nearly all such numbers, since it is a quick look.
+
+    By the first digit alone a year or a TINYINT would miss too many.
+    """
+    first, second, rest = str(high)[0], str(high)[1], len(str(high)) - 1
+    if high < 10_000 and second > "0":
+        lead = f"(?:[0-{int(first) - 1}][0-9]|{first}[0-{int(second) - 1}]|[0-9])"
+        return f"{lead}?[0-9]{{1,{rest - 1}}}"
+    return f"[0-{int(first) - 1}]?[0-9]{{1,{rest}}}"
+
+
+_BY_READER: Final[dict[Reader, UsualText]] = {
+    "float64": UsualText(_DOUBLE, float),
+    "date": UsualText(DATE.pattern, None),
+    "datetime": UsualText(DATETIME.pattern, None),
+    "timestamp": UsualText(DATETIME.pattern, None),
+    "time": UsualText(TIME.pattern, None),
+}
+
+
+def usual_row(columns: Iterable[tuple[str, ColumnType]]) -> UsualRow | None:
+    """What reads the usual texts of these columns; None where none of them has any."""
+    found = [(name, usual) for name, one in columns if (usual := usual_text(one)) is not None]
+    if not found:
+        return None
+    names, patterns = [name for name, _ in found], [usual.pattern for _, usual in found]
+    if len(found) == 1:
+        # Of one name itemgetter gives the bare text.
+        names, patterns = names * 2, patterns * 2
+    conversions = tuple((name, usual.convert) for name, usual in found if usual.convert is not None)
+    return UsualRow(frozenset(names), _reader(itemgetter(*names), _joined(tuple(patterns)), conversions))
+
+
+def _reader(
+    texts: Callable[[Any], Iterable[str]],
+    pattern: re.Pattern[str],
+    conversions: tuple[tuple[str, Callable[[str], Value]], ...],
+) -> Callable[[dict[str, Any]], bool]:
+    matches, join = pattern.fullmatch, _BETWEEN.join
+
+    def read(row: dict[str, Any]) -> bool:
+        try:
+            if not matches(join(texts(row))):
+                return False
+        except TypeError:  # a NULL, or no text at all
+            return False
+        for name, convert in conversions:
+            row[name] = convert(row[name])
+        return True
+
+    return read
+
+
+@lru_cache(maxsize=256)
+def _joined(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    # Rows of one table come and go in several shapes, and a pattern takes longer to compile than to use.
+    return re.compile(_BETWEEN.join(f"(?:{_ungrouped(pattern)})" for pattern in patterns), re.ASCII)
+
+
+def _ungrouped(pattern: str) -> str:
+    """The pattern without capturing groups, each of which would cost something."""
+    return re.sub(r"(?<!\\)\((?!\?)", "(?:", pattern)

@@ -1,12 +1,17 @@
-"""A column's type on each side of the wire, by look-up in the table."""
+"""A column's type on each side of the wire and in Iceberg, by look-up in the table.
+
+Iceberg tables are made through Spark, so Iceberg's type names are those of Spark's types.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 from tidesink.events import ColumnType
-from tidesink.typemap.sql_type import render_members
+from tidesink.typemap.mysql_types import render_members
 from tidesink.typemap.table import SPARK_MAX_PRECISION, TypeRow, find_row, row_of
 
 DecimalMode = Literal["precise", "string"]
@@ -171,3 +176,14 @@ def sql_type_code(column_type: ColumnType, value: object) -> int:
     if row.sql_type_above and isinstance(value, int) and value > row.sql_type_above[0]:
         return row.sql_type_above[1]
     return row.sql_type
+
+
+# Spark type -> Iceberg's; the others have Spark's word. A contract test holds it to Iceberg's own library.
+_OF_SPARK: Final[Mapping[str, str]] = MappingProxyType(
+    {"bigint": "long", "timestamp_ntz": "timestamp", "timestamp": "timestamptz"}
+)
+
+
+def iceberg_type(spark: str) -> str:
+    """The Iceberg type of a Spark DDL type."""
+    return _OF_SPARK.get(spark, spark)

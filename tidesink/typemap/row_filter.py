@@ -1,23 +1,29 @@
-"""A condition on the rows of a table, in Spark's SQL: read and vetted before anything runs it.
+"""A condition on the rows of a table, in Spark's SQL: parsed and checked before anything runs it.
 
-The text goes to Spark as it was given, its column names alone put in place of the row's; so what is
-read here decides what is refused, and never what the condition means.
+Spark gets the text as it was written; only its column names are replaced by the row's. So this module
+decides what is refused, and never what the condition means.
+
+It also finds, without Spark and Java, types and patterns that are certainly wrong. Types are sqlglot's;
+where sqlglot knows none, nothing is refused. Of regular expressions only what no version of
+``java.util.regex.Pattern`` accepts is refused: unclosed parts, and repetitions of nothing. Spark and Java
+decide on everything else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError
-from tidesink.typemap.filter_types import refuse_patterns, refuse_types
-from tidesink.typemap.shape import TableShape, quoted
+from tidesink.typemap.target_schema import TableShape, quoted
 
 if TYPE_CHECKING:
     from sqlglot import exp
+
 
 # What takes no row away, and so no filter's place.
 ALWAYS: Final = "true"
@@ -224,3 +230,224 @@ def _mentions(tree: exp.Expression, text: str) -> Iterator[_Mention]:
         if text[start:end] not in (name, quoted(name)):
             raise ConfigError("cannot be read by this version of sqlglot: install a newer one")
         yield _Mention(name, start, end)
+
+
+# Words before a pattern, and functions whose second argument is one.
+_MATCHING: Final = frozenset({"rlike", "regexp"})
+_CALLS: Final = _MATCHING | {
+    "regexp_like",
+    "regexp_count",
+    "regexp_extract",
+    "regexp_instr",
+    "regexp_replace",
+    "regexp_substr",
+}
+_TEXTS: Final = ("STRING", "RAW_STRING")
+
+
+def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) -> None:
+    """Refuse what is a value and no condition. ``tree`` is what sqlglot reads of ``text``.
+
+    ``columns``: Spark's types of the columns that are known, by lower-case name.
+
+    Raises:
+        ConfigError: the whole, or a part beside AND, OR or NOT, has a type that is no truth value.
+    """
+    from sqlglot import exp
+
+    typed = _typed(tree, columns)
+    if typed is None:
+        return
+    conditions = [typed, *(part for node in typed.find_all(exp.Connector, exp.Not) for part in _parts(node))]
+    for part in conditions:
+        named = _no_truth(part.unnest().type)
+        # A text beside AND may be cast to a truth value; the whole is not.
+        if named is not None and (part is typed or named != "string"):
+            shown = repr(text) if part is typed else f"a part of {text!r}, beside AND, OR or NOT,"
+            raise ConfigError(f"{shown} is a value of type {named} and no condition")
+
+
+def _parts(node: Any) -> Iterator[exp.Expression]:
+    """What stands beside AND, OR or NOT and has a type for sure: casts, and columns, which are casts here.
+
+    Of calls it is not: sqlglot takes left(1, 2) for a number, which is a text.
+    """
+    from sqlglot import exp
+
+    found = (part for part in node.args.values() if hasattr(part, "unnest"))
+    yield from (part for part in found if isinstance(part.unnest(), exp.Cast))
+
+
+def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
+    """The tree with sqlglot's types; None where it fails to tell them."""
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+    from sqlglot.optimizer.annotate_types import annotate_types
+
+    def known(node: exp.Expression) -> exp.Expression:
+        found = columns.get(node.name.lower()) if isinstance(node, exp.Column) else None
+        return node if found is None else exp.cast(exp.Null(), found, dialect="spark")
+
+    try:
+        found: exp.Expression = annotate_types(tree.copy().transform(known), dialect="spark")
+    except (SqlglotError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        return None  # a filter that is right must not be refused for what only helps
+    return found
+
+
+def _no_truth(found: exp.DataType | None) -> str | None:
+    """The name of a type that is certainly none of truth values."""
+    from sqlglot import exp
+
+    if found is None:
+        return None
+    if found.this in exp.DataType.TEXT_TYPES:
+        return "string"
+    others = exp.DataType.NUMERIC_TYPES | exp.DataType.TEMPORAL_TYPES
+    sure = found.this in others or found.this in (exp.DataType.Type.BINARY, exp.DataType.Type.ARRAY)
+    return found.sql(dialect="spark").lower() if sure else None
+
+
+def refuse_patterns(text: str) -> None:
+    """Refuse a regular expression, given as a text, that Java takes in no version.
+
+    Raises:
+        ConfigError: says which pattern, and what is wrong with it.
+    """
+    import sqlglot
+
+    for pattern in _patterns(sqlglot.tokenize(text, dialect="spark")):
+        fault = java_fault(pattern)
+        if fault is not None:
+            raise ConfigError(f"has the pattern {pattern!r}, which {fault}: no row could be matched by it")
+
+
+def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
+    # Texts side by side are one text: such a pattern is left to Spark.
+    for at, (before, token) in enumerate(pairwise(tokens), start=1):
+        after = tokens[at + 1].token_type.name if at + 1 < len(tokens) else ""
+        if token.token_type.name not in _TEXTS or after in _TEXTS:
+            continue
+        if before.text.lower() in _MATCHING or (
+            before.token_type.name == "COMMA" and _is_second(tokens, at - 1)
+        ):
+            yield token.text
+
+
+def _is_second(tokens: Sequence[Any], comma: int) -> bool:
+    """Whether a comma is the first one of a call that takes a pattern behind it."""
+    depth = 0
+    for at in range(comma - 1, 0, -1):
+        kind = tokens[at].token_type.name
+        depth += {"R_PAREN": 1, "L_PAREN": -1}.get(kind, 0)
+        if depth < 0:
+            return tokens[at - 1].text.lower() in _CALLS
+        if kind == "COMMA" and depth == 0:
+            return False
+    return False
+
+
+_COUNT: Final = re.compile(r"\{[0-9]+(,[0-9]*)?\}")
+_FLAGS: Final = re.compile(r"[a-zA-Z-]*:?")
+# In the comments mode spaces, and all behind a #, are no part of the pattern.
+_COMMENTS: Final = re.compile(r"\(\?[a-zA-Z]*x")
+_QUOTE, _UNQUOTE = r"\Q", r"\E"
+# Escapes that go on in braces, as \p{L} and \x{10FFFF}.
+_BRACED: Final = "pPxkN"
+
+
+class _Step(NamedTuple):
+    """How far a part of the pattern goes, and what is wrong with it."""
+
+    end: int
+    fault: str = ""
+
+
+def java_fault(pattern: str) -> str | None:
+    """Why Java takes no such pattern; None where it may take it."""
+    if _COMMENTS.search(pattern):
+        return None
+    at, depth, repeatable = 0, 0, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char in "*+?{":
+            step = _repetition(pattern, at, repeatable=repeatable)
+            repeatable = char == "{"
+        elif char == "(":
+            step, depth, repeatable = _opening(pattern, at), depth + 1, False
+        elif char == ")" and depth == 0:
+            return "has a ) that no ( opens"
+        else:
+            step = _atom(pattern, at)
+            depth, repeatable = depth - (char == ")"), char != "|"
+        if step.fault:
+            return step.fault
+        at = step.end
+    return "has a ( that no ) closes" if depth else None
+
+
+def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
+    """``*``, ``+``, ``?`` or ``{n,m}``, and the mark behind it that says how it repeats."""
+    end = at + 1
+    if pattern[at] == "{":
+        count = _COUNT.match(pattern, at)
+        if count is None:
+            return _Step(at, "has a { that begins no count: write it as \\\\{")
+        end = count.end()
+    elif not repeatable:
+        return _Step(at, f"has a {pattern[at]} with nothing before it to repeat")
+    return _Step(end + 1 if pattern[end : end + 1] in ("+", "?") else end)
+
+
+def _opening(pattern: str, at: int) -> _Step:
+    """A group's ``(`` and what says its kind; a name or look-behind goes up to its ``<``."""
+    if pattern[at + 1 : at + 2] != "?":
+        return _Step(at + 1)
+    kind = pattern[at + 2 : at + 3]
+    if kind and kind in ":=!>":
+        return _Step(at + 3)
+    if kind == "<":
+        behind = pattern[at + 3 : at + 4]
+        named = pattern.find(">", at + 3)
+        end = at + 4 if behind and behind in "=!" else named + 1
+        return _Step(end or len(pattern))
+    flags = _FLAGS.match(pattern, at + 2)
+    return _Step(flags.end() if flags else at + 2)
+
+
+def _atom(pattern: str, at: int) -> _Step:
+    if pattern[at] == "[":
+        end = _class_end(pattern, at)
+        return _Step(end) if end else _Step(at, "has a [ that no ] closes")
+    if pattern[at] != "\\":
+        return _Step(at + 1)
+    if at + 1 == len(pattern):
+        return _Step(at, "ends in a backslash")
+    return _Step(_escape_end(pattern, at))
+
+
+def _escape_end(pattern: str, at: int) -> int:
+    if pattern.startswith(_QUOTE, at):
+        end = pattern.find(_UNQUOTE, at + 2)
+        return len(pattern) if end < 0 else end + 2
+    if pattern[at + 1] in _BRACED and pattern[at + 2 : at + 3] == "{":
+        return (pattern.find("}", at) + 1) or len(pattern)
+    return at + (3 if pattern[at + 1] == "c" else 2)
+
+
+def _class_end(pattern: str, at: int) -> int:
+    """Behind the ``]`` of a class, which may hold others; 0 where there is none."""
+    depth, empty = 0, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "[":
+            depth, empty = depth + 1, True
+            at += 2 if pattern[at + 1 : at + 2] == "^" else 1
+            continue
+        if char == "]" and not empty:  # the first of a class is a character of it
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        empty = False
+        at = _escape_end(pattern, at) if char == "\\" and at + 1 < len(pattern) else at + 1
+    return 0

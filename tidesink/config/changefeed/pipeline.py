@@ -13,9 +13,9 @@ from tidesink.codecs.table_filter import TableFilter
 from tidesink.config.changefeed.changefeed import Changefeed
 from tidesink.config.changefeed.given import Given
 from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.typemap.ddl import TableDefinitions
 
 KAFKA_VARIABLE: Final = "KAFKA_PASSWORD"
 REGISTRY_VARIABLE: Final = "SCHEMA_REGISTRY_PASSWORD"

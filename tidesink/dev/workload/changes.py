@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from random import Random
 
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.workload import shop
 from tidesink.dev.workload.values import random_value
 from tidesink.events import ChangeEvent, DdlEvent, Op, Position, Row, TableId, TableSchema, Value
-from tidesink.typemap.definitions import TableDefinitions
 
 Change = ChangeEvent | DdlEvent
 Key = tuple[Value, ...]

@@ -19,8 +19,8 @@ from tidesink.codecs.batch import ChangeTable
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.parse import TargetValue, target_reader, text_reader
-from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tidesink.sinks.batch.reduce import ReducedTable, Reduction, key_hashes, nam
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
 from tidesink.typemap.arrow import arrow_of_spark
-from tidesink.typemap.shape import TableShape
+from tidesink.typemap.target_schema import TableShape
 
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, hashes binary, "

@@ -26,8 +26,8 @@ from tidesink.schema_registry.naming import subject
 
 if TYPE_CHECKING:
     from tidesink.codecs.debezium_values_modes import DebeziumModes
+    from tidesink.ddl.catalog import TableDefinitions
     from tidesink.schema_registry.base import SchemaRegistry
-    from tidesink.typemap.definitions import TableDefinitions
 
 _IMAGES: Final = ("key", "before", "after")
 Place = Callable[[int], dict[str, Any]]

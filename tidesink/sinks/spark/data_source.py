@@ -24,6 +24,7 @@ from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import DecodedBatch, ValueOptions
 from tidesink.codecs.opening import DEBEZIUM_ALIASES, open_codec, protocol_named
 from tidesink.config.source import SourceSettings
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
 from tidesink.schema_registry.base import SchemaRegistry
@@ -39,7 +40,6 @@ from tidesink.sinks.spark.change_rows import (
     registered_columns,
     spark_schema,
 )
-from tidesink.typemap.definitions import TableDefinitions
 from tidesink.typemap.render import ZeroDate
 
 _KAFKA: Final = "kafka."

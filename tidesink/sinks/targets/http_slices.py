@@ -18,7 +18,7 @@ from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.http_requests import Endpoint, Requests
 from tidesink.sinks.targets.message_rows import MessageRow, MessageRows
 from tidesink.sinks.targets.task_outcomes import Sent
-from tidesink.typemap.json_value import json_value
+from tidesink.typemap.wire_text import json_value
 
 if TYPE_CHECKING:
     from tidesink.sinks.targets.store_ledger import LedgerEntry

@@ -26,7 +26,7 @@ from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
 from tidesink.sinks.targets.identifier import quote_identifier
 from tidesink.sinks.targets.shape_checks import Reserved, check_shape
 from tidesink.sinks.targets.spark_tables import literal
-from tidesink.typemap.render_iceberg import iceberg_type
+from tidesink.typemap.render import iceberg_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from tidesink.sinks.progress import Progress
 from tidesink.sinks.targets.kafka_encoding import Encoding
 from tidesink.sinks.targets.message_rows import MessageRow
 from tidesink.sinks.targets.task_outcomes import Sent
-from tidesink.typemap.json_value import json_value
+from tidesink.typemap.wire_text import json_value
 
 if TYPE_CHECKING:
     from tidesink.codecs.base import EncodedRecord

@@ -24,9 +24,8 @@ from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, 
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.targets.message_rows import MessageRow, MessageRows
-from tidesink.typemap.row_key import NO_FLAT_AVRO, is_row_keyed
-from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import TYPES, row_of
+from tidesink.typemap.target_schema import NO_FLAT_AVRO, ShapeColumn, TableShape, is_row_keyed
 
 _OURS: Final = frozenset(row.name for row in TYPES)
 # What other databases' types are written as, by how they are read.

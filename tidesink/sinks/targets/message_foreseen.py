@@ -10,8 +10,8 @@ from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.foreseen import Foreseen, Foresight, Limit
 from tidesink.sinks.targets.kafka_encoding import prepare, written_type
 from tidesink.sinks.targets.message_batches import check_shape
-from tidesink.typemap.json_value import json_type
 from tidesink.typemap.render import type_words
+from tidesink.typemap.wire_text import json_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from tidesink.events import ColumnType, Row, Value
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch, ReducedOp
-from tidesink.typemap.shape import ShapeColumn, TableShape
 from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 COMMIT_TS = "_commit_ts"
 _NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)

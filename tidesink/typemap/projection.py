@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.typemap.metadata import MetadataKind, metadata_columns
 from tidesink.typemap.row_filter import RowFilter, check_types
-from tidesink.typemap.shape import ShapeColumn, TableShape
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,24 @@
-"""Values to the text canal-json carries, the inverse of ``parse.text_reader``.
+"""Python values to text: canal-json's wire text, and JSON.
 
-TiCDC (tiflow c7b2588): decimals padded to their scale, floats with the fewest digits that name them
-and never an exponent, ENUM as its index, SET and BIT as numbers, bytes as U+0000 to U+00FF.
+``text_writer`` is the inverse of ``parse.text_reader``. TiCDC (tiflow c7b2588): decimals padded to their
+scale, floats with the fewest digits that identify them and never an exponent, ENUM as its index, SET and
+BIT as numbers, bytes as U+0000 to U+00FF.
+
+JSON is the form of ``tidesink decode -o json``, used wherever rows are shown or sent as JSON. Integers are
+exact (unsigned 64-bit too); FLOAT is the shortest number that identifies its 32 bits; values that are no
+JSON number (Postgres) are the text NaN, Infinity or -Infinity; DECIMAL is text at its scale; binary is
+``{"base64": …}``; dates, times, JSON and VECTOR are the source's text.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, Final
 
 from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
 from tidesink.events import ColumnType, Value
@@ -190,3 +199,39 @@ _WRITERS: dict[Reader, Callable[[ColumnType], TextWriter]] = {
     "local_datetime": _text,
     "instant": _text,
 }
+
+
+# How a value is read -> what it is in JSON; the others are texts.
+_TYPES: Final[Mapping[Reader, str]] = MappingProxyType(
+    {
+        "integer": "number",
+        "unsigned64": "number",
+        "bit": "number",
+        "float32": "number",
+        "float64": "number",
+        "boolean": "boolean",
+        "binary": '{"base64": string}',
+    }
+)
+
+
+def json_type(column_type: ColumnType) -> str:
+    """What ``json_value`` makes of a type's values; of an ENUM or SET without members labels or numbers."""
+    row = row_of(column_type)
+    if row.parameter == "allowed" and column_type.members is None:
+        return "string or number"
+    return _TYPES.get(row.reader, "string")
+
+
+def json_value(value: Value, column_type: ColumnType | None = None) -> Any:
+    """A value as orjson and json write it; ``column_type`` tells a FLOAT from a DOUBLE."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes):
+        return {"base64": b64encode(value).decode("ascii")}
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if not math.isfinite(value):
+        # Postgres stores them. JSON has no such numbers; these are the texts that Kafka Connect writes.
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return shortest_float32(value) if column_type is not None and column_type.name == "float" else value

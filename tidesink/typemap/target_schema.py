@@ -1,23 +1,34 @@
-"""A table's shape at a target: which columns, of which Spark type, under which keys.
+"""A table's schema at a target: its columns, their Spark types, its keys, and its metadata columns.
 
-A shape grows only by what loses nothing: columns are added, integers and decimals get wider. Whatever
-else differs between two writers of one table is a conflict, refused by name. Column names are told
-apart as MySQL tells them apart, without regard to case.
+A schema grows only in ways that lose nothing: columns are added, integers and decimals become wider. Any
+other difference between two writers of one table is a conflict, refused by name. Column names are compared
+as MySQL compares them, without regard to case.
+
+TiDB's row key can be the key of a table that has none. TiDB stores a table without a primary key, or a
+unique key of NOT NULL columns, under a number of its own, ``_tidb_rowid``. New TiCDC (ticdc b813e76) writes
+it in canal-json with ``output-row-key`` and the TiDB extension: ``_tidb.rowkey`` is, in base64, the row's
+key in TiKV without the prefix of a keyspace: ``t``, the table's id, ``_r``, the row's id. Both ids have 8
+bytes, big-endian, with the sign bit flipped, so that bytes compare as the numbers do. The table's id is the
+partition's in a partitioned table, and changes with TRUNCATE: the same row id under another table id is
+another row.
 """
 
 from __future__ import annotations
 
+import base64
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
-from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema
+from tidesink.typemap.mysql_types import default_as
 from tidesink.typemap.render import SparkType, ZeroDate, spark_type
-from tidesink.typemap.sql_default import default_as
 from tidesink.typemap.table import SPARK_MAX_PRECISION, row_of
 
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
@@ -348,3 +359,157 @@ def _wider_decimal(old: tuple[int, int] | None, new: tuple[int, int] | None) -> 
         return None
     whole, scale = max(old[0], new[0]), max(old[1], new[1])
     return _DECIMAL_DDL.format(whole + scale, scale) if whole + scale <= SPARK_MAX_PRECISION else None
+
+
+MetadataKind = Literal[
+    "op", "commit_ts", "position", "database", "table", "topic", "partition", "offset", "batch"
+]
+
+_TYPES: Final[Mapping[MetadataKind, ColumnType]] = MappingProxyType(
+    {
+        "op": ColumnType("varchar", length=16, sql="varchar(16)"),
+        "commit_ts": ColumnType("bigint", sql="bigint"),
+        "position": ColumnType("varchar", length=255, sql="varchar(255)"),
+        "database": ColumnType("varchar", length=255, sql="varchar(255)"),
+        "table": ColumnType("varchar", length=255, sql="varchar(255)"),
+        "topic": ColumnType("varchar", length=255, sql="varchar(255)"),
+        "partition": ColumnType("int", sql="int"),
+        "offset": ColumnType("bigint", sql="bigint"),
+        "batch": ColumnType("bigint", sql="bigint"),
+    }
+)
+
+
+# What each row of a change log says of itself, in columns called by ``default_name``.
+_IN_LOGS: Final = frozenset({"op", "commit_ts", "partition", "offset"})
+
+
+def default_name(kind: str) -> str:
+    """The name of a metadata column that the config does not name."""
+    return f"_tidesink_{kind}"
+
+
+def beside_log(names: Mapping[MetadataKind, str]) -> dict[MetadataKind, str]:
+    """Those of the columns asked for that a change log does not have by itself."""
+    return {
+        kind: name
+        for kind, name in names.items()
+        if kind not in _IN_LOGS or name.lower() != default_name(kind)
+    }
+
+
+def metadata_columns(names: Mapping[MetadataKind, str]) -> tuple[ShapeColumn, ...]:
+    """The columns of a table that asks for them, in the order it does."""
+    return tuple(
+        ShapeColumn(name, _TYPES[kind], spark_type(_TYPES[kind]).ddl) for kind, name in names.items()
+    )
+
+
+# TiDB lets no column have the first name. It comes first: its range says which files and pages a batch
+# concerns, where the table's id is the same in all rows.
+ROW_ID: Final = "_tidb_rowid"
+TABLE_ID: Final = "_tidb_table_id"
+_DEBEZIUM: Final = "Debezium's records have no other: a source position names an event, and no row"
+# What a protocol has, beside a key, that tells rows apart: what to say of a table without a key.
+IDENTITIES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "canal-json": "new TiCDC sends TiDB's row keys, which tell rows apart (output-row-key=true and "
+        "enable-tidb-extension=true, in the changefeed and under source)",
+        "flat-avro": "flat-avro has nothing else that names a row; new TiCDC's canal-json has, with "
+        "output-row-key=true",
+        "debezium-avro": _DEBEZIUM,
+        "debezium-json": _DEBEZIUM,
+    }
+)
+_FORM: Final = "'t', 8 bytes of the table's id, '_r', 8 bytes of the row's id, in base64"
+# 19 bytes: 18 in groups of three, the last one as two characters, the second with four bits.
+BASE64_FORM: Final = "^[A-Za-z0-9+/]{25}[AQgw]==$"
+_KEY: Final = struct.Struct(">cQ2sQ")
+_SIGN: Final = 1 << 63
+
+
+class RowKey(NamedTuple):
+    """Which row of which table, or partition of one."""
+
+    row_id: int
+    table_id: int
+
+
+def parse_row_key(text: object) -> RowKey:
+    """What ``_tidb.rowkey`` says.
+
+    Raises:
+        SchemaMismatchError: it is not there, or is the key of a row that has no ``_tidb_rowid``.
+    """
+    if type(text) is not str:
+        raise SchemaMismatchError(NO_ROW_KEY)
+    if re.fullmatch(BASE64_FORM, text) is None:
+        raise SchemaMismatchError(OTHER_ROW_KEY)
+    first, table, between, row = _KEY.unpack(base64.b64decode(text))
+    if (first, between) != (b"t", b"_r"):
+        raise SchemaMismatchError(OTHER_ROW_KEY)
+    return RowKey(row - _SIGN, table - _SIGN)
+
+
+def render_row_key(key: RowKey) -> str:
+    """The text of ``_tidb.rowkey``."""
+    packed = _KEY.pack(b"t", key.table_id + _SIGN, b"_r", key.row_id + _SIGN)
+    return base64.b64encode(packed).decode()
+
+
+NO_ROW_KEY: Final = (
+    "the row has no _tidb.rowkey, and nothing else names a row of a table without a key: set "
+    "output-row-key=true and enable-tidb-extension=true in the changefeed, or name columns that tell the "
+    "rows apart under tables: keys"
+)
+OTHER_ROW_KEY: Final = (
+    f"_tidb.rowkey is not that of a row with a _tidb_rowid ({_FORM}), as rows of a table without a key have: "
+    "where the table has a key, name its columns under tables: keys, or give its definition"
+)
+# Of a target that writes flat-avro.
+NO_FLAT_AVRO: Final = (
+    "the table has no key, its rows are told apart by TiDB's row keys, and flat-avro has no place for them: "
+    "readers take a field whose name begins with _tidb_ for one of TiCDC's own and no column. Write "
+    "canal-json, debezium-json or debezium-avro, or name columns that tell the rows apart under keys"
+)
+# Of a table that nothing but its rows tells of.
+UNTOLD_KEY: Final = (
+    "rows are told apart by TiDB's row keys, since no pkNames and no DDL in the topic name a key: if the "
+    "table has a unique key of columns that are not null, name it under tables: keys, because the changefeed "
+    "may send a row whose key changes to another partition"
+)
+_WHY: Final = "the table has no key: TiDB's own number of {}, from _tidb.rowkey (output-row-key)"
+
+_BIGINT: Final = ColumnType("bigint", sql="bigint")
+ROW_KEY_COLUMNS: Final = tuple(
+    ShapeColumn(name, _BIGINT, "bigint", key=True, hidden=True) for name in (ROW_ID, TABLE_ID)
+)
+WHY_OF: Final = {ROW_ID: _WHY.format("the row"), TABLE_ID: _WHY.format("the table or partition")}
+
+
+def is_row_keyed(shape: TableShape) -> bool:
+    """Whether a shape's rows are told apart by their row keys."""
+    return any(column.hidden for column in shape.columns)
+
+
+def row_keyed(shape: TableShape) -> TableShape:
+    """A shape without a key, under the row key.
+
+    Raises:
+        SchemaRefusedError: the source has a column of one of the two names.
+    """
+    taken = [name for name in (ROW_ID, TABLE_ID) if name in shape.by_name]
+    if taken:
+        raise SchemaRefusedError(
+            f"the source has a column {taken[0]}, a name that the row key needs: rename it, or name columns "
+            "that tell the rows apart under tables: keys",
+            table=str(shape.table),
+        )
+    return replace(shape, columns=(*ROW_KEY_COLUMNS, *shape.columns), keys=(ROW_ID, TABLE_ID))
+
+
+def shown_columns(shape: TableShape) -> TableShape:
+    """A shape as the source shows it: without its row key, and then without a key."""
+    if not is_row_keyed(shape):
+        return shape
+    return replace(shape, columns=tuple(c for c in shape.columns if not c.hidden), keys=())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+from tidesink.ddl.catalog import producer_tokens, statements
+from tidesink.ddl.statements import read_table_name, starts_constraint
 from tidesink.events import TableId
-from tidesink.typemap.ddl_create import read_table_name, starts_constraint
-from tidesink.typemap.definitions import producer_tokens, statements
-from tidesink.typemap.sql_reader import SqlReader, split_by_comma
+from tidesink.typemap.mysql_types import SqlReader, split_by_comma
 
 
 class Unapplied(NamedTuple):

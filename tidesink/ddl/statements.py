@@ -1,0 +1,608 @@
+"""CREATE TABLE and ALTER TABLE of MySQL and TiDB, as the columns and keys a table has.
+
+Reads the grammar as far as columns and keys go; partitions, options, foreign keys, checks and comments are
+skipped. The handle key follows TiCDC (tiflow c7b2588): the primary key, else the unique index of NOT NULL
+stored columns with the fewest columns, the oldest among equals.
+
+Column definitions become a Column with the default and the type text that TiDB would show. Rules from TiDB
+(2026-06-25), as its own encoders showed them: display widths, ``decimal`` is ``decimal(10,0)``, ``CHARACTER
+SET binary`` turns text into binary, a NOT NULL YEAR without default has ``0000``, a column added NOT NULL
+has its type's zero for existing rows.
+
+A producer that restarts sends statements again: what an ALTER TABLE already did is left unchanged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from tidesink.errors import ConfigError, shown
+from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.typemap.mysql_types import (
+    SqlReader,
+    Token,
+    default_as,
+    default_text,
+    parse_sql_type,
+    shown_type,
+    split_by_comma,
+    zero_text,
+)
+from tidesink.typemap.table import find_row
+
+_ATTRIBUTES = frozenset({"UNSIGNED", "SIGNED", "ZEROFILL"})
+_LONGEST_TYPE_NAME = 3  # "national character varying"
+
+
+@dataclass(frozen=True)
+class ColumnDefinition:
+    """A parsed column with what the definition says about keys and its place."""
+
+    column: Column
+    primary: bool = False
+    unique: bool = False
+    place: str | None = None  # "FIRST", or "AFTER"
+    after: str | None = None
+
+
+@dataclass
+class _Options:
+    nullable: bool | None = None
+    default: list[Token] | None = None
+    on_update: bool = False
+    generated: bool = False
+    stored: bool = False
+    primary: bool = False
+    unique: bool = False
+    charset: str | None = None
+    place: str | None = None
+    after: str | None = None
+
+
+def read_column(sql: SqlReader, *, charset: str | None = None) -> ColumnDefinition:
+    """The column definition that stands next; ``charset`` is the table's.
+
+    Raises:
+        ConfigError: an unknown type, or text that is no column definition.
+    """
+    name = sql.name()
+    options = _Options(charset=charset)
+    word, arguments, attributes = _read_type(sql, options)
+    while not sql.done and not sql.sees(","):
+        _read_option(sql, options)
+    column_type = parse_sql_type(shown_type(word, arguments, attributes, charset=options.charset))
+    nullable = options.nullable is not False and not options.primary
+    column = Column(
+        name=name,
+        type=column_type,
+        nullable=nullable,
+        default=_default(options, column_type, nullable),
+        virtual=options.generated and not options.stored,
+    )
+    return ColumnDefinition(column, options.primary, options.unique, options.place, options.after)
+
+
+def with_origin_default(column: Column) -> Column:
+    """The column as ADD COLUMN leaves it: NOT NULL without a default gives old rows the type's zero."""
+    if column.nullable or column.virtual or column.default is not None:
+        return column
+    return replace(column, default=zero_text(column.type))
+
+
+def _default(options: _Options, column_type: ColumnType, nullable: bool) -> str | None:
+    if options.generated:
+        return None
+    if options.default is not None:
+        return default_text(options.default, column_type)
+    if column_type.name == "year" and not nullable:
+        return "0000"
+    if options.on_update and not nullable:
+        return zero_text(column_type)
+    return None
+
+
+def _read_type(sql: SqlReader, options: _Options) -> tuple[str, list[Token], list[str]]:
+    word = _type_name(sql)
+    if word == "serial":
+        # SERIAL is BIGINT UNSIGNED NOT NULL AUTO_INCREMENT UNIQUE.
+        options.nullable, options.unique = False, True
+        return "bigint", [], ["unsigned"]
+    if sql.skip("<"):  # VECTOR<FLOAT>(n)
+        sql.take()
+        sql.need(">")
+    arguments = sql.group() if sql.sees("(") else []
+    attributes = []
+    while sql.peek().says(*_ATTRIBUTES):
+        attributes.append(sql.take().text.lower())
+    return word, arguments, attributes
+
+
+def _type_name(sql: SqlReader) -> str:
+    for count in range(_LONGEST_TYPE_NAME, 0, -1):
+        words = [sql.peek(n) for n in range(count)]
+        if any(token.kind != "word" for token in words):
+            continue
+        name = " ".join(token.text.lower() for token in words)
+        known = name in ("bool", "boolean", "serial") or find_row(name) is not None
+        if known and not name.endswith(" unsigned"):  # an attribute, read apart
+            for _ in words:
+                sql.take()
+            return name
+    raise ConfigError(f"unknown SQL type {shown(sql.peek().text)}")
+
+
+def _read_option(sql: SqlReader, options: _Options) -> None:
+    if sql.skip("NOT", "NULL"):
+        options.nullable = False
+    elif sql.skip("NULL"):
+        options.nullable = True
+    elif sql.skip("DEFAULT"):
+        options.default = _expression(sql)
+    elif sql.skip("ON", "UPDATE"):
+        options.on_update = True
+        _expression(sql)
+    elif sql.skip_any("PRIMARY"):
+        sql.skip("KEY")
+        options.primary = True
+    elif sql.skip_any("UNIQUE"):
+        sql.skip("KEY")
+        options.unique = True
+    elif sql.skip("KEY"):
+        options.primary = True
+    elif sql.sees("AS", "(") or sql.sees("GENERATED"):
+        _read_generated(sql, options)
+    else:
+        _read_plain_option(sql, options)
+
+
+def _read_plain_option(sql: SqlReader, options: _Options) -> None:
+    if sql.skip("CHARACTER", "SET") or sql.skip("CHARSET") or sql.skip("CHAR", "SET"):
+        sql.skip("=")
+        options.charset = sql.take().text.lower()
+    elif sql.skip("BYTE"):
+        options.charset = "binary"
+    elif sql.skip("FIRST"):
+        options.place = "FIRST"
+    elif sql.skip("AFTER"):
+        options.place, options.after = "AFTER", sql.name()
+    elif sql.skip_any("COMMENT", "COLLATE", "COLUMN_FORMAT", "STORAGE"):
+        sql.take()
+    elif sql.skip("REFERENCES"):
+        _skip_reference(sql)
+    else:
+        sql.skip_item()
+
+
+def _skip_reference(sql: SqlReader) -> None:
+    # ON UPDATE SET NULL and SET DEFAULT must not be read as options of the column.
+    while not sql.done and not sql.sees(","):
+        if sql.skip("ON"):
+            sql.take()
+            sql.take()
+            sql.skip_any("NULL", "DEFAULT", "ACTION")
+        elif sql.sees("NOT") or sql.sees("NULL") or sql.sees("COMMENT"):
+            return
+        else:
+            sql.skip_item()
+
+
+def _read_generated(sql: SqlReader, options: _Options) -> None:
+    sql.skip("GENERATED", "ALWAYS")
+    sql.need("AS")
+    sql.group()
+    options.generated = True
+    options.stored = not sql.skip("VIRTUAL") and sql.skip_any("STORED", "PERSISTENT")
+
+
+def _expression(sql: SqlReader) -> list[Token]:
+    """One default or ON UPDATE value: a literal with its sign, a function call, or a group."""
+    if sql.sees("("):
+        return [Token("sign", "("), *sql.group(), Token("sign", ")")]
+    expression = [sql.take()]
+    if expression[0].says("-", "+"):
+        expression.append(sql.take())
+    if expression[0].kind == "word" and sql.sees("("):
+        expression += [Token("sign", "("), *sql.group(), Token("sign", ")")]
+    return expression
+
+
+@dataclass(frozen=True)
+class Index:
+    """A unique index; ``columns`` are names, an expression stands as an empty name."""
+
+    name: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableDefinition:
+    """A table as DDL knows it: more than the wire ever says.
+
+    ``declared``: a person stated it. ``dropped`` are the names of columns that were dropped, folded;
+    ``renamed`` the names that columns had before, each with the one they have now, newest first.
+    """
+
+    table: TableId
+    columns: tuple[Column, ...] = ()
+    primary_key: tuple[str, ...] = ()
+    uniques: tuple[Index, ...] = ()
+    next_column_id: int = 1
+    charset: str | None = None
+    declared: bool = False
+    dropped: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def readded(self) -> tuple[str, ...]:
+        """The columns that were added under the name of one dropped before."""
+        return tuple(column.name for column in self.columns if column.name.casefold() in self.dropped)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The columns' names, folded."""
+        return frozenset(column.name.casefold() for column in self.columns)
+
+    @property
+    def reused(self) -> frozenset[str]:
+        """Names, folded, that several columns had: one now, those that were dropped or have another name."""
+        times = Counter((*self.names, *self.dropped, *(old.casefold() for old, _ in self.renamed)))
+        return frozenset(name for name, columns in times.items() if columns > 1)
+
+    def schema(self) -> TableSchema:
+        """The columns with their keys marked."""
+        primary = {name.casefold() for name in self.primary_key}
+        handle = primary or self._unique_handle()
+        return TableSchema(
+            self.table,
+            tuple(
+                replace(
+                    column,
+                    primary_key=column.name.casefold() in primary,
+                    handle=column.name.casefold() in handle,
+                    nullable=column.nullable and column.name.casefold() not in primary,
+                )
+                for column in self.columns
+            ),
+        )
+
+    def _unique_handle(self) -> set[str]:
+        fit = {c.name.casefold() for c in self.columns if not c.nullable and not c.virtual}
+        eligible = [u for u in self.uniques if all(name.casefold() in fit for name in u.columns)]
+        best = min(eligible, key=lambda unique: len(unique.columns), default=None)
+        return set() if best is None else {name.casefold() for name in best.columns}
+
+    def place_of(self, name: str) -> int:
+        """The column's place; names compare as MySQL's do.
+
+        Raises:
+            ConfigError: no such column.
+        """
+        for place, column in enumerate(self.columns):
+            if column.name.casefold() == name.casefold():
+                return place
+        raise ConfigError(f"table {self.table} has no column {name!r}")
+
+
+def skip_create_table(sql: SqlReader) -> bool:
+    """Takes CREATE [TEMPORARY] TABLE [IF NOT EXISTS]."""
+    if not (sql.skip("CREATE", "TABLE") or sql.skip("CREATE", "TEMPORARY", "TABLE")):
+        return False
+    sql.skip("IF", "NOT", "EXISTS")
+    return True
+
+
+def read_create_table(sql: SqlReader, default_schema: str) -> TableDefinition:
+    """The definition after CREATE TABLE.
+
+    Raises:
+        ConfigError: not to be read.
+    """
+    table = read_table_name(sql, default_schema)
+    parts = split_by_comma(sql.group())
+    charset = _table_charset(sql)
+    definition = TableDefinition(table, charset=charset)
+    found = [SqlReader(part) for part in parts if part]
+    columns = [read_column(part, charset=charset) for part in found if not starts_constraint(part)]
+    # TiDB numbers table-level indexes before the columns' own.
+    for part in found:
+        if starts_constraint(part):
+            definition = add_constraint(definition, part)
+    for column in columns:
+        definition = append_column(definition, column)
+    return _checked(definition)
+
+
+def _checked(definition: TableDefinition) -> TableDefinition:
+    for name in definition.primary_key:
+        definition.place_of(name)
+    if not definition.columns:
+        raise ConfigError(f"CREATE TABLE {definition.table} has no columns")
+    return definition
+
+
+def _table_charset(sql: SqlReader) -> str | None:
+    charset = None
+    while not sql.done:
+        if sql.skip("CHARSET") or sql.skip("CHARACTER", "SET"):
+            sql.skip("=")
+            charset = sql.take().text.lower()
+        else:
+            sql.take()
+    return charset
+
+
+def read_table_name(sql: SqlReader, default_schema: str) -> TableId:
+    """A table's name, with the default schema where it has none."""
+    first = sql.name()
+    return TableId(first, sql.name()) if sql.skip(".") else TableId(default_schema, first)
+
+
+_CONSTRAINTS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "KEY", "INDEX", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK")
+
+
+def starts_constraint(sql: SqlReader) -> bool:
+    """Whether a key or a check stands next, and no column."""
+    if sql.sees("VECTOR", "INDEX") or sql.sees("COLUMNAR", "INDEX"):
+        return True
+    return sql.peek().says(*_CONSTRAINTS)
+
+
+def add_constraint(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    """The definition with a key added; other constraints change nothing here."""
+    name = ""
+    if sql.skip("CONSTRAINT") and not sql.peek().says("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
+        name = sql.name()
+    if sql.skip("PRIMARY", "KEY"):
+        return replace(definition, primary_key=tuple(_index_columns(sql)))
+    if not sql.skip("UNIQUE"):
+        return definition
+    sql.skip_any("KEY", "INDEX")
+    sql.skip("IF", "NOT", "EXISTS")
+    if not sql.sees("(") and not sql.sees("USING"):
+        name = sql.name()
+    return add_unique(definition, name, _index_columns(sql))
+
+
+def add_unique(definition: TableDefinition, name: str, columns: Iterable[str]) -> TableDefinition:
+    """The definition with a unique index; one without a name takes its first column's, as in MySQL."""
+    names = tuple(columns)
+    return replace(definition, uniques=(*definition.uniques, Index(name or names[0], names)))
+
+
+def _index_columns(sql: SqlReader) -> list[str]:
+    while not sql.sees("("):
+        sql.take()  # USING BTREE
+    return read_index_columns(sql.group())
+
+
+def read_index_columns(inside: list[Token]) -> list[str]:
+    """The columns of an index; an expression gives an empty name, which fits no column."""
+    return ["" if part[0].says("(") else part[0].text for part in split_by_comma(inside) if part]
+
+
+def append_column(
+    definition: TableDefinition, found: ColumnDefinition, *, at: int | None = None
+) -> TableDefinition:
+    """The definition with a column at a place (default: the end), its own keys included."""
+    column = replace(found.column, column_id=definition.next_column_id)
+    place = len(definition.columns) if at is None else at
+    columns = (*definition.columns[:place], column, *definition.columns[place:])
+    changed = replace(definition, columns=columns, next_column_id=definition.next_column_id + 1)
+    return with_own_keys(changed, found)
+
+
+def with_own_keys(definition: TableDefinition, found: ColumnDefinition) -> TableDefinition:
+    """The definition with the keys a column definition carries itself."""
+    name = found.column.name
+    if found.primary:
+        definition = replace(definition, primary_key=(name,))
+    if found.unique:
+        definition = add_unique(definition, name, (name,))
+    return definition
+
+
+@dataclass(frozen=True)
+class Altered:
+    """A definition after one ALTER, and the name it moved to, if it did."""
+
+    definition: TableDefinition
+    renamed_to: TableId | None = None
+
+
+def alter(definition: TableDefinition, sql: SqlReader) -> Altered:
+    """The table after one part of an ALTER TABLE; parts about neither columns nor keys change nothing.
+
+    Raises:
+        ConfigError: a column that is not there, or a part not to be read.
+    """
+    verb = sql.take()
+    if verb.says("RENAME") and not sql.peek().says("COLUMN", "INDEX", "KEY"):
+        sql.skip_any("TO", "AS", "=")
+        return Altered(definition, read_table_name(sql, definition.table.schema))
+    change = _VERBS.get(verb.text.upper())
+    return Altered(definition if change is None else change(definition, sql))
+
+
+def _add(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    if starts_constraint(sql):
+        return add_constraint(definition, sql)
+    if sql.peek().says("PARTITION"):
+        return definition
+    sql.skip("COLUMN")
+    sql.skip("IF", "NOT", "EXISTS")
+    if not sql.sees("("):
+        return _add_column(definition, sql)
+    inside = SqlReader(sql.group())
+    while not inside.done:
+        if starts_constraint(inside):
+            definition = add_constraint(definition, inside)
+        else:
+            definition = _add_column(definition, inside)
+        inside.skip(",")
+    return definition
+
+
+def _add_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    found = read_column(sql, charset=definition.charset)
+    if any(c.name.casefold() == found.column.name.casefold() for c in definition.columns):
+        return definition
+    found = replace(found, column=with_origin_default(found.column))
+    return append_column(definition, found, at=_place(definition, found))
+
+
+def _place(definition: TableDefinition, found: ColumnDefinition) -> int | None:
+    if found.place == "FIRST":
+        return 0
+    return definition.place_of(found.after) + 1 if found.after is not None else None
+
+
+def _drop(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    if sql.skip("PRIMARY", "KEY"):
+        return replace(definition, primary_key=())
+    if sql.skip_any("INDEX", "KEY") or sql.skip("CONSTRAINT"):
+        sql.skip("IF", "EXISTS")
+        return drop_index(definition, sql.name())
+    if sql.peek().says("FOREIGN", "CHECK", "PARTITION"):
+        return definition
+    sql.skip("COLUMN")
+    sql.skip("IF", "EXISTS")
+    name = sql.name()
+    return _without(definition, name) if _has(definition, name) else definition
+
+
+def drop_index(definition: TableDefinition, name: str) -> TableDefinition:
+    """The definition without the unique index of this name, if it is one."""
+    kept = tuple(unique for unique in definition.uniques if unique.name.casefold() != name.casefold())
+    return replace(definition, uniques=kept)
+
+
+def _has(definition: TableDefinition, name: str) -> bool:
+    return any(column.name.casefold() == name.casefold() for column in definition.columns)
+
+
+def _without(definition: TableDefinition, name: str) -> TableDefinition:
+    at = definition.place_of(name)
+    columns = definition.columns[:at] + definition.columns[at + 1 :]
+    uniques = tuple(u for u in definition.uniques if name.casefold() not in (c.casefold() for c in u.columns))
+    # A column that is gone is gone under the names it had before, too.
+    its = (old.casefold() for old, new in definition.renamed if new.casefold() == name.casefold())
+    dropped = tuple(dict.fromkeys((*definition.dropped, name.casefold(), *its)))
+    renamed = tuple(pair for pair in definition.renamed if pair[1].casefold() != name.casefold())
+    return replace(definition, columns=columns, uniques=uniques, dropped=dropped, renamed=renamed)
+
+
+def _modify(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    sql.skip("COLUMN")
+    sql.skip("IF", "EXISTS")
+    found = read_column(sql, charset=definition.charset)
+    return _redefine(definition, found.column.name, found)
+
+
+def _change(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    sql.skip("COLUMN")
+    sql.skip("IF", "EXISTS")
+    old = sql.name()
+    found = read_column(sql, charset=definition.charset)
+    return _redefine(definition, old if _has(definition, old) else found.column.name, found)
+
+
+def _redefine(definition: TableDefinition, old: str, found: ColumnDefinition) -> TableDefinition:
+    at = definition.place_of(old)
+    before = definition.columns[at]
+    column = _with_defaults_as(before, found.column).redefined_by(found.column)
+    rest = replace(definition, columns=definition.columns[:at] + definition.columns[at + 1 :])
+    place = at if found.place is None else _place(rest, found)
+    columns = list(rest.columns)
+    columns.insert(at if place is None else place, column)
+    changed = replace(definition, columns=tuple(columns))
+    return with_own_keys(_renamed_in_keys(changed, before.name, column.name), found)
+
+
+def _with_defaults_as(column: Column, new: Column) -> Column:
+    return replace(
+        column,
+        default=default_as(column.default, column.type, new.type),
+        origin_default=default_as(column.origin_default, column.type, new.type),
+    )
+
+
+def _rename(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    if not sql.skip("COLUMN"):
+        return _rename_index(definition, sql)
+    old = sql.name()
+    sql.need("TO")
+    new = sql.name()
+    if _has(definition, new) and not _has(definition, old):
+        return definition
+    return _renamed(definition, definition.place_of(old), new)
+
+
+def _rename_index(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    sql.take()
+    old = sql.name()
+    sql.need("TO")
+    new = sql.name()
+    uniques = tuple(
+        replace(u, name=new) if u.name.casefold() == old.casefold() else u for u in definition.uniques
+    )
+    return replace(definition, uniques=uniques)
+
+
+def _renamed(definition: TableDefinition, at: int, name: str) -> TableDefinition:
+    old = definition.columns[at]
+    changed = _with_column(definition, at, replace(old, name=name))
+    return _renamed_in_keys(changed, old.name, name)
+
+
+def _with_column(definition: TableDefinition, at: int, column: Column) -> TableDefinition:
+    columns = (*definition.columns[:at], column, *definition.columns[at + 1 :])
+    return replace(definition, columns=columns)
+
+
+def _renamed_in_keys(definition: TableDefinition, old: str, new: str) -> TableDefinition:
+    def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(new if name.casefold() == old.casefold() else name for name in names)
+
+    return replace(
+        definition,
+        renamed=_renames(definition.renamed, old, new),
+        primary_key=renamed(definition.primary_key),
+        uniques=tuple(replace(u, columns=renamed(u.columns)) for u in definition.uniques),
+    )
+
+
+def _renames(known: tuple[tuple[str, str], ...], old: str, new: str) -> tuple[tuple[str, str], ...]:
+    """The names that were, newest first; a column that was renamed twice has had both."""
+    followed = tuple((was, new if now.casefold() == old.casefold() else now) for was, now in known)
+    if old.casefold() == new.casefold():
+        return followed
+    # One that has its old name again never had another. A name that is taken again keeps its pair.
+    return ((old, new), *((was, now) for was, now in followed if was.casefold() != now.casefold()))
+
+
+def _alter_column(definition: TableDefinition, sql: SqlReader) -> TableDefinition:
+    if sql.peek().says("INDEX", "CHECK", "CONSTRAINT"):
+        return definition
+    sql.skip("COLUMN")
+    at = definition.place_of(sql.name())
+    column = definition.columns[at]
+    if sql.skip("DROP", "DEFAULT"):
+        return _with_column(definition, at, column.redefined_by(replace(column, default=None)))
+    sql.need("SET", "DEFAULT")
+    rest = []
+    while not sql.done:
+        rest.append(sql.take())
+    changed = replace(column, default=default_text(rest, column.type))
+    return _with_column(definition, at, column.redefined_by(changed))
+
+
+_VERBS: dict[str, Callable[[TableDefinition, SqlReader], TableDefinition]] = {
+    "ADD": _add,
+    "DROP": _drop,
+    "MODIFY": _modify,
+    "CHANGE": _change,
+    "RENAME": _rename,
+    "ALTER": _alter_column,
+}

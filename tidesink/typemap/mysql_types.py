@@ -1,0 +1,569 @@
+"""MySQL's SQL text: tokens, a cursor over them, types, and defaults of columns.
+
+Tokens: just enough to read the DDL that TiCDC forwards or that a person writes. This is the output of
+TiDB's restorer (tiflow c7b2588: back-quoted names, ``_UTF8MB4'..'`` defaults, ``/*T![feature] .. */``) and
+hand-written MySQL. Executable comments are read as if they were bare text; all others are dropped. The
+restorer does not escape backslashes and MySQL's own parser does, so the caller says which it is.
+
+Types: ``decimal(10,2) unsigned``, ``enum('a','b')``. The text is what ``SHOW CREATE TABLE`` and
+canal-json's content-compatible ``mysqlType`` hold (TiCDC, tiflow c7b2588: lower case, members quoted with
+``'`` doubled inside, a backslash is itself). ``shown_type`` makes it from the words of a DDL statement as
+TiDB does.
+
+Defaults, as TiDB holds them: BINARY and BIT defaults are bytes in TiDB; here they are text of U+0000 to
+U+00FF, one character per byte. ``CURRENT_TIMESTAMP`` stands for every spelling of the current time. An
+expression that only the database can compute has no text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Literal, NamedTuple
+
+from tidesink.errors import ConfigError, shown
+from tidesink.events import ColumnType
+from tidesink.typemap.table import TypeRow, find_row, row_named, row_of
+
+TokenKind = Literal["word", "quoted", "string", "number", "bits", "hex", "sign"]
+
+
+class Token(NamedTuple):
+    """One token. ``text`` is unquoted; ``bits`` and ``hex`` keep their digits alone."""
+
+    kind: TokenKind
+    text: str
+
+    def says(self, *words: str) -> bool:
+        """Whether this is one of these bare words or signs (words upper case)."""
+        return self.kind in ("word", "sign") and self.text.upper() in words
+
+
+_EXECUTABLE = re.compile(r"/\*(?:T!(?:\[[^\]]*\])?|!\d{0,6})(.*?)\*/", re.S)
+_SKIPPED = re.compile(r"\s+|/\*.*?\*/|--(?=\s|$)[^\n]*|#[^\n]*", re.S)
+_TOKEN = re.compile(
+    r"""
+      (?P<bits>b'[01]*'|0b[01]+(?![\w$]))
+    | (?P<hex>x'[0-9a-f]*'|0x[0-9a-f]+(?![\w$]))
+    | (?P<introducer>_[a-z0-9]+(?=\s*')|n(?='))
+    | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?(?![\w$]))
+    | (?P<word>[\w$]+|@@?[\w.$]+)
+    | (?P<quoted>`(?:[^`]|``)*`)
+    | (?P<sign>[(),.;=*+/%<>!:&|^~?@{}\[\]-])
+    """,
+    re.X | re.I,
+)
+_STRING = {
+    (quote, escapes): re.compile(
+        rf"{quote}(?:[^{quote}\\]|{quote}{quote}|\\.)*{quote}"
+        if escapes
+        else rf"{quote}(?:[^{quote}]|{quote}{quote})*{quote}",
+        re.S,
+    )
+    for quote in ("'", '"')
+    for escapes in (True, False)
+}
+# MySQL's escapes; before any other character the backslash just goes away.
+_ESCAPES = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%": "\\%", "_": "\\_"}
+
+
+def tokens(sql: str, *, backslash_escapes: bool = True) -> list[Token]:
+    """The tokens of one or more statements.
+
+    Raises:
+        ConfigError: text that starts no token, such as a quote or a comment never closed.
+    """
+    return list(_tokens(sql, backslash_escapes))
+
+
+def _tokens(sql: str, escapes: bool) -> Iterator[Token]:
+    at = 0
+    while at < len(sql):
+        if sql.startswith("/*", at) and sql.find("*/", at + 2) < 0:
+            # Looked for anew at each of them, the end of a thousand comments takes a thousand times as long.
+            raise ConfigError(f"a comment is never closed in SQL at {sql[at : at + 30]!r}")
+        executable = _EXECUTABLE.match(sql, at) if sql.startswith("/*", at) else None
+        if executable is not None:
+            yield from _tokens(executable.group(1), escapes)
+            at = executable.end()
+            continue
+        skipped = _SKIPPED.match(sql, at)
+        if skipped is not None:
+            at = skipped.end()
+            continue
+        token, at = _next(sql, at, escapes)
+        if token is not None:
+            yield token
+
+
+def _next(sql: str, at: int, escapes: bool) -> tuple[Token | None, int]:
+    if sql[at] in "'\"":
+        return _string(sql, at, escapes)
+    found = _TOKEN.match(sql, at)
+    if found is None:
+        raise ConfigError(f"cannot read SQL at {sql[at : at + 30]!r}")
+    kind, text = found.lastgroup, found.group()
+    if kind == "introducer":
+        return None, found.end()
+    if kind == "quoted":
+        return Token("quoted", text[1:-1].replace("``", "`")), found.end()
+    if kind in ("bits", "hex"):
+        return Token(
+            "bits" if kind == "bits" else "hex", re.sub(r"^0[bx]|^[bx]'|'$", "", text, flags=re.I)
+        ), found.end()
+    return Token("number" if kind == "number" else "word" if kind == "word" else "sign", text), found.end()
+
+
+def _string(sql: str, at: int, escapes: bool) -> tuple[Token, int]:
+    quote = sql[at]
+    found = _STRING[quote, escapes].match(sql, at)
+    if found is None:
+        raise ConfigError(f"a quote is never closed in SQL at {sql[at : at + 30]!r}")
+    text = found.group()[1:-1]
+    if not escapes:
+        return Token("string", text.replace(quote * 2, quote)), found.end()
+    unescaped = re.sub(rf"{quote}{quote}|\\(.)", lambda m: _unescape(m, quote), text, flags=re.S)
+    return Token("string", unescaped), found.end()
+
+
+def _unescape(found: re.Match[str], quote: str) -> str:
+    letter = found.group(1)
+    return quote if letter is None else _ESCAPES.get(letter, letter)
+
+
+_MOST_DIGITS = 20
+
+
+def whole_number(token: Token) -> int:
+    """The number a token spells, as digits alone.
+
+    Raises:
+        ConfigError: it is none, or longer than any that a column's definition has.
+    """
+    if not (token.text.isascii() and token.text.isdigit()) or len(token.text) > _MOST_DIGITS:
+        raise ConfigError(f"SQL: expected a whole number, not {token.text[:30]!r}")
+    return int(token.text)
+
+
+_END = Token("sign", "")
+
+
+class SqlReader:
+    """Reads tokens one by one; ``skip``-named methods answer whether they took something."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all tokens are read."""
+        return self._at >= len(self._tokens)
+
+    def peek(self, ahead: int = 0) -> Token:
+        """The token to come, or one that says nothing at the end."""
+        at = self._at + ahead
+        return self._tokens[at] if at < len(self._tokens) else _END
+
+    def take(self) -> Token:
+        """The next token.
+
+        Raises:
+            ConfigError: the statement ends here.
+        """
+        token = self.peek()
+        if token is _END:
+            raise ConfigError("the SQL statement ends too early")
+        self._at += 1
+        return token
+
+    def sees(self, *words: str) -> bool:
+        """Whether these words come next, in this order."""
+        return all(self.peek(n).says(word) for n, word in enumerate(words))
+
+    def skip(self, *words: str) -> bool:
+        """Takes these words where they come next, in this order."""
+        if not self.sees(*words):
+            return False
+        self._at += len(words)
+        return True
+
+    def skip_any(self, *words: str) -> bool:
+        """Takes one of these words where it comes next."""
+        if not self.peek().says(*words):
+            return False
+        self._at += 1
+        return True
+
+    def need(self, *words: str) -> None:
+        """Takes these words.
+
+        Raises:
+            ConfigError: something else stands there.
+        """
+        if not self.skip(*words):
+            raise ConfigError(f"SQL: expected {' '.join(words)} before {shown(self.peek().text)}")
+
+    def name(self) -> str:
+        """An identifier: bare, back-quoted, or double-quoted as under ANSI_QUOTES.
+
+        Raises:
+            ConfigError: no identifier stands there.
+        """
+        token = self.take()
+        if token.kind not in ("word", "quoted", "string"):
+            raise ConfigError(f"SQL: expected a name before {shown(token.text)}")
+        return token.text
+
+    def group(self) -> list[Token]:
+        """The tokens inside the parentheses that open here; both parentheses are taken."""
+        self.need("(")
+        inside: list[Token] = []
+        depth = 1
+        while True:
+            token = self.take()
+            depth += token.says("(") - token.says(")")
+            if depth == 0:
+                return inside
+            inside.append(token)
+
+    def skip_item(self) -> None:
+        """Takes one token, or a whole parenthesised group."""
+        if self.sees("("):
+            self.group()
+        else:
+            self.take()
+
+
+def split_by_comma(tokens: Sequence[Token]) -> list[list[Token]]:
+    """The parts between the commas outside parentheses."""
+    parts: list[list[Token]] = [[]]
+    depth = 0
+    for token in tokens:
+        depth += token.says("(") - token.says(")")
+        if depth == 0 and token.says(","):
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+_SHAPE = re.compile(
+    # No two parts may take the same spaces: a type is text from outside, and a thousand spaces are possible.
+    r"\s*([a-z0-9_]+(?:\s+[a-z0-9_]+)*)(?:\s*\((.*)\)((?:\s*(?:unsigned|signed|zerofill))*))?\s*",
+    re.I | re.S,
+)
+_MEMBER = re.compile(r"'((?:[^']|'')*)'", re.S)
+_LENGTH_AND_SCALE = re.compile(r"\s*\d{1,9}\s*(?:,\s*\d{1,9}\s*)?", re.ASCII)
+_TEMPORAL = frozenset(
+    {"time", "datetime", "timestamp", "local time", "local datetime", "zoned time", "instant"}
+)
+# Far above every database's own limits. Defaults are filled up to these sizes.
+_MOST_ARGUMENT = {"decimal": 131_072, "binary": 65_535, "bit": 8_192, "time": 12}
+# FLOAT(p) is a 32-bit number up to 24 bits of precision.
+_FLOAT_BITS = 24
+
+
+def parse_sql_type(text: str) -> ColumnType:
+    """The type a MySQL type text spells, with its arguments.
+
+    Raises:
+        ConfigError: the text names no type of the table.
+    """
+    found = _SHAPE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{shown(text)} is no SQL type")
+    word, arguments, attributes = found[1].lower(), found[2], (found[3] or "").lower()
+    word, attributes = _split_attributes(word, attributes)
+    row = _row(word, "unsigned" in attributes or "zerofill" in attributes)
+    return _with_arguments(row, arguments, text.strip())
+
+
+def _split_attributes(word: str, attributes: str) -> tuple[str, str]:
+    words = [part for part in word.split() if part not in ("unsigned", "signed", "zerofill")]
+    return " ".join(words), attributes + " " + word
+
+
+def _row(word: str, unsigned: bool) -> TypeRow:
+    if word in ("bool", "boolean"):
+        return row_named("tinyint")
+    base = row_named(word)
+    return (find_row(base.name + " unsigned") or base) if unsigned else base
+
+
+def _with_arguments(row: TypeRow, arguments: str | None, text: str) -> ColumnType:
+    if row.parameter == "allowed":
+        members = parse_members(arguments) if arguments is not None else None
+        return ColumnType(row.name, members=members, sql=text)
+    if arguments and _LENGTH_AND_SCALE.fullmatch(arguments) is None:
+        raise ConfigError(f"{shown(text)} is no SQL type: its arguments are no numbers")
+    numbers = [int(part) for part in arguments.split(",")] if arguments else []
+    first = numbers[0] if numbers else None
+    if numbers and max(numbers) > _MOST_ARGUMENT.get(
+        "time" if row.name in _TEMPORAL else row.name, max(numbers)
+    ):
+        raise ConfigError(f"{shown(text)} is no SQL type: {max(numbers)} is more than any database takes")
+    if row.name == "decimal":
+        scale = numbers[1] if len(numbers) > 1 else (0 if numbers else None)
+        return ColumnType(row.name, precision=first, scale=scale, sql=text)
+    if row.name in _TEMPORAL:
+        return ColumnType(row.name, fsp=first, sql=text)
+    if row.name == "float" and len(numbers) == 1 and numbers[0] > _FLOAT_BITS:
+        return ColumnType("double", sql=text)
+    return ColumnType(row.name, length=first, sql=text)
+
+
+def parse_members(arguments: str) -> tuple[str, ...]:
+    """The members of an ENUM or SET argument list, unquoted."""
+    return tuple(member.replace("''", "'") for member in _MEMBER.findall(arguments))
+
+
+def render_members(members: Sequence[str]) -> str:
+    """The argument list of an ENUM or SET."""
+    return ",".join("'" + member.replace("'", "''") + "'" for member in members)
+
+
+def shown_type(
+    word: str, arguments: Sequence[Token], attributes: Sequence[str], *, charset: str | None
+) -> str:
+    """The full type text TiDB shows for a type as DDL spells it.
+
+    Raises:
+        ConfigError: an unknown type.
+    """
+    if word in ("bool", "boolean"):
+        return "tinyint(1)"
+    row = row_named(word)
+    if row.parameter == "allowed":
+        members = [token.text.rstrip(" ") for token in arguments if token.kind == "string"]
+        return f"{row.name}({render_members(members)})"
+    numbers = [whole_number(token) for token in arguments if token.kind == "number"]
+    name = row.name if charset != "binary" else _BINARY.get(row.name, row.name)
+    unsigned = "unsigned" in attributes or "zerofill" in attributes
+    text = _shown(name, numbers, unsigned=unsigned, bytes_each=_bytes_each(name, charset))
+    return text + (" unsigned" if unsigned else "") + (" zerofill" if "zerofill" in attributes else "")
+
+
+# CHARACTER SET binary makes bytes of text.
+_BINARY = {
+    "char": "binary",
+    "varchar": "varbinary",
+    "tinytext": "tinyblob",
+    "text": "blob",
+    "mediumtext": "mediumblob",
+    "longtext": "longblob",
+}
+_CHARSET_BYTES = {"latin1": 1, "ascii": 1, "binary": 1, "gbk": 2, "utf8": 3, "utf8mb3": 3}
+# TEXT(n) and BLOB(n) become the smallest kind that holds n characters.
+_SIZED = ((255, "tiny"), (65535, ""), (16777215, "medium"))
+
+
+def _bytes_each(name: str, charset: str | None) -> int:
+    return 1 if name.endswith("blob") else _CHARSET_BYTES.get(charset or "", 4)
+
+
+def _shown(name: str, numbers: list[int], *, unsigned: bool, bytes_each: int) -> str:
+    if name in ("text", "blob") and numbers:
+        size = numbers[0] * bytes_each
+        return next((kind for limit, kind in _SIZED if size <= limit), "long") + name
+    if name == "decimal":
+        precision, scale = (*numbers, 0)[:2] if numbers else (10, 0)
+        return f"decimal({precision or 10},{scale})"
+    if name in _TEMPORAL:
+        return f"{name}({numbers[0]})" if numbers and numbers[0] else name
+    if name in ("float", "double") and len(numbers) < 2:
+        return "double" if name == "double" or (numbers and numbers[0] > _FLOAT_BITS) else "float"
+    return name + _shown_arguments(name, numbers, unsigned=unsigned)
+
+
+def _shown_arguments(name: str, numbers: list[int], *, unsigned: bool) -> str:
+    if name == "year":
+        return "(4)"
+    if name in ("char", "binary") and not numbers:
+        return "(1)"
+    if numbers:
+        return f"({','.join(map(str, numbers))})"
+    row = find_row(name + " unsigned") if unsigned else None
+    width = (row or row_named(name)).display_width
+    return f"({width})" if width is not None else ""
+
+
+_NOW = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP", "CURRENT_DATE", "CURDATE"})
+_WORDS = {"TRUE": "1", "FALSE": "0", "NULL": None}
+_MAX_SHORT_YEAR = 69
+# A DECIMAL has 65 digits, a DOUBLE's exponent three; these are bounds of memory, not of any database.
+_MOST_NUMBER = 1024
+_MOST_EXPONENT = 1024
+
+
+def default_text(expression: Sequence[Token], column_type: ColumnType) -> str | None:
+    """The default a DDL expression gives a column; None for NULL and for what only the database computes."""
+    tokens = list(expression)
+    inside = 0
+    while len(tokens) > 2 * inside + 2 and tokens[inside].says("(") and tokens[-1 - inside].says(")"):
+        inside += 1
+    tokens = tokens[inside : len(tokens) - inside]
+    negative = bool(tokens) and tokens[0].says("-")
+    if tokens and tokens[0].says("-", "+"):
+        tokens = tokens[1:]
+    if not tokens:
+        return None
+    literal, *rest = tokens
+    if literal.kind == "word":
+        if literal.text.upper() in _NOW:
+            return "CURRENT_TIMESTAMP"
+        return _WORDS.get(literal.text.upper()) if not rest else None
+    if rest:
+        return None
+    return _literal(literal, column_type, "-" if negative else "")
+
+
+def _literal(literal: Token, column_type: ColumnType, sign: str) -> str | None:
+    reader = row_of(column_type).reader
+    if literal.kind in ("bits", "hex"):
+        return _from_bytes(_bytes(literal), reader)
+    text = sign + (literal.text if literal.kind == "string" else _plain_number(literal.text, reader))
+    if reader == "bit":
+        return _bit(literal, column_type)
+    if reader == "binary":
+        return _padded(text.encode().decode("latin-1"), column_type)
+    if reader in ("enum", "set"):
+        return _labels(literal, column_type)
+    if reader in ("datetime", "timestamp"):
+        return _datetime(text, column_type.fsp or 0)
+    if column_type.name == "year":
+        return _year(text)
+    return text
+
+
+def _bytes(literal: Token) -> bytes:
+    if literal.kind == "hex":
+        return bytes.fromhex(literal.text.zfill(len(literal.text) + len(literal.text) % 2))
+    size = (len(literal.text) + 7) // 8
+    return int(literal.text or "0", 2).to_bytes(size, "big")
+
+
+def _from_bytes(raw: bytes, reader: str) -> str:
+    if reader in ("bit", "binary"):
+        return raw.decode("latin-1")
+    if reader in ("integer", "unsigned64", "float32", "float64", "decimal"):
+        if len(raw) > _MOST_NUMBER:
+            raise ConfigError(f"SQL: a number of {len(raw)} bytes is no default of a column")
+        return str(int.from_bytes(raw, "big"))
+    return raw.decode("utf-8", "replace")
+
+
+def _plain_number(text: str, reader: str) -> str:
+    if "e" not in text.lower() or reader not in ("float32", "float64", "decimal", "integer", "unsigned64"):
+        return text
+    try:
+        number = Decimal(text)
+    except ArithmeticError:
+        number = None
+    # Written out, 1e999999999 would take a gigabyte.
+    if number is None or abs(number.adjusted()) > _MOST_EXPONENT:
+        raise ConfigError(f"SQL: {text[:30]!r} is no default that a column can hold")
+    return format(number, "f")
+
+
+def _bit(literal: Token, column_type: ColumnType) -> str:
+    if literal.kind == "string":
+        return literal.text.encode().decode("latin-1")
+    width = ((column_type.length or 1) + 7) // 8
+    number = whole_number(literal)
+    size = max(width, (number.bit_length() + 7) // 8)
+    return number.to_bytes(size, "big")[-width:].decode("latin-1")
+
+
+def _padded(text: str, column_type: ColumnType) -> str:
+    return text.ljust(column_type.length or 1, "\0") if column_type.name == "binary" else text
+
+
+def _labels(literal: Token, column_type: ColumnType) -> str:
+    members = column_type.members or ()
+    if literal.kind == "number":
+        number = whole_number(literal)
+        if column_type.name == "enum":
+            return members[number - 1] if 0 < number <= len(members) else ""
+        return ",".join(m for bit, m in enumerate(members) if number >> bit & 1)
+    if column_type.name == "enum":
+        return next((m for m in members if m.casefold() == literal.text.rstrip().casefold()), literal.text)
+    wanted = {part.casefold() for part in literal.text.split(",")}
+    return ",".join(member for member in members if member.casefold() in wanted)
+
+
+def _datetime(text: str, fsp: int) -> str:
+    day, _, clock = text.replace("T", " ").partition(" ")
+    whole, _, fraction = clock.partition(".")
+    shown = f"{day} {whole or '00:00:00'}"
+    return f"{shown}.{fraction[:fsp].ljust(fsp, '0')}" if fsp else shown
+
+
+def _year(text: str) -> str:
+    if not text.isdigit() or len(text) > 2:
+        return text
+    number = int(text)
+    return str(number + (2000 if number <= _MAX_SHORT_YEAR else 1900)) if number or text == "00" else "0000"
+
+
+_ZERO = {
+    "text": "",
+    "set": "",
+    "date": "0000-00-00",
+    "datetime": "0000-00-00 00:00:00",
+    "timestamp": "0000-00-00 00:00:00",
+    "time": "00:00:00",
+    "bit": "\0",
+}
+
+
+def zero_text(column_type: ColumnType) -> str | None:
+    """What TiDB gives old rows of a column added NOT NULL without a default."""
+    row = row_of(column_type)
+    if column_type.name == "json":
+        return "null"
+    if column_type.name == "vector":
+        return "[]"
+    if row.reader == "binary":
+        return _padded("", column_type)
+    if row.reader == "enum":
+        return (column_type.members or ("",))[0]
+    zero = _ZERO.get(row.reader, "0")
+    if row.reader == "decimal" and column_type.scale:
+        return "0." + "0" * column_type.scale
+    if row.reader in ("datetime", "timestamp", "time") and column_type.fsp:
+        return f"{zero}.{'0' * column_type.fsp}"
+    return zero if column_type.name != "year" else "0000"
+
+
+# Readers of numbers, whose defaults are digits.
+_NUMBER_KINDS = frozenset({"integer", "unsigned64", "float32", "float64", "decimal"})
+
+
+def default_as(text: str | None, was: ColumnType, now: ColumnType) -> str | None:
+    """A default's text of one type as the text of another: where bytes are held, and where numbers.
+
+    A column that was added as BIT and is INT now keeps the default it was added with.
+    """
+    old, new = row_of(was).reader, row_of(now).reader
+    if text is None or old == new:
+        return text
+    if old == "bit" and new in _NUMBER_KINDS:
+        return str(int.from_bytes(text.encode("latin-1", "replace"), "big"))
+    if (
+        old in _NUMBER_KINDS
+        and new == "bit"
+        and text.isascii()
+        and text.isdigit()
+        and len(text) <= _MOST_NUMBER
+    ):
+        number, width = int(text), ((now.length or 1) + 7) // 8
+        return number.to_bytes(max(width, (number.bit_length() + 7) // 8), "big").decode("latin-1")
+    if old == "binary" and new == "text":
+        return text.encode("latin-1", "replace").decode("utf-8", "replace")
+    if old == "text" and new == "binary":
+        return text.encode().decode("latin-1")
+    if old == "enum" and new in _NUMBER_KINDS and was.members is not None and text in was.members:
+        return str(1 + was.members.index(text))
+    return text
