@@ -26,7 +26,7 @@ from tidesink.dev.demo import DemoResult
 from tidesink.dev.workload import WorkloadReport
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.schema_registry.verdict import verdict
+from tidesink.schema_registry.compatibility import verdict
 from tidesink.sinks.accounting import Account
 from tidesink.sinks.report import RunReport, TableReport
 

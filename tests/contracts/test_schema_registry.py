@@ -20,9 +20,8 @@ from tidesink.schema_registry import (
     SchemaRegistryClient,
     SchemaWriter,
 )
-from tidesink.schema_registry.catalog import export_lines, read_catalog
-from tidesink.schema_registry.importing import import_steps, run_import
-from tidesink.schema_registry.verdict import verdict
+from tidesink.schema_registry.compatibility import verdict
+from tidesink.schema_registry.copy import export_lines, import_steps, read_catalog, run_import
 
 start = pytest.fixture(confluent_servers, name="start")
 

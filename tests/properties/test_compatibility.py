@@ -31,9 +31,13 @@ from tidesink.schema_registry import (
     SchemaRegistryClient,
     incompatibilities,
 )
-from tidesink.schema_registry.compatibility import TRANSITIVE
-from tidesink.schema_registry.fields import compared, schema_fields
-from tidesink.schema_registry.verdict import levels_that_take, verdict
+from tidesink.schema_registry.compatibility import (
+    TRANSITIVE,
+    compared,
+    levels_that_take,
+    schema_fields,
+    verdict,
+)
 
 LEVELS: Final = st.sampled_from(COMPATIBILITY_LEVELS)
 ANY: Final = st.one_of(histories(), ticdc_histories())

@@ -30,8 +30,8 @@ from tidesink.config import Config, load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry
-from tidesink.schema_registry.models import CompatibilityLevel, require_level
-from tidesink.schema_registry.verdict import Verdict, verdict
+from tidesink.schema_registry.base import CompatibilityLevel, require_level
+from tidesink.schema_registry.compatibility import Verdict, verdict
 
 Definition = Annotated[
     Path | None,

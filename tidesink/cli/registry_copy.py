@@ -18,14 +18,16 @@ from tidesink.cli import exits
 from tidesink.cli import registry_options as options
 from tidesink.cli.output import Output, OutputFormat, note, show_table, warn, write_json
 from tidesink.errors import ConfigError, RegistryError
-from tidesink.schema_registry.catalog import (
+from tidesink.schema_registry.copy import (
     CUT_LIST,
+    Step,
     SubjectEntry,
     chosen_subjects,
     export_lines,
+    import_steps,
     read_catalog,
+    run_import,
 )
-from tidesink.schema_registry.importing import Step, import_steps, run_import
 
 _LINES = "schemas.jsonl"
 

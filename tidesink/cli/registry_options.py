@@ -15,7 +15,7 @@ from tidesink.config import Config, load_config
 from tidesink.config.registry_file import load_registry_settings
 from tidesink.errors import ConfigError, RegistryError
 from tidesink.schema_registry import SchemaRegistry, open_registry
-from tidesink.schema_registry.catalog import SubjectEntry, entries_of, memory_registry
+from tidesink.schema_registry.copy import SubjectEntry, entries_of, memory_registry
 
 Url = sources.RegistryUrl
 SettingsFile = sources.RegistryFile

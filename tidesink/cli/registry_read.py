@@ -11,9 +11,9 @@ from tidesink.cli import registry_options as options
 from tidesink.cli.output import Output, OutputFormat, show_table, warn, write_json
 from tidesink.errors import ConfigError
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.schema_registry.catalog import CUT_LIST, SubjectEntry, chosen_subjects, read_catalog
-from tidesink.schema_registry.fields import schema_fields
-from tidesink.schema_registry.models import RegisteredSchema, require_level
+from tidesink.schema_registry.base import RegisteredSchema, require_level
+from tidesink.schema_registry.compatibility import schema_fields
+from tidesink.schema_registry.copy import CUT_LIST, SubjectEntry, chosen_subjects, read_catalog
 
 _ID = "id:"
 

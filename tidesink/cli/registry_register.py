@@ -26,10 +26,8 @@ from tidesink.cli.registry_tables import Candidate, Candidates
 from tidesink.cli.registry_verdicts import show_changes, show_verdicts
 from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.schema_registry.compatibility import incompatibilities, parse_avro
-from tidesink.schema_registry.fields import compared
-from tidesink.schema_registry.models import CompatibilityLevel, RegisteredSchema
-from tidesink.schema_registry.verdict import Verdict
+from tidesink.schema_registry.base import CompatibilityLevel, RegisteredSchema
+from tidesink.schema_registry.compatibility import Verdict, compared, incompatibilities, parse_avro
 
 _PAIRWISE: tuple[CompatibilityLevel, ...] = ("BACKWARD", "FORWARD", "FULL")
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import typer
 
 from tidesink.cli.output import show_table, warn
-from tidesink.schema_registry.fields import FieldChange
-from tidesink.schema_registry.verdict import Verdict
+from tidesink.schema_registry.compatibility import FieldChange, Verdict
 
 _HEADS = {
     "new subject": "new subject, takes any schema",

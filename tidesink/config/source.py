@@ -28,11 +28,10 @@ from tidesink.config.fields import MOST_BYTES, ByteSize, Listed, LocalPath, Mode
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.config.large_messages import ClaimCheckPlace
 from tidesink.errors import ConfigError
-from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
+from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, OAuthClient, TlsOptions
 from tidesink.schema_registry.base import SchemaRegistry
+from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
-from tidesink.schema_registry.oauth import OAuthClient
-from tidesink.schema_registry.opening import open_registry
 from tidesink.schema_registry.transport import Timeouts
 from tidesink.typemap.render import DecimalMode, UnsignedMode
 

@@ -1,16 +1,18 @@
 """Schemas by id and by subject: the registry client, its in-memory twin, and the names TiCDC uses."""
 
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
-from tidesink.schema_registry.base import SchemaReader, SchemaRegistry, SchemaWriter
-from tidesink.schema_registry.client import SchemaRegistryClient
-from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities
-from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.schema_registry.models import (
+from tidesink.schema_registry.base import (
     COMPATIBILITY_LEVELS,
     CompatibilityLevel,
     CompatibilityResult,
     RegisteredSchema,
+    SchemaReader,
+    SchemaRegistry,
+    SchemaWriter,
 )
+from tidesink.schema_registry.client import SchemaRegistryClient, open_registry
+from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities
+from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import (
     SubjectPart,
     TopicRule,
@@ -19,7 +21,6 @@ from tidesink.schema_registry.naming import (
     sanitize_namespace,
     subject,
 )
-from tidesink.schema_registry.opening import open_registry
 from tidesink.schema_registry.transport import RetryPolicy, Timeouts
 
 __all__ = [

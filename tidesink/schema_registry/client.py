@@ -1,36 +1,39 @@
 """The schema registry over HTTP: Confluent's REST API, as Confluent and Apicurio (ccompat v7) serve it.
 
 Only what TiCDC uses: Avro, no references, and registration with ``{"schema": …}`` alone (tiflow c7b2588).
+``open_registry`` opens a registry by its URL, the one in memory included.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TypeVar
 from urllib.parse import quote
 
 from tidesink.errors import ConfigError, RegistryError
-from tidesink.schema_registry import refusals
-from tidesink.schema_registry.answers import (
+from tidesink.schema_registry import compatibility
+from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions
+from tidesink.schema_registry.base import (
+    COMPATIBILITY_LEVELS,
+    CompatibilityLevel,
+    CompatibilityResult,
+    RegisteredSchema,
+    SchemaRegistry,
+    TtlCache,
     error_code,
     expect,
     is_not_found,
     member,
     not_a_registry,
     refusal,
+    require_level,
     said,
 )
-from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions
-from tidesink.schema_registry.cache import TtlCache
 from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
-from tidesink.schema_registry.models import (
-    COMPATIBILITY_LEVELS,
-    CompatibilityLevel,
-    CompatibilityResult,
-    RegisteredSchema,
-    require_level,
-)
+from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.transport import Answer, RetryPolicy, Timeouts, Transport
 
 T = TypeVar("T")
@@ -92,10 +95,10 @@ class SchemaRegistryClient:
             return text
         unknown_at = self._unknown.get(schema_id)
         if unknown_at is not None:
-            raise refusals.unknown_id(schema_id, unknown_at)
+            raise compatibility.unknown_id(schema_id, unknown_at)
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}")
         if is_not_found(answer):
-            raise refusals.unknown_id(schema_id, self._unknown.put(schema_id, answer.url))
+            raise compatibility.unknown_id(schema_id, self._unknown.put(schema_id, answer.url))
         return self._texts.put(schema_id, _avro_text(answer))
 
     def latest(self, subject: str) -> RegisteredSchema:
@@ -112,7 +115,7 @@ class SchemaRegistryClient:
         """The versions of a subject, ascending; raises SchemaNotFoundError."""
         answer = self._transport.send("GET", f"/subjects/{_escaped(subject)}/versions")
         if is_not_found(answer):
-            raise refusals.unknown_subject(subject, answer.url)
+            raise compatibility.unknown_subject(subject, answer.url)
         return sorted(_items(answer, int))
 
     def schema_by_version(self, subject: str, version: int) -> RegisteredSchema:
@@ -127,7 +130,7 @@ class SchemaRegistryClient:
         """The subjects and versions that hold a schema, sorted; raises SchemaNotFoundError."""
         answer = self._transport.send("GET", f"/schemas/ids/{schema_id}/versions")
         if is_not_found(answer):
-            raise refusals.unknown_id(schema_id, answer.url)
+            raise compatibility.unknown_id(schema_id, answer.url)
         found = [(item.get("subject"), item.get("version")) for item in _items(answer, dict)]
         return sorted((str(subject), version) for subject, version in found if isinstance(version, int))
 
@@ -207,8 +210,8 @@ class SchemaRegistryClient:
         if not is_not_found(answer):
             return _registered(answer)
         if isinstance(version, int) and error_code(answer) == 40402:
-            raise refusals.unknown_version(subject, version, answer.url)
-        raise refusals.unknown_subject(subject, answer.url)
+            raise compatibility.unknown_version(subject, version, answer.url)
+        raise compatibility.unknown_subject(subject, answer.url)
 
     def _ask_compatibility(self, subject: str, schema_text: str) -> Answer:
         """Ask against the versions that the level names: all of them only where it is transitive.
@@ -228,7 +231,7 @@ class SchemaRegistryClient:
             messages = _messages(self._ask_compatibility(subject, schema_text))
         except RegistryError:  # the refusal itself is known: do not hide it behind a second error
             level, found, messages = None, (), ()
-        return refusals.incompatible(
+        return compatibility.incompatible(
             subject, level=level, found=found, said=next(iter(messages), said(answer)), url=answer.url
         )
 
@@ -284,3 +287,32 @@ def _level(answer: Answer) -> CompatibilityLevel:
 def _messages(answer: Answer) -> tuple[str, ...]:
     body = answer.body if isinstance(answer.body, dict) else {}
     return tuple(answer.fit(text) for text in body.get("messages") or () if isinstance(text, str))
+
+
+_MEMORY = "memory://"
+# A comma inside a password is no separator.
+_BETWEEN_URLS = re.compile(r"\s*,\s*(?=(?:https?|memory)://)")
+
+_in_process: dict[str, MemorySchemaRegistry] = {}
+_lock = threading.Lock()
+
+
+def open_registry(
+    url: str | Sequence[str],
+    *,
+    auth: Auth | None = None,
+    tls: TlsOptions | None = None,
+    timeouts: Timeouts | None = None,
+    retry: RetryPolicy | None = None,
+) -> SchemaRegistry:
+    """The registry at a URL, or at the first that answers of several (a sequence, or joined by commas).
+
+    ``memory://name`` is one registry for the whole process, the same each time it is opened.
+    """
+    urls = _BETWEEN_URLS.split(url.strip()) if isinstance(url, str) else list(url)
+    if not any(one.startswith(_MEMORY) for one in urls):
+        return SchemaRegistryClient(urls, auth=auth, tls=tls, timeouts=timeouts, retry=retry)
+    if len(urls) > 1:
+        raise ConfigError("a memory:// registry stands alone: it has no second address", key="url")
+    with _lock:
+        return _in_process.setdefault(urls[0], MemorySchemaRegistry(url=urls[0]))

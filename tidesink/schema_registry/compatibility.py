@@ -1,21 +1,35 @@
-"""Whether one Avro schema may follow another, and which field stands in the way.
+"""Whether one Avro schema may follow another, which field prevents it, and how a refusal is worded.
 
 The rules are Avro's schema resolution (specification 1.11) as the Java library applies it, which is what
 Confluent's and Apicurio's registries run: names are compared without namespace, and logical types not at
-all. Servers word their refusals differently or not at all; these words name the field.
+all. Servers word their refusals differently or not at all; the words here name the field, and are the same
+for the HTTP client and the registry in memory.
+
+Two schemas are also compared field by field. A field inside a record is named by its path
+(``_ticdc_before.id``). Type and parameters are shown in a few words, with TiCDC's own
+``connect.parameters`` (tiflow c7b2588), which no registry compares. Whether a subject would take a schema
+is decided by these rules and by a live registry.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import field as dataclass_field
+from typing import Any, Final, Literal, NamedTuple
 
 from fastavro.schema import SchemaParseException, UnknownType, parse_schema
 
-from tidesink.errors import RegistryError
-from tidesink.schema_registry.models import CompatibilityLevel
+from tidesink.errors import IncompatibleSchemaError, RegistryError, SchemaNotFoundError
+from tidesink.schema_registry.base import (
+    COMPATIBILITY_LEVELS,
+    CompatibilityLevel,
+    RegisteredSchema,
+    SchemaReader,
+    SchemaRegistry,
+)
 
 Node = Any  # an Avro schema as JSON: a name, a union (list) or an object
 _HAS_DEFAULT = "tidesink.has-default"
@@ -241,3 +255,329 @@ def _same_values(kind: str, reader: Node, writer: Node) -> bool:
     if kind == "fixed":
         return _same_name(reader, writer) and bool(reader["size"] == writer["size"])
     return True
+
+
+Change = Literal["same", "added", "removed", "changed"]
+
+_PARAMETERS: Final = "connect.parameters"
+# What a schema of another shape than a record is called: it has no field to be named by.
+ROOT: Final = "(schema)"
+_DEEPEST: Final = 32
+_SCALE: Final = re.compile(r"decimal\(\d+,(\d+)\)")
+
+
+@dataclass(frozen=True)
+class SchemaField:
+    """One field: its Avro type in words, TiCDC's parameters, its default as JSON (None: it has none)."""
+
+    path: str
+    type: str
+    parameters: Mapping[str, str]
+    default: str | None
+
+    @property
+    def source_type(self) -> str:
+        """The SQL type as the parameters tell it: ``DECIMAL``, ``ENUM(a,b)``."""
+        rest = [value for name, value in sorted(self.parameters.items()) if name != "tidb_type"]
+        name = self.parameters.get("tidb_type", "")
+        return f"{name}({', '.join(rest)})" if rest else name
+
+    @property
+    def typed(self) -> str:
+        """Avro type and SQL type: ``null | string (ENUM(a,b))``."""
+        return f"{self.type} ({self.source_type})" if self.source_type else self.type
+
+    @property
+    def words(self) -> str:
+        """Type, SQL type and default in one line."""
+        return self.typed if self.default is None else f"{self.typed} default {self.default}"
+
+
+class FieldChange(NamedTuple):
+    """A field of two schemas; ``problem`` is why a registry refuses the new schema, ``note`` a warning."""
+
+    path: str
+    change: Change
+    old: SchemaField | None
+    new: SchemaField | None
+    problem: str = ""
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The change as a JSON object."""
+        return {
+            "field": self.path,
+            "change": self.change,
+            "old": None if self.old is None else self.old.words,
+            "new": None if self.new is None else self.new.words,
+            "problem": self.problem or None,
+            "note": self.note or None,
+        }
+
+
+def schema_fields(schema_text: str) -> tuple[SchemaField, ...]:
+    """Every field of a schema in order, those of records inside behind the field that holds them.
+
+    Raises:
+        RegistryError: the text is no JSON, or no schema.
+    """
+    try:
+        return tuple(_fields(json.loads(schema_text), ""))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RegistryError(f"this is not an Avro schema ({type(error).__name__}: {error})") from error
+
+
+def compared(
+    old_text: str | None, new_text: str, found: Sequence[Incompatibility] = ()
+) -> tuple[FieldChange, ...]:
+    """Two schemas field by field, in the new one's order, removed fields last.
+
+    ``found``: what speaks against the new schema; each stands at its field, or at a row of its own.
+
+    Raises:
+        RegistryError: one text is no schema.
+    """
+    new = {field.path: field for field in schema_fields(new_text)}
+    old = new if old_text is None else {field.path: field for field in schema_fields(old_text)}
+    heads = (None, None) if old_text is None else (_head(old_text), _head(new_text))
+    rows = [] if heads[0] == heads[1] else [FieldChange(ROOT, "changed", *heads)]
+    rows += [_row(path, old.get(path), new.get(path)) for path in dict.fromkeys([*new, *old])]
+    return tuple(_with_problems(rows, found))
+
+
+def _row(path: str, old: SchemaField | None, new: SchemaField | None) -> FieldChange:
+    if old is None or new is None:
+        return FieldChange(path, "added" if old is None else "removed", old, new)
+    return FieldChange(path, "same" if old == new else "changed", old, new, note=_note(old, new))
+
+
+def _note(old: SchemaField, new: SchemaField) -> str:
+    if _SCALE.findall(old.type) and _SCALE.findall(new.type) not in ([], _SCALE.findall(old.type)):
+        return "registries do not compare scales: who reads with the other schema gets wrong numbers"
+    if old.type == new.type and old.parameters != new.parameters:
+        return "registries do not compare the parameters"
+    return ""
+
+
+def _with_problems(rows: list[FieldChange], found: Sequence[Incompatibility]) -> Iterator[FieldChange]:
+    problems: dict[str, list[str]] = {}
+    for item in found:
+        problems.setdefault(item.field or ROOT, []).append(item.problem)
+    for row in rows:
+        yield row._replace(problem="; ".join(problems.pop(row.path, ())))
+    for path, texts in problems.items():
+        yield FieldChange(path, "changed", None, None, problem="; ".join(texts))
+
+
+def _head(schema_text: str) -> SchemaField:
+    """The record itself: its name, which a rename of the table changes, and its aliases."""
+    node = json.loads(schema_text)
+    if not isinstance(node, dict):
+        return SchemaField(ROOT, type_text(node), {}, None)
+    name = ".".join(filter(None, (node.get("namespace"), str(node.get("name", "")))))
+    aliases = f", once {', '.join(map(str, node['aliases']))}" if node.get("aliases") else ""
+    return SchemaField(ROOT, f"{node['type']} {name}{aliases}".rstrip(), {}, None)
+
+
+def _fields(node: Node, path: str) -> Iterator[SchemaField]:
+    if path.count(".") > _DEEPEST:
+        return
+    for record in _records(node):
+        for field in record["fields"]:
+            inside = f"{path}.{field['name']}" if path else str(field["name"])
+            default = json.dumps(field["default"], ensure_ascii=False) if "default" in field else None
+            yield SchemaField(inside, _type(field["type"]), _parameters(field["type"]), default)
+            yield from _fields(field["type"], inside)
+
+
+def _records(node: Node) -> Iterator[Node]:
+    """The records that are read where this type stands: itself, in a union, an array or a map."""
+    if isinstance(node, list):
+        for branch in node:
+            yield from _records(branch)
+    elif isinstance(node, dict):
+        kind = node["type"]
+        if kind in ("record", "error"):
+            yield node
+        elif isinstance(kind, dict | list):
+            yield from _records(kind)
+        elif kind in ("array", "map"):
+            yield from _records(node["items" if kind == "array" else "values"])
+
+
+def _type(node: Node) -> str:
+    if isinstance(node, list):
+        return " | ".join(map(_type, node))
+    if isinstance(node, dict) and isinstance(node["type"], dict | list):
+        return _type(node["type"])
+    return type_text(node)
+
+
+def _parameters(node: Node) -> dict[str, str]:
+    if isinstance(node, list):
+        return {name: text for branch in node for name, text in _parameters(branch).items()}
+    if not isinstance(node, dict):
+        return {}
+    inner = node["type"]
+    below = _parameters(inner) if isinstance(inner, dict | list) else {}
+    return {**below, **{str(name): str(text) for name, text in (node.get(_PARAMETERS) or {}).items()}}
+
+
+_SHOWN = 5
+
+
+def unknown_id(schema_id: int, url: str) -> SchemaNotFoundError:
+    """No schema has this id."""
+    return SchemaNotFoundError(
+        "no such schema id: is this the registry the producer writes to?", url=url, schema_id=schema_id
+    )
+
+
+def unknown_subject(subject: str, url: str) -> SchemaNotFoundError:
+    """A subject has no versions."""
+    return SchemaNotFoundError(
+        "no such subject: has the producer written to its topic yet, and to this registry?",
+        url=url,
+        subject=subject,
+    )
+
+
+def unknown_version(subject: str, version: int, url: str) -> SchemaNotFoundError:
+    """A subject, if it is there, lacks this version."""
+    return SchemaNotFoundError(f"no version {version} of this subject", url=url, subject=subject)
+
+
+def incompatible(
+    subject: str, *, level: str | None, found: Sequence[Incompatibility], said: str, url: str
+) -> IncompatibleSchemaError:
+    """A subject does not take a schema; ``said`` is the registry's own word, cut and cleaned."""
+    shown = "; ".join(map(str, found[:_SHOWN])) + ("; …" if len(found) > _SHOWN else "")
+    reasons = "; ".join(filter(None, (shown, said and f"the registry says: {said}")))
+    return IncompatibleSchemaError(
+        f"the schema is refused under {level or 'the'} compatibility: {reasons or 'no reason given'}; "
+        "change the table in a way that level allows, or lower the level of the subject",
+        url=url,
+        subject=subject,
+        column=next((item.field for item in found if item.field), None),
+    )
+
+
+Status = Literal["new subject", "registered", "compatible", "incompatible"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of one schema under one subject.
+
+    ``own``: by our rules. ``live``: by the registry, None where it was not asked. ``messages``: the
+    registry's own words. ``held``: where the subject has this very schema already.
+    """
+
+    subject: str
+    level: CompatibilityLevel
+    status: Status
+    schema_text: str
+    fields: tuple[FieldChange, ...]
+    own: bool
+    live: bool | None = None
+    messages: tuple[str, ...] = ()
+    latest: RegisteredSchema | None = None
+    held: RegisteredSchema | None = None
+    levels: tuple[CompatibilityLevel, ...] = dataclass_field(default=())
+
+    @property
+    def taken(self) -> bool:
+        """Whether the registry takes it; its own word counts where it was asked."""
+        return self.own if self.live is None else self.live
+
+    @property
+    def disagree(self) -> bool:
+        """Whether the registry says otherwise than our rules."""
+        return self.live is not None and self.live != self.own
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict as a JSON object."""
+        return {
+            "subject": self.subject,
+            "level": self.level,
+            "status": self.status,
+            "taken": self.taken,
+            "offline": self.own,
+            "live": self.live,
+            "registry_says": list(self.messages),
+            "latest": _place(self.latest),
+            "held": _place(self.held),
+            "levels_that_take_it": list(self.levels),
+            "fields": [change.as_json() for change in self.fields],
+        }
+
+
+def verdict(
+    registry: SchemaRegistry,
+    subject: str,
+    schema_text: str,
+    *,
+    level: CompatibilityLevel | None = None,
+    live: bool = False,
+) -> Verdict:
+    """Judge a schema against what a registry holds.
+
+    ``level`` stands in for the subject's own; ``live`` also asks the registry, which judges by its own level.
+
+    Raises:
+        RegistryError: the registry does not answer, or the text is no Avro schema.
+    """
+    history = history_of(registry, subject)
+    ruling = level or registry.compatibility_level(subject)
+    held = registry.lookup(subject, schema_text) if history else None
+    texts = [item.schema_text for item in history]
+    found = () if held else incompatibilities(ruling, schema_text, texts)
+    asked = registry.check_compatibility(subject, schema_text) if live and history and not held else None
+    latest = history[-1] if history else None
+    own = not found
+    live_word = asked.compatible if asked else (own if live else None)
+    return Verdict(
+        subject=subject,
+        level=ruling,
+        status=_status(bool(history), held is not None, own if live_word is None else live_word),
+        schema_text=schema_text,
+        fields=compared(latest.schema_text if latest else None, schema_text, found),
+        own=own,
+        live=live_word,
+        # Where a registry does not say why (Apicurio), the client says what our own rules found.
+        messages=tuple(text for text in (asked.messages if asked else ()) if text not in map(str, found)),
+        latest=latest,
+        held=held,
+        levels=levels_that_take(schema_text, texts),
+    )
+
+
+def history_of(registry: SchemaReader, subject: str) -> tuple[RegisteredSchema, ...]:
+    """Every version of a subject, oldest first; empty where there is no such subject."""
+    try:
+        versions = registry.versions(subject)
+    except SchemaNotFoundError:
+        return ()
+    return tuple(registry.schema_by_version(subject, version) for version in versions)
+
+
+def levels_that_take(new_text: str, old_texts: Sequence[str]) -> tuple[CompatibilityLevel, ...]:
+    """The levels under which a schema may follow these, by our rules."""
+    taking = []
+    for level in COMPATIBILITY_LEVELS:
+        compared_with = old_texts if level.endswith(TRANSITIVE) else old_texts[-1:]
+        if not incompatibilities(level, new_text, compared_with):
+            taking.append(level)
+    return tuple(taking)
+
+
+def _status(known: bool, held: bool, taken: bool) -> Status:
+    if held:
+        return "registered"
+    if not taken:
+        return "incompatible"
+    return "compatible" if known else "new subject"
+
+
+def _place(schema: RegisteredSchema | None) -> dict[str, int | None] | None:
+    return None if schema is None else {"id": schema.id, "version": schema.version}

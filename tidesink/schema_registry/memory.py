@@ -12,14 +12,14 @@ import threading
 from collections.abc import Mapping
 
 from tidesink.errors import RegistryError
-from tidesink.schema_registry import refusals
-from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
-from tidesink.schema_registry.models import (
+from tidesink.schema_registry import compatibility as refusals
+from tidesink.schema_registry.base import (
     CompatibilityLevel,
     CompatibilityResult,
     RegisteredSchema,
     require_level,
 )
+from tidesink.schema_registry.compatibility import Incompatibility, incompatibilities, parse_avro
 
 
 class MemorySchemaRegistry:

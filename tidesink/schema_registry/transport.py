@@ -24,8 +24,7 @@ from requests.auth import AuthBase
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
 from tidesink.errors import RegistryError, RegistryUnavailableError
-from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions, hide
-from tidesink.schema_registry.oauth import TokenUnavailableError
+from tidesink.schema_registry.auth import Auth, Endpoint, TlsOptions, TokenUnavailableError, hide
 
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = f"{_MEDIA_TYPE}, application/json"
