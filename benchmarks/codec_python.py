@@ -33,8 +33,7 @@ from benchmarks.codec_floors import (
 from benchmarks.events import OPTIONS, SCHEMA, events
 from benchmarks.turns import Turn, rates, ratio, take_turns
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec
-from tidesink.codecs.wire import header, schema_id_of
+from tidesink.codecs.base import Codec, header, schema_id_of
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message
 from tidesink.schema_registry.memory import MemorySchemaRegistry

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.typemap.target_schema import RowKey, render_row_key

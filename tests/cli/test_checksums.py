@@ -13,7 +13,7 @@ from tests.cli.samples import KEY, capture, lines, run
 from tests.unit.flat_avro_cases import TSO, change, table
 from tests.unit.test_row_checksum import SUMMED
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 

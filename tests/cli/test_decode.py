@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.samples import CANAL, KEY, VALUE, capture, lines, run
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 
 
 def test_decode_prints_the_stated_lines(schemas: str) -> None:

@@ -19,7 +19,7 @@ from tidesink.cli.output import show_table
 from tidesink.cli.registry_verdicts import show_verdicts
 from tidesink.cli.run_worker import show_report
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro_schema import value_record
+from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.dev.check import TableCheck
 from tidesink.dev.demo import DemoResult

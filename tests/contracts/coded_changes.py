@@ -8,8 +8,7 @@ from random import Random
 from typing import Final, TypeVar
 
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
-from tidesink.codecs.debezium_values_modes import PLACEHOLDER
+from tidesink.codecs.base import PLACEHOLDER, Codec, CodecOptions, EncodedRecord
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.schema_registry import MemorySchemaRegistry

@@ -15,9 +15,8 @@ from tests.contracts.message_beds import http_bed, kafka_bed, stamp_of
 from tests.contracts.targets_bed import AMOUNT, Bed, progress, row, shape
 from tests.kafka_topics import topic_messages
 from tests.servers import delete_topic, limit_messages
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
-from tidesink.codecs.opening import open_codec
+from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
+from tidesink.codecs.open import open_codec
 from tidesink.config.target_messages import KafkaSettings
 from tidesink.errors import (
     SchemaRefusedError,

@@ -8,7 +8,7 @@ from random import Random
 from tests.contracts.targets_bed import Bed, progress
 from tests.full import quick_on
 from tests.multisets import SCHEMA, TABLE, again, copies, history
-from tidesink.codecs.row_key import keyed_by_row
+from tidesink.codecs.canal_json.codec import keyed_by_row
 from tidesink.events import Row
 from tidesink.sinks.reduce import reduce
 from tidesink.typemap.target_schema import row_keyed, shape_of

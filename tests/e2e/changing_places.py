@@ -17,7 +17,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
-from tidesink.codecs.opening import open_codec
+from tidesink.codecs.open import open_codec
 from tidesink.events import Row, Value
 from tidesink.schema_registry import open_registry
 

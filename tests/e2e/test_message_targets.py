@@ -20,8 +20,8 @@ from tests.e2e.replay import Servers, captured, final_state, replay, replay_conf
 from tests.full import FULL
 from tests.http_receiver import Receiver, Request, http_receiver
 from tests.kafka_topics import topic_messages
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.opening import open_codec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.open import open_codec
 from tidesink.config import load_config
 from tidesink.config.target_messages import AVRO_PROTOCOLS
 from tidesink.ddl.catalog import TableDefinitions

@@ -16,7 +16,7 @@ from tests.full import FULL
 from tests.multisets import CREATE, SCHEMA, TABLE, Copies, again, copies, history, messages
 from tests.servers import create_topics
 from tidesink.cli.table_plans import table_plans
-from tidesink.codecs.row_key import keyed_by_row
+from tidesink.codecs.canal_json.codec import keyed_by_row
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_reader import open_lake_table
 from tidesink.events import ChangeEvent

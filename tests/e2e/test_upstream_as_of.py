@@ -17,7 +17,7 @@ from tests.spark.decoded import collect
 from tests.spark.python_rows import stored
 from tests.tidb_front import commit_ts
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import NOT_JUDGED, canal_json_columns
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.events import ChangeEvent, Message

@@ -14,8 +14,7 @@ from tests.fuzz import seeds
 from tests.fuzz.inputs import Halves, packed, unpacked
 from tests.fuzz.rules import decoded, written
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.codecs.base import Codec, CodecOptions, DebeziumModes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry

@@ -18,14 +18,11 @@ from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import decoded, refuses, require
 from tests.fuzz.targets_codecs import message
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.claim_check import ClaimCheck
-from tidesink.codecs.claim_check_storage import LocalStorage
+from tidesink.codecs.base import HEADER_SIZE, Codec, CodecOptions, schema_id_of
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import compressed, decompressed
-from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.large_messages import ClaimCheck, LargeMessages, LocalStorage
 from tidesink.codecs.upstream import Texts, UpstreamRow
-from tidesink.codecs.wire import HEADER_SIZE, schema_id_of
 from tidesink.errors import FramingError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry

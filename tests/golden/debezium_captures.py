@@ -14,8 +14,7 @@ from typing import Any, Final
 from tests.golden.debezium_tables import postgres_definitions
 from tests.golden.vectors import unbase64
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.codecs.base import Codec, CodecOptions, DebeziumModes
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Value
 from tidesink.schema_registry import MemorySchemaRegistry

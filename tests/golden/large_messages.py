@@ -7,9 +7,8 @@ import re
 from typing import Any, Final
 
 from tests.golden.vectors import Json, Record, columns_of, schema_of, unbase64
-from tidesink.codecs.claim_check import ClaimCheck
 from tidesink.codecs.compression import decompressed
-from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.large_messages import ClaimCheck, LargeMessages
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.errors import RowUnavailableError
 from tidesink.events import TableId

@@ -13,10 +13,8 @@ import pytest
 
 from tests.golden.large_messages import HeldFiles, is_cut_down, large_of, named, plain
 from tests.golden.vectors import POSITION, Record, Workload, change_of, schema_of, unbase64
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.claim_check import ClaimCheck
-from tidesink.codecs.large_messages import LargeMessages
-from tidesink.codecs.row_key import row_key_of
+from tidesink.codecs.canal_json.codec import CanalJsonCodec, row_key_of
+from tidesink.codecs.large_messages import ClaimCheck, LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, DdlEvent, Op, TableId, WatermarkEvent

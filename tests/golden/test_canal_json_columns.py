@@ -12,7 +12,7 @@ from tests.golden.vectors import Record, Workload, find_folders, schema_of
 from tests.vectors import vectors_dir
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 

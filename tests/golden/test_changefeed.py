@@ -8,8 +8,7 @@ import pytest
 
 from tests.golden.changefeeds import Json, definitions_of, event_of, lines, table_of
 from tests.vectors import SUBSET, vectors_dir
-from tidesink.codecs.dispatch import Dispatcher, Router
-from tidesink.codecs.table_filter import TableFilter
+from tidesink.codecs.dispatch import Dispatcher, Router, TableFilter
 from tidesink.config.changefeed import ChangefeedRefusedError, read_changefeed, read_toml
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, EncodeError

@@ -20,7 +20,7 @@ from tests.golden.exclusions import UNREADABLE
 from tests.golden.vectors import POSITION, Record, VectorFolder, change_of
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
-from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
+from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Op, Row, TableSchema, WatermarkEvent

@@ -17,8 +17,8 @@ import pytest
 
 from tests.golden.exclusions import ROUND_TRIP
 from tests.golden.vectors import Record, VectorFolder, schema_of
-from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
-from tidesink.codecs.debezium_avro import AvroParser
+from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumJsonCodec
+from tidesink.codecs.debezium.formats import AvroParser
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, EncodeError
 from tidesink.events import ChangeEvent, ColumnType, Event, Message

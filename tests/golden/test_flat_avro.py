@@ -23,7 +23,7 @@ from tests.golden.vectors import (
     table_of,
 )
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import EncodeError, UnnamedRowError
 from tidesink.events import (
     ChangeEvent,

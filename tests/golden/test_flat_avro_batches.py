@@ -12,7 +12,7 @@ from tests.decoded_batches import as_records, assert_same
 from tests.golden.vectors import Record, VectorFolder, Workload, find_folders
 from tests.vectors import vectors_dir
 from tidesink.codecs.batch import ValueOptions, rows_from_events
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.events import DdlEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.typemap.render import ZeroDate

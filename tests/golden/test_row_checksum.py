@@ -18,7 +18,7 @@ from tests.golden.vectors import (
 )
 from tests.vectors import WHOLE, vectors_dir
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import (
     CHECKSUM,
     NO_CHECKSUM,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro_schema import key_record, value_record
+from tidesink.codecs.flat_avro.schema import key_record, value_record
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import TableId, TableSchema
 

@@ -11,8 +11,7 @@ from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.canal_json_decode import objects
+from tidesink.codecs.canal_json.codec import CanalJsonCodec, objects
 from tidesink.codecs.columns_canal_json import IRREGULAR, canal_json_columns
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import LargeMessages

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records, assert_same
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.canal_json_columns import may_be_ddl
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.canal_json.columns import may_be_ddl
 from tidesink.codecs.compression import compressed
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message

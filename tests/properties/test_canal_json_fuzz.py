@@ -16,10 +16,9 @@ from tests.full import TEST_ALL
 from tests.properties.canal_changes import SCHEMA, TABLE, harmed
 from tests.unit.canal_messages import message_of
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.claim_check import open_claim_check
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed
-from tidesink.codecs.large_messages import LargeMessages
+from tidesink.codecs.large_messages import LargeMessages, open_claim_check
 from tidesink.codecs.upstream import Texts, UpstreamRow
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError

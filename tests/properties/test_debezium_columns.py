@@ -28,7 +28,7 @@ from tests.properties.debezium_streams import (
 )
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumCodec, DebeziumJsonCodec
+from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumCodec, DebeziumJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry

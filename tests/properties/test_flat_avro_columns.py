@@ -14,7 +14,7 @@ from tests.decoded_batches import as_records, assert_same
 from tests.properties.row_changes import TOPIC, changes, harmed, tables
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import RegistryError
 from tidesink.events import (
     ChangeEvent,

@@ -23,7 +23,7 @@ from tests.unit.flat_avro_cases import LooseRegistry
 from tests.vectors import SUBSET
 from tidesink.cli.event_json import event_json
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import Message
 from tidesink.schema_registry.memory import MemorySchemaRegistry

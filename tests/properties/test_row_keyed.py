@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.contracts.targets_bed import progress
 from tests.multisets import OPTIONS, SCHEMA, Copies, again, change, copies, history, messages
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.row_key import keyed_by_row
+from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.config.models import SequenceBy
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent

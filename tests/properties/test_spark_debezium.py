@@ -20,8 +20,8 @@ from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
 from tests.spark.decoded import collect
 from tidesink.codecs import open_codec
+from tidesink.codecs.base import header
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
-from tidesink.codecs.wire import header
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.typemap.render import ZeroDate

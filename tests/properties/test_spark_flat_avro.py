@@ -18,7 +18,7 @@ from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import fastavro
 
-from tidesink.codecs.wire import header
+from tidesink.codecs.base import header
 from tidesink.events import Message, TableId
 
 TABLE: Final = TableId("lab", "t")

@@ -13,7 +13,7 @@ import pytest
 from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.codecs.columns_canal_json_types import WRITTEN_AT
 from tidesink.ddl.catalog import TableDefinitions

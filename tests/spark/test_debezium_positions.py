@@ -12,7 +12,7 @@ from tests.full import FULL
 from tests.unit.test_debezium_source import POSITIONS, WRONG_NUMBERS, block
 from tidesink.codecs.columns_debezium_position import position_of
 from tidesink.codecs.columns_debezium_record import SOURCE_AND_POSITION
-from tidesink.codecs.debezium_source import MONGODB, connector_of, position_of_source
+from tidesink.codecs.debezium.envelope import MONGODB, connector_of, position_of_source
 from tidesink.events import Position
 
 if TYPE_CHECKING:

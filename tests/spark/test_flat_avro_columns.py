@@ -15,7 +15,7 @@ from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
 from tests.unit.flat_avro_cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema

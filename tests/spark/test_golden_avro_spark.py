@@ -27,7 +27,7 @@ from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.held import compare, held_value
 from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId

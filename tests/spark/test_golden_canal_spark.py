@@ -25,7 +25,7 @@ from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.held import compare, held_value
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError

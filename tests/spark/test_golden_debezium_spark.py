@@ -23,7 +23,7 @@ from tidesink.codecs.columns_base import POSITION, DecodeColumns
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.codecs.columns_debezium_json_heads import heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
-from tidesink.codecs.debezium_told import first_row
+from tidesink.codecs.debezium.inference import first_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry

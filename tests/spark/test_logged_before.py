@@ -25,7 +25,7 @@ from tidesink.codecs.base import Codec
 from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns
 from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry

@@ -14,9 +14,8 @@ from tests.golden.vectors import VectorFolder, schema_of
 from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, history, messages
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
-from tidesink.codecs.row_key import keyed_by_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.events import ChangeEvent, Message, TableId
 
 T = TableId("s", "t")

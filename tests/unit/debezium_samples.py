@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
-from tidesink.codecs.debezium_values import DebeziumModes, column_of, value_of
+from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
+from tidesink.codecs.debezium.readers import value_of
+from tidesink.codecs.debezium.values import column_of
 from tidesink.events import Column, ColumnType
 
 MODES = DebeziumModes()

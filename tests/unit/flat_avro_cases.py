@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, Op, Position, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry

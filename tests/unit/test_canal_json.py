@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.canal_rows import ROW, TS, T, decode_row, record_of, sent
 from tidesink.codecs import open_codec
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import UnnamedRowError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId, WatermarkEvent

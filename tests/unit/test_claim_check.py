@@ -18,9 +18,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.unit.canal_messages import message_of, row_bytes, row_message
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.claim_check import name_under, open_claim_check
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed, decompressed
+from tidesink.codecs.large_messages import name_under, open_claim_check
 from tidesink.errors import ConfigError, EncodeError, RowUnavailableError, SchemaMismatchError
 from tidesink.events import ChangeEvent
 

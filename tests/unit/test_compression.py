@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.canal_messages import message_of, row_bytes
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.compression import Compression, compressed, compression_of, decompressed
 from tidesink.errors import DecodeError, FramingError
 from tidesink.events import ChangeEvent, DdlEvent, TableId, WatermarkEvent

@@ -7,9 +7,11 @@ from typing import Any
 import fastavro
 import pytest
 
-from tidesink.codecs.connect_schema import ConnectSchema
-from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
-from tidesink.codecs.connect_schema_json import connect_schema_of_json
+from tidesink.codecs.debezium.connect_schema import (
+    ConnectSchema,
+    connect_schema_of_avro,
+    connect_schema_of_json,
+)
 from tidesink.errors import SchemaMismatchError
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.errors import (
     ConfigError,
     DecodeError,

@@ -13,7 +13,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_debezium_json_heads import MOST_HEADS, Heads
 from tidesink.codecs.columns_debezium_json_judge import Judging, open_judge
 from tidesink.codecs.columns_debezium_json_schema import Head, is_flattened_head, read_heads
-from tidesink.codecs.debezium_told import Told, first_row, told_column
+from tidesink.codecs.debezium.inference import Told, first_row, told_column
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, TableId, TableSchema
 from tidesink.typemap.target_schema import shape_of
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidesink.codecs.debezium_source import (
+from tidesink.codecs.debezium.envelope import (
     commit_ts_of_source,
     is_snapshot,
     position_of_source,

@@ -18,7 +18,7 @@ from tests.unit.debezium_samples import (
     read,
     schema,
 )
-from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import ColumnType
 from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES, SOURCE_TYPES, semantic_type

@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.debezium_samples import MODES
-from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
-from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
-from tidesink.codecs.connect_schema_json import connect_schema_of_json
-from tidesink.codecs.debezium_values import (
-    UNAVAILABLE,
-    DebeziumModes,
-    column_of,
-    inferred_value,
-    reader_of,
-    value_of_definition,
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
+from tidesink.codecs.debezium.connect_schema import (
+    ConnectField,
+    ConnectSchema,
+    connect_schema_of_avro,
+    connect_schema_of_json,
 )
+from tidesink.codecs.debezium.readers import inferred_value, reader_of, value_of_definition
+from tidesink.codecs.debezium.values import column_of
 from tidesink.errors import DecodeError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
 from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES
@@ -98,7 +96,11 @@ COLUMNS = st.builds(
 
 
 def _is_value(found: object) -> bool:
-    return found is UNAVAILABLE or found is None or isinstance(found, int | float | Decimal | str | bytes)
+    return (
+        found is UNAVAILABLE_PLACEHOLDER
+        or found is None
+        or isinstance(found, int | float | Decimal | str | bytes)
+    )
 
 
 @settings(max_examples=400, deadline=None)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.unit.debezium_samples import CONNECT, DATA, MODES, TIME, decimal, own_column, read, read_as, schema
-from tidesink.codecs.debezium_values import (
-    DebeziumModes,
+from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.debezium.readers import (
     definition_reader,
     infer_column,
     inferred_value,

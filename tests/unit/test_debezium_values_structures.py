@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.debezium_samples import CONNECT, DATA, MODES, TIME, b64, decimal, read, schema
-from tidesink.codecs.connect_schema import ConnectField, ConnectSchema
-from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, inferred_value, value_of_definition
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
+from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
+from tidesink.codecs.debezium.readers import inferred_value, value_of_definition
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
 
@@ -175,7 +176,7 @@ TOASTED: list[tuple[ConnectSchema, Any]] = [
 
 @pytest.mark.parametrize(("one", "raw"), TOASTED)
 def test_the_placeholder_is_no_value(one: ConnectSchema, raw: Any) -> None:
-    assert read(one, raw) is UNAVAILABLE
+    assert read(one, raw) is UNAVAILABLE_PLACEHOLDER
 
 
 def test_an_array_of_uuids_has_the_uuid_of_the_placeholders_bytes() -> None:
@@ -184,7 +185,7 @@ def test_an_array_of_uuids_has_the_uuid_of_the_placeholders_bytes() -> None:
     assert read(ids, ["12a5e3e6-91b7-3d40-a3de-e2c4b1a4d6a8"]) == '["12a5e3e6-91b7-3d40-a3de-e2c4b1a4d6a8"]'
     # Of "hello" Java gives 5d41402a-bc4b-3a76-b971-9d911017c592.
     hello = DebeziumModes(unavailable_value_placeholder="hello")
-    assert read(ids, ["5d41402a-bc4b-3a76-b971-9d911017c592"], hello) is UNAVAILABLE
+    assert read(ids, ["5d41402a-bc4b-3a76-b971-9d911017c592"], hello) is UNAVAILABLE_PLACEHOLDER
 
 
 @pytest.mark.parametrize(
@@ -198,24 +199,24 @@ def test_an_array_of_uuids_has_the_uuid_of_the_placeholders_bytes() -> None:
 )
 def test_a_placeholder_of_ones_own_in_each_binary_mode(mode: Any, raw: str) -> None:
     modes = DebeziumModes(unavailable_value_placeholder=OWN, binary_handling_mode=mode)
-    assert read(TEXT, raw, modes) is UNAVAILABLE
+    assert read(TEXT, raw, modes) is UNAVAILABLE_PLACEHOLDER
     assert read(TEXT, PLACEHOLDER, modes) == PLACEHOLDER
     definition = Column("c", ColumnType("blob"))
     encoded = b64(OWN.encode()) if mode == "bytes" else raw
-    assert value_of_definition(definition, encoded, modes=modes) is UNAVAILABLE
+    assert value_of_definition(definition, encoded, modes=modes) is UNAVAILABLE_PLACEHOLDER
 
 
 def test_the_placeholder_in_plain_json() -> None:
     array, text = Column("a", ColumnType("array")), Column("t", ColumnType("json"))
-    assert value_of_definition(array, [PLACEHOLDER], modes=MODES) is UNAVAILABLE
-    assert value_of_definition(array, list(BYTES), modes=MODES) is UNAVAILABLE
-    assert value_of_definition(text, PLACEHOLDER, modes=MODES) is UNAVAILABLE
+    assert value_of_definition(array, [PLACEHOLDER], modes=MODES) is UNAVAILABLE_PLACEHOLDER
+    assert value_of_definition(array, list(BYTES), modes=MODES) is UNAVAILABLE_PLACEHOLDER
+    assert value_of_definition(text, PLACEHOLDER, modes=MODES) is UNAVAILABLE_PLACEHOLDER
     assert (
         value_of_definition(Column("h", ColumnType("map")), {PLACEHOLDER: PLACEHOLDER}, modes=MODES)
-        is UNAVAILABLE
+        is UNAVAILABLE_PLACEHOLDER
     )
     for raw in (PLACEHOLDER, [PLACEHOLDER], {PLACEHOLDER: PLACEHOLDER}):
-        assert inferred_value(raw, modes=MODES) is UNAVAILABLE
+        assert inferred_value(raw, modes=MODES) is UNAVAILABLE_PLACEHOLDER
     decimals = Column("d", ColumnType("decimal", precision=10, scale=2))
     with pytest.raises(ValueOutOfRangeError):
         value_of_definition(decimals, b64(BYTES), modes=DebeziumModes(decimal_handling_mode="string"))

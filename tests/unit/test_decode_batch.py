@@ -8,7 +8,7 @@ import pytest
 
 from tests.decoded_batches import as_records, by_record, faults_of
 from tidesink.codecs.batch import ColumnarResult, Records, ValueOptions, decode_in_columns, rows_from_events
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import (
     ChangeEvent,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.flat_avro_cases import TOPIC, TSO, LooseRegistry, change, codec_with, message_of, table
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import (
     DecodeError,
     FramingError,

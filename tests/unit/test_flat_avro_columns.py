@@ -25,8 +25,8 @@ from tests.unit.test_flat_avro_glue import KEY, KEY_ID, SOURCE, VALUE, VALUE_ID,
 from tidesink.codecs.avro_columns import CHUNK_RECORDS
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import DecodedBatch, ValueOptions, rows_from_events
-from tidesink.codecs.flat_avro import FlatAvroCodec
-from tidesink.codecs.flat_avro_decode import BIT_WIDTH
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.flat_avro.decode import BIT_WIDTH
 from tidesink.errors import SchemaNotFoundError
 from tidesink.events import Message, Op, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry

@@ -20,7 +20,7 @@ from tests.unit.flat_avro_cases import (
     only_change,
     table,
 )
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.events import DdlEvent, Message, Op, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 

@@ -23,7 +23,7 @@ from tests.unit.flat_avro_cases import (
 )
 from tidesink.codecs import CODECS, open_codec
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro_schema import key_record, value_record
+from tidesink.codecs.flat_avro.schema import key_record, value_record
 from tidesink.errors import ConfigError, EncodeError, IncompatibleSchemaError, SchemaNotFoundError
 from tidesink.events import DdlEvent, Op, Position, SchemaIds, TableId, WatermarkEvent
 from tidesink.schema_registry.memory import MemorySchemaRegistry

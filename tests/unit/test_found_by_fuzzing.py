@@ -14,12 +14,10 @@ import pytest
 from tidesink.cli.capture import read_capture
 from tidesink.cli.event_json import event_json
 from tidesink.codecs import open_codec
-from tidesink.codecs.base import Codec
-from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
-from tidesink.codecs.debezium import DebeziumJsonCodec
-from tidesink.codecs.debezium_json import JsonParser
-from tidesink.codecs.nesting import MOST_LEVELS, is_deep
-from tidesink.codecs.wire import header
+from tidesink.codecs.base import MOST_LEVELS, Codec, header, is_deep
+from tidesink.codecs.debezium.codec import DebeziumJsonCodec
+from tidesink.codecs.debezium.connect_schema import connect_schema_of_avro
+from tidesink.codecs.debezium.formats import JsonParser
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, EncodeError, SchemaMismatchError, ValueOutOfRangeError, shown
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, TableId, Value

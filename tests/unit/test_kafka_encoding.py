@@ -10,9 +10,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.unit.written_rows import ID, TABLE, Case, arrow_batch, cases, named, shape_with
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium_values_modes import PLACEHOLDER, DebeziumModes
-from tidesink.codecs.opening import open_codec
+from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
+from tidesink.codecs.open import open_codec
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op

@@ -13,7 +13,7 @@ import pytest
 
 from tests.decoded_batches import as_records
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import SchemaMismatchError, SourceError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry

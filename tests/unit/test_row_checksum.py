@@ -22,7 +22,7 @@ from tests.unit.flat_avro_cases import (
     only_change,
     table,
 )
-from tidesink.codecs.flat_avro import FlatAvroCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import CHECKSUM, CORRUPTED, VERSION, checksum_fault, checksum_of
 from tidesink.errors import ChecksumError, EncodeError
 from tidesink.events import ChangeEvent, Message, Op, Value

@@ -15,9 +15,8 @@ from tests.multisets import CREATE, OPTIONS, SCHEMA, change, messages
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.cli.table_plans import plan_of
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row, row_key_of
 from tidesink.codecs.columns_canal_json_verdict import open_judge
-from tidesink.codecs.row_key import keyed_by_row, row_key_of
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableSchema

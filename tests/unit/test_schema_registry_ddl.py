@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro_schema import value_record
+from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry import incompatibilities

@@ -12,7 +12,7 @@ from sqlalchemy.pool import StaticPool
 
 from tests.unit.canal_messages import message_of, row_bytes
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.canal_json import CanalJsonCodec
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.codecs.upstream import Upstream, open_upstream, tidb_as_of
 from tidesink.errors import ConfigError, DecodeError, RowUnavailableError, SourceUnavailableError

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Final, ParamSpec, TypeVar
 import typer
 from typer.core import TyperCommand
 
-from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium_values_modes import DebeziumModes
-from tidesink.codecs.opening import DEBEZIUM_ALIASES, RESERVED
+from tidesink.codecs.base import CodecOptions, DebeziumModes
+from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
 from tidesink.config.interpolate import Interpolated
 from tidesink.config.problems import nearest
 from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone

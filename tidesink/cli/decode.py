@@ -19,7 +19,7 @@ from tidesink.cli.human import human_lines
 from tidesink.cli.observed import Observed
 from tidesink.cli.output import Output, OutputFormat, console, warn
 from tidesink.codecs.base import Codec
-from tidesink.codecs.canal_json_schema import CanalJsonSchema
+from tidesink.codecs.canal_json.codec import CanalJsonSchema
 from tidesink.codecs.compression import compression_of
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError
 from tidesink.events import Message

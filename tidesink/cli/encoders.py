@@ -16,12 +16,12 @@ from tidesink.cli.event_parse import event_of
 from tidesink.cli.line_members import Line, table_of
 from tidesink.cli.sources import Setting
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.canal_json_shape import RowShapes
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.debezium import DebeziumAvroCodec, DebeziumJsonCodec
-from tidesink.codecs.flat_avro import FlatAvroCodec
-from tidesink.codecs.opening import DEBEZIUM_ALIASES
+from tidesink.codecs.debezium.codec import DebeziumAvroCodec, DebeziumJsonCodec
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.open import DEBEZIUM_ALIASES
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import row_moment
 from tidesink.errors import ConfigError, DecodeError, EncodeError

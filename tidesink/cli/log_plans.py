@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tidesink.codecs.flat_avro_record import WriterRecord
+from tidesink.codecs.flat_avro.record import WriterRecord
 from tidesink.config import TableConfig
 from tidesink.sinks.modes import kept_shape
 from tidesink.typemap.target_schema import TableShape

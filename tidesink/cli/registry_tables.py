@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tidesink.cli.sources import Setting, records
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.flat_avro_schema import key_record, value_record
-from tidesink.codecs.opening import open_codec
+from tidesink.codecs.flat_avro.schema import key_record, value_record
+from tidesink.codecs.open import open_codec
 from tidesink.config import Config
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, EncodeError, TidesinkError
@@ -213,7 +213,7 @@ class Unread:
 
 def _written(messages: Iterable[Message], topic: str, registry: SchemaReader, unread: Unread) -> Candidates:
     """The schemas that the newest record of an Avro topic was written with."""
-    from tidesink.codecs.wire import schema_id_of
+    from tidesink.codecs.base import schema_id_of
 
     newest: dict[SubjectPart, int] = {}
     made = Candidates()

@@ -11,9 +11,9 @@ from tidesink.cli.column_plans import ColumnPlan, column_plan, reason_there
 from tidesink.cli.kafka import Start, read_topic, topic_names
 from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
 from tidesink.codecs import open_codec
-from tidesink.codecs.canal_json import CanalJsonCodec
-from tidesink.codecs.debezium_told import UNTYPED, LoneCodec, Told
-from tidesink.codecs.flat_avro_record import WriterRecord, parse_record
+from tidesink.codecs.canal_json.codec import CanalJsonCodec
+from tidesink.codecs.debezium.inference import UNTYPED, LoneCodec, Told
+from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.identity import topic_tables
 from tidesink.config.idle_patterns import idle_patterns

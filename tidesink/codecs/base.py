@@ -1,17 +1,31 @@
-"""What every codec is: bytes to events and back.
+"""What every codec is: bytes to events and back. Its options, and the parts that several formats share.
 
-"Codec" is meant as in change data capture: it reads and writes an envelope of change events. It has
+"Codec" has the meaning of change data capture: it reads and writes an envelope of change events. It has
 nothing to do with compression or with Python's ``codecs`` module.
+
+The Confluent header before a payload is byte 00, then the schema's registry id as int32 big-endian. It is
+read per codec and never by a global guess: a DDL, a watermark and a delete marker of flat-avro start with
+other bytes (TiCDC tiflow c7b2588 and ticdc b813e76).
+
+A Debezium connector's options say what its records do not. With a schema a record describes itself nearly
+completely; without one (``schemas.enable: false``) it has only JSON's own types. The names and defaults are
+Debezium's (3.5), ``decimal_format`` is JsonConverter's.
+
+JSON that is stored as it came, beside a row's columns, has a limit on its nesting. No producer nests its
+own members deeper than a few levels. Reading or writing such values takes one call per level, and Python's
+and orjson's limits would end that with an error of their own.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 from tidesink.codecs.compression import LARGEST, Compression
-from tidesink.codecs.debezium_values_modes import DebeziumModes
+from tidesink.errors import FramingError, SchemaMismatchError
 from tidesink.events import Event, Message, TableId
 from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
 
@@ -19,6 +33,81 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidesink.codecs.batch import DecodedBatch
+
+
+DecimalHandling = Literal["precise", "string", "double"]
+UnsignedHandling = Literal["long", "precise", "string"]
+BinaryHandling = Literal["bytes", "base64", "base64-url-safe", "hex"]
+TimePrecision = Literal[
+    "adaptive",
+    "adaptive_time_microseconds",
+    "connect",
+    "isostring",
+    "microseconds",
+    "nanoseconds",
+]
+IntervalHandling = Literal["numeric", "string"]
+HstoreHandling = Literal["json", "map"]
+DecimalFormat = Literal["base64", "numeric"]
+
+PLACEHOLDER: Final = "__debezium_unavailable_value"
+
+
+@dataclass(frozen=True)
+class DebeziumModes:
+    """A connector's handling modes.
+
+    ``time_zone`` is the zone in which a column that a table definition calls TIMESTAMP is written as
+    text; every other instant has its offset in its text. The other fields are read only where a record
+    has no schema, but for ``binary_handling_mode``, which with a schema too is the only thing that says
+    how text in a binary column is to be read, and ``unavailable_value_placeholder``: None is Debezium's own,
+    and none at all of a producer that ``sends_every_value``.
+    """
+
+    decimal_handling_mode: DecimalHandling = "precise"
+    bigint_unsigned_handling_mode: UnsignedHandling = "long"
+    binary_handling_mode: BinaryHandling = "bytes"
+    time_precision_mode: TimePrecision = "adaptive_time_microseconds"
+    interval_handling_mode: IntervalHandling = "numeric"
+    hstore_handling_mode: HstoreHandling = "json"
+    unavailable_value_placeholder: str | None = None
+    time_zone: str = "UTC"
+    decimal_format: DecimalFormat = "base64"
+    sends_every_value: bool = False
+
+    @property
+    def placeholder(self) -> str | None:
+        """What stands for a value that was not sent; None where what reads like it is a value."""
+        usual = None if self.sends_every_value else PLACEHOLDER
+        return usual if self.unavailable_value_placeholder is None else self.unavailable_value_placeholder
+
+    def of_ticdc(self) -> DebeziumModes:
+        """What holds for TiCDC's messages, whose records say that they are its own.
+
+        It has these handling modes and no others, and sends every value of a row
+        (``pkg/sink/codec/debezium``, b813e76). A placeholder that was given is one there too: tidesink's own
+        Kafka target writes it in TiCDC's form.
+        """
+        given = self.unavailable_value_placeholder
+        return replace(_TICDC, time_zone=self.time_zone, unavailable_value_placeholder=given)
+
+
+_TICDC: Final = DebeziumModes(
+    decimal_handling_mode="double", binary_handling_mode="base64", sends_every_value=True
+)
+
+
+class Unavailable(Enum):
+    """The type of ``UNAVAILABLE``; an Enum, so that a type checker knows it by ``is``."""
+
+    UNAVAILABLE = "unavailable"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNAVAILABLE_PLACEHOLDER: Final = Unavailable.UNAVAILABLE
+
 
 Producer = Literal["classic", "new"]
 LargeMessageOption = Literal["none", "claim-check", "handle-key-only"]
@@ -121,3 +210,80 @@ class Codec(Protocol):
             EncodeError: the protocol cannot write this event.
             RegistryError: the schema cannot be registered.
         """
+
+
+MAGIC: Final = 0
+HEADER_SIZE: Final = 5
+_HEADER: Final = struct.Struct(">BI")
+# AWS Glue: version byte 03, a compression byte (00 none, 05 zlib), then a schema version UUID.
+GLUE_SIZE: Final = 18
+_GLUE_COMPRESSION: Final = (0, 5)
+_SHOWN_BYTES: Final = 8
+
+
+def header(schema_id: int) -> bytes:
+    """The five bytes before an Avro payload."""
+    return _HEADER.pack(MAGIC, schema_id)
+
+
+def schema_id_of(data: bytes, part: str) -> int:
+    """The schema id a message's ``part`` (``key`` or ``value``) was written with.
+
+    Raises:
+        FramingError: the bytes do not start with a Confluent header; says what they look like.
+    """
+    if len(data) >= HEADER_SIZE and data[0] == MAGIC:
+        schema_id: int = _HEADER.unpack_from(data)[1]
+        return schema_id
+    raise FramingError(f"the {part} {what_else(data)}")
+
+
+def is_glue(data: bytes) -> bool:
+    """Whether the bytes start with an AWS Glue header."""
+    return len(data) >= GLUE_SIZE and data[0] == 3 and data[1] in _GLUE_COMPRESSION
+
+
+def what_else(data: bytes) -> str:
+    """What bytes look like that are not under a Confluent header."""
+    if not data:
+        return "is empty: a Confluent header of 5 bytes was expected"
+    if is_glue(data):
+        return (
+            "has an AWS Glue schema registry header, which is not read here: set schema-registry at the "
+            "changefeed, or read the topic with tidesink decode and its Glue schemas"
+        )
+    if data[0] == MAGIC:
+        return f"has {len(data)} bytes: the Confluent header alone has 5"
+    shown = data[:_SHOWN_BYTES].hex(" ")
+    hint = ", which looks like JSON: is the protocol canal-json?" if data[:1] in (b"{", b"[") else ""
+    return f"starts with {shown}, not with the magic byte 00 of a Confluent header{hint}"
+
+
+MOST_LEVELS: Final = 64
+_NESTING: Final = frozenset({dict, list})
+T = TypeVar("T")
+
+
+def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:
+    """Whether objects and lists in a value are nested deeper than this many levels.
+
+    They are what JSON and Avro are read as: no classes derived from these.
+    """
+    level: list[Any] = [value] if type(value) in _NESTING else []
+    for _ in range(most):
+        members = (one.values() if type(one) is dict else one for one in level)
+        level = [inner for inside in members for inner in inside if type(inner) in _NESTING]
+        if not level:
+            return False
+    return True
+
+
+def kept(value: T, name: str) -> T:
+    """The value of a member that is kept as it is.
+
+    Raises:
+        SchemaMismatchError: it is nested deeper than any producer's.
+    """
+    if is_deep(value):
+        raise SchemaMismatchError(f"{name!r} is nested deeper than {MOST_LEVELS} levels")
+    return value

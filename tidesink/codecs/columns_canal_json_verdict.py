@@ -68,8 +68,8 @@ def open_judge(shape: TableShape, options: CodecOptions) -> Callable[[bytes | No
 
     What is still compressed here was not opened before (``columns_compression``), and is refused.
     """
-    from tidesink.codecs.canal_json_decode import CanalJsonReader
-    from tidesink.codecs.canal_json_shape import RowShapes
+    from tidesink.codecs.canal_json.codec import CanalJsonReader
+    from tidesink.codecs.canal_json.schema import RowShapes
     from tidesink.ddl.catalog import TableDefinitions
 
     large = _large_messages(options)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.columns_avro_faults import framing_faults, schema_id_column, unreadable
 from tidesink.codecs.columns_base import DDL, MESSAGE, POSITION, UNPLANNED
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS
@@ -55,7 +56,6 @@ from tidesink.codecs.columns_faults import (
     raw_columns,
     unnamed_delete,
 )
-from tidesink.codecs.debezium_values import DebeziumModes
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.events import TableId, TableSchema
 from tidesink.typemap.render import ZeroDate

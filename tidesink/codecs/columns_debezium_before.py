@@ -16,9 +16,9 @@ from tidesink.codecs.columns_debezium_record import Images, RecordColumns
 from tidesink.codecs.columns_debezium_schema import WireColumn, is_spark_decimal
 from tidesink.codecs.columns_faults import any_of, first_fault
 from tidesink.codecs.columns_types import lit_binary
-from tidesink.codecs.connect_schema import ConnectSchema
-from tidesink.codecs.debezium_source import POSTGRES
-from tidesink.codecs.debezium_values_decimals import scale_of
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.envelope import POSTGRES
+from tidesink.codecs.debezium.scalars import scale_of
 from tidesink.typemap.target_schema import TableShape
 
 # ``r`` is a row as a snapshot found it: whether it is new at the target nothing tells.

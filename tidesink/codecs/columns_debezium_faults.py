@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import BAD, MESSAGE, TRUNCATE, WATERMARK
 from tidesink.codecs.columns_faults import any_null, fault
-from tidesink.codecs.debezium_source import TICDC
+from tidesink.codecs.debezium.envelope import TICDC
 from tidesink.errors import SchemaMismatchError, UnnamedRowError
 from tidesink.events import TableId
 

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_base import BAD, DDL, MESSAGE, TRUNCATE, UNPLANNED, WATERMARK
 from tidesink.codecs.columns_debezium_python import KEEP, VALUE, ZERO, stored_answer
-from tidesink.codecs.debezium_told import LoneCodec, Told
+from tidesink.codecs.debezium.inference import LoneCodec, Told
 from tidesink.errors import DecodeError, SchemaMismatchError, SchemaRefusedError, ValueOutOfRangeError
 from tidesink.events import (
     UNAVAILABLE,

@@ -12,6 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.avro.functions import from_avro
 
+from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike
 from tidesink.codecs.columns_debezium_json_schema import JsonSchema
 from tidesink.codecs.columns_debezium_json_text import wire_ddl
@@ -27,10 +28,9 @@ from tidesink.codecs.columns_debezium_schema import (
 )
 from tidesink.codecs.columns_faults import null
 from tidesink.codecs.columns_types import lit_binary
-from tidesink.codecs.connect_schema import ConnectSchema
-from tidesink.codecs.debezium_source import TICDC
-from tidesink.codecs.debezium_values import DebeziumModes
-from tidesink.codecs.debezium_values_decimals import scale_of
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.envelope import TICDC
+from tidesink.codecs.debezium.scalars import scale_of
 from tidesink.events import Column as SourceColumn
 from tidesink.typemap.table import SPARK_MAX_PRECISION
 from tidesink.typemap.target_schema import TableShape, quoted

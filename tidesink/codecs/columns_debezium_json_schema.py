@@ -15,8 +15,13 @@ from typing import Final, NamedTuple
 
 from tidesink.codecs.columns_debezium_json_text import envelope_pattern, row_pattern
 from tidesink.codecs.columns_debezium_schema import IMAGES, RecordSchema, WireColumn
-from tidesink.codecs.connect_schema import NO_PARAMETERS, ConnectField, ConnectSchema, ConnectType
-from tidesink.codecs.connect_schema_json import connect_schema_of_json
+from tidesink.codecs.debezium.connect_schema import (
+    NO_PARAMETERS,
+    ConnectField,
+    ConnectSchema,
+    ConnectType,
+    connect_schema_of_json,
+)
 from tidesink.errors import DecodeError, SchemaMismatchError
 
 SCHEMA_FIRST: Final = '{"schema":'

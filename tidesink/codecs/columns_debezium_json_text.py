@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tidesink.codecs.columns_debezium_schema import is_spark_decimal
-from tidesink.codecs.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.errors import SchemaMismatchError
 
 _PLAIN: Final = r'[^"\\\x00-\x1f]*+'

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 
 from tidesink.codecs.columns_faults import null
 from tidesink.codecs.columns_types import try_cast
-from tidesink.codecs.debezium_source import POSTGRES, STREAMED, TICDC, lsn_number
+from tidesink.codecs.debezium.envelope import POSTGRES, STREAMED, TICDC, lsn_number
 from tidesink.events import SOURCE_SEPARATOR
 
 Source = Mapping[str, Column]

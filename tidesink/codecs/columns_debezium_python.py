@@ -20,11 +20,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.pandas.functions import pandas_udf
 
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
 from tidesink.codecs.columns_base import BAD
 from tidesink.codecs.columns_types import Reading, lit_binary, try_cast
-from tidesink.codecs.connect_schema import ConnectSchema
-from tidesink.codecs.debezium_values import UNAVAILABLE, DebeziumModes, reader_of
-from tidesink.codecs.debezium_values_scalars import WORDS
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.readers import reader_of
+from tidesink.codecs.debezium.scalars import WORDS
 from tidesink.errors import DecodeError
 from tidesink.events import Column as SourceColumn
 from tidesink.events import Value
@@ -65,7 +66,7 @@ class ColumnReader:
             try:
                 raw = json.loads(text, parse_float=Decimal)[_MEMBER]
                 found = value(raw if coordinates is None else coordinates(raw))
-                return KEEP if found is UNAVAILABLE else stored(found)
+                return KEEP if found is UNAVAILABLE_PLACEHOLDER else stored(found)
             except DecodeError as error:
                 return REFUSED + f"{type(error).__name__}:{error.message}".encode("utf-8", "replace")
 

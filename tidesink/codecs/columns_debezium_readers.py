@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.columns_debezium_alike import SOURCE_MEMBERS, Alike, alike
 from tidesink.codecs.columns_debezium_record import FieldOf, RecordColumns
 from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
-from tidesink.codecs.debezium_values import DebeziumModes, column_of
+from tidesink.codecs.debezium.values import column_of
 from tidesink.events import Column as SourceColumn
 from tidesink.typemap.debezium_types import semantic_type
 from tidesink.typemap.table import row_of

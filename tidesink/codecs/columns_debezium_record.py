@@ -12,6 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.avro.functions import from_avro
 
+from tidesink.codecs.base import DebeziumModes
 from tidesink.codecs.columns_avro_record import shown_type
 from tidesink.codecs.columns_avro_schema import MARK, MARK_SIZE
 from tidesink.codecs.columns_base import BAD
@@ -29,8 +30,7 @@ from tidesink.codecs.columns_debezium_schema import RecordSchema, WireColumn
 from tidesink.codecs.columns_debezium_values import native_reading, prepared_text
 from tidesink.codecs.columns_faults import fault, names_where, null
 from tidesink.codecs.columns_types import Reading, default_value, lit_binary
-from tidesink.codecs.debezium_values import DebeziumModes
-from tidesink.codecs.debezium_values_unavailable import placeholders
+from tidesink.codecs.debezium.values import placeholders
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import Column as SourceColumn
 from tidesink.typemap.debezium_types import semantic_type

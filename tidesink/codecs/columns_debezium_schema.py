@@ -19,9 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 from tidesink.codecs.columns_avro_schema import HEAD, HEADER_SIZE, MARK, MARK_SIZE
-from tidesink.codecs.connect_schema import MOST_LEVELS, PRECISION, ConnectField, ConnectSchema
-from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
-from tidesink.codecs.debezium_values_decimals import scale_of, whole_parameter
+from tidesink.codecs.debezium.connect_schema import (
+    MOST_LEVELS,
+    PRECISION,
+    ConnectField,
+    ConnectSchema,
+    connect_schema_of_avro,
+)
+from tidesink.codecs.debezium.scalars import scale_of, whole_parameter
 from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError
 from tidesink.typemap.debezium_types import semantic_type
 from tidesink.typemap.table import SPARK_MAX_PRECISION

@@ -15,13 +15,12 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.codecs.base import BinaryHandling
 from tidesink.codecs.columns_debezium_schema import is_spark_decimal
 from tidesink.codecs.columns_types import Reading, read_as_is, read_text, try_cast
-from tidesink.codecs.connect_schema import ConnectSchema
-from tidesink.codecs.debezium_values_columns import wire_type
-from tidesink.codecs.debezium_values_decimals import whole_parameter
-from tidesink.codecs.debezium_values_modes import BinaryHandling
-from tidesink.codecs.debezium_values_time import INFINITE_TIMESTAMPS
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.scalars import INFINITE_TIMESTAMPS, whole_parameter
+from tidesink.codecs.debezium.values import wire_type
 from tidesink.events import Column as SourceColumn
 from tidesink.events import ColumnType
 from tidesink.typemap.debezium_types import Form, semantic_type

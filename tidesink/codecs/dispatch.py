@@ -1,23 +1,214 @@
-"""Where TiCDC sends a row: its topic by expression, its partition by hash.
+"""Where TiCDC sends a row: its topic by expression, its partition by hash; and its table filters.
 
 Dispatchers of a changefeed as in ``[sink] dispatchers``: the first whose matcher fits a table decides; a
 table that none fits goes to the sink URI's topic by ``table``. Source: TiCDC (tiflow c7b2588) and its new
-architecture (b813e76), which differ in one point: NULL columns are hashed as the text ``null``, or left out.
+architecture (b813e76), which differ in one point: NULL columns are hashed as the text ``null``, or left
+out.
+
+A filter is a list of patterns, in the language of TiCDC's ``matcher`` and of TiDB's other filters. A
+pattern is ``schema.table``; each half is a name with ``*``, ``?`` and ``[a-z]`` (``[!a-z]`` for others), a
+name in backquotes or double quotes, or a ``/regular expression/``. ``!`` in front excludes tables, ``#`` is
+a comment, and of several patterns that fit a table the last one counts (TiDB, pkg/util/table-filter).
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from tidesink.codecs.base import Producer
-from tidesink.codecs.table_filter import TableFilter
 from tidesink.errors import ConfigError, EncodeError
 from tidesink.events import ChangeEvent, Column, Row, TableId, TableSchema, Value
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.wire_text import text_writer
+
+_QUOTED: Final = {
+    "/": re.compile(r"/((?:\\.|[^/])+)/"),
+    '"': re.compile(r'"((?:""|[^"])+)"'),
+    "`": re.compile(r"`((?:``|[^`])+)`"),
+}
+_RANGE: Final = re.compile(r"\[(!?)((?:\\[^0-9a-zA-Z]|[^\\\]])+)\]")
+_ALL: Final = "*"
+
+
+class _Name(NamedTuple):
+    """One half of a pattern. ``literal`` is the name it stands for, where it stands for one."""
+
+    pattern: re.Pattern[str]
+    literal: str | None
+    everything: bool
+
+    def fits(self, name: str) -> bool:
+        return self.everything or self.pattern.search(name) is not None
+
+    def covers(self, other: _Name) -> bool:
+        """Whether every name of ``other`` fits, as far as the texts tell."""
+        if other.literal is not None:
+            return self.fits(other.literal)
+        return self.everything or self.pattern == other.pattern
+
+
+class _Rule(NamedTuple):
+    schema: _Name
+    table: _Name
+    positive: bool
+
+
+@dataclass(frozen=True)
+class TableFilter:
+    """Parsed patterns; ``patterns`` are their texts."""
+
+    patterns: tuple[str, ...]
+    rules: tuple[_Rule, ...]
+
+    @classmethod
+    def parse(cls, patterns: Sequence[str], *, case_sensitive: bool = False) -> TableFilter:
+        """Read the patterns of one matcher.
+
+        Raises:
+            ConfigError: TiCDC would refuse a pattern; or it imports a file (``@file``), which is on
+                TiCDC's machine.
+        """
+        flags = re.RegexFlag(0) if case_sensitive else re.IGNORECASE
+        stripped = [pattern.strip(" \t") for pattern in patterns]
+        rules = [_rule(text, flags) for text in stripped if text and not text.startswith("#")]
+        return cls(tuple(patterns), tuple(rules))
+
+    def matches(self, table: TableId) -> bool:
+        """Whether the patterns mean this table."""
+        for rule in reversed(self.rules):
+            if rule.schema.fits(table.schema) and rule.table.fits(table.name):
+                return rule.positive
+        return False
+
+    @property
+    def everything(self) -> bool:
+        """Whether no table can be outside: the last pattern is ``*.*``."""
+        if not self.rules:
+            return False
+        last = self.rules[-1]
+        return last.positive and last.schema.everything and last.table.everything
+
+    @property
+    def only_table(self) -> TableId | None:
+        """The table, where the patterns name exactly one."""
+        if len(self.rules) != 1 or not self.rules[0].positive:
+            return None
+        schema, table, _ = self.rules[0]
+        if schema.literal is None or table.literal is None:
+            return None
+        return TableId(schema.literal, table.literal)
+
+    def rest(self, others: Sequence[TableFilter]) -> tuple[TableId, ...] | None:
+        """The tables that these patterns mean and no ``others`` do; None where nobody can list them."""
+        left = [rule for rule in self.rules if rule.positive and not any(o._covers(rule) for o in others)]
+        found: dict[tuple[str, str], TableId] = {}
+        for schema, table, _ in left:
+            if schema.literal is None or table.literal is None:
+                return None
+            named = TableId(schema.literal, table.literal)
+            if self.matches(named) and not any(other.matches(named) for other in others):
+                found.setdefault((named.schema.casefold(), named.name.casefold()), named)
+        return tuple(found.values())
+
+    def _covers(self, other: _Rule) -> bool:
+        """Whether every table of another list's pattern is one of these."""
+        for rule in reversed(self.rules):
+            if not rule.positive:
+                return False  # it may take some of them out
+            if rule.schema.covers(other.schema) and rule.table.covers(other.table):
+                return True
+        return False
+
+    def __str__(self) -> str:
+        return ", ".join(self.patterns)
+
+
+def _rule(text: str, flags: re.RegexFlag) -> _Rule:
+    if text.startswith("@"):
+        raise ConfigError(f"matcher {text!r} names a file on TiCDC's machine: put its patterns here")
+    positive = not text.startswith("!")
+    schema, rest = _half(text if positive else text[1:], text, flags)
+    if not rest.startswith("."):
+        raise _wrong(text, "it has no '.' between schema and table")
+    table, rest = _half(rest[1:], text, flags)
+    if rest:
+        raise _wrong(text, f"{rest!r} stands behind the table's pattern")
+    return _Rule(schema, table, positive)
+
+
+def _wrong(text: str, reason: str) -> ConfigError:
+    return ConfigError(f"matcher {text!r}: {reason}; give schema.table, as in shop.* or *.*", key="matcher")
+
+
+def _half(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
+    """One half of a pattern, and what is left of the text."""
+    quote = _QUOTED.get(rest[:1])
+    if quote is None:
+        return _wildcards(rest, text, flags)
+    found = quote.match(rest)
+    if found is None:
+        raise _wrong(text, f"the closing {rest[0]} is missing")
+    if rest[0] == "/":
+        return _Name(_compiled(found[1], text, flags), None, everything=False), rest[found.end() :]
+    name = found[1].replace(rest[0] * 2, rest[0])
+    return _literal(name, flags), rest[found.end() :]
+
+
+def _literal(name: str, flags: re.RegexFlag) -> _Name:
+    return _Name(re.compile(rf"\A{re.escape(name)}\Z", flags), name, everything=False)
+
+
+def _compiled(pattern: str, text: str, flags: re.RegexFlag) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, flags)
+    except re.error as error:
+        raise _wrong(text, f"the regular expression cannot be read ({error})") from error
+
+
+def _wildcards(rest: str, text: str, flags: re.RegexFlag) -> tuple[_Name, str]:
+    pattern, name, literal, at = "", "", True, 0
+    while at < len(rest) and rest[at] != ".":
+        part, plain, width = _piece(rest, at, text)
+        pattern += part
+        name += plain or ""
+        literal = literal and plain is not None
+        at += width
+    if not at:
+        raise _wrong(text, "a half of it is empty")
+    if literal:
+        return _literal(name, flags), rest[at:]
+    compiled = _compiled(rf"(?s)\A{pattern}\Z", text, flags)
+    return _Name(compiled, None, everything=rest[:at] == _ALL), rest[at:]
+
+
+def _piece(rest: str, at: int, text: str) -> tuple[str, str | None, int]:
+    """The next piece of a wildcard pattern: as a regular expression, as plain text or None, its width."""
+    character = rest[at]
+    if character == "\\":
+        return _escaped(rest, at, text)
+    if character in "*?":
+        return ".*" if character == "*" else ".", None, 1
+    if character == "[":
+        found = _RANGE.match(rest, at)
+        if found is None:
+            raise _wrong(text, "a character class is not closed by ]")
+        inside = ("^" if found[1] else "") + ("\\" if found[2].startswith("^") else "") + found[2]
+        return f"[{inside}]", None, len(found[0])
+    if not (character in "$_" or character.isalnum() or ord(character) >= 0x80):
+        raise _wrong(text, f"{character!r} has no meaning there: put the name into backquotes")
+    return re.escape(character), character, 1
+
+
+def _escaped(rest: str, at: int, text: str) -> tuple[str, str | None, int]:
+    following = rest[at + 1 : at + 2]
+    if not following or (following.isascii() and following.isalnum()):
+        raise _wrong(text, "a backslash must stand before a character that is no letter and no digit")
+    return re.escape(following), following, 2
+
 
 PartitionRule = Literal["table", "index-value", "columns", "ts"]
 

@@ -1,19 +1,49 @@
-"""What makes a canal-json message whole: decompression, claim-check files, and the upstream."""
+"""What completes a canal-json message: decompression, claim-check files, and the upstream.
+
+Claim check: a row too large for Kafka is in a file, and its message says where. TiCDC (tiflow c7b2588,
+ticdc b813e76) writes a file ``<uuid>.json`` directly under ``claim-check-storage-uri``:
+``{"key":null,"value":"<base64 of the message's value>"}``, or with ``claim-check-raw-value`` the value as
+it is; either is compressed inside as the topic's messages are. The storage is a local directory, or what
+fsspec knows (S3, GCS, Azure, memory).
+
+A message's location is never trusted. It is reduced to a name, which is looked for under the configured
+root and nowhere else. TiCDC's own consumer uses the last part alone, since a reader may mount the storage
+elsewhere; so does this one, if that part is a name as TiCDC makes them.
+
+Handle key: TiCDC writes a row that is too large again with the columns of its handle key alone, and
+``_tidb.onlyHandleKey``. The new row is the upstream's at the commit_ts, the old one of an update that just
+before it. A delete needs only the key that it has, unless the reader goes by another one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import binascii
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.claim_check import ClaimCheck, open_claim_check
-from tidesink.codecs.compression import decompressed
-from tidesink.codecs.handle_key import RowsAtCommit, completed
-from tidesink.codecs.upstream import open_upstream
-from tidesink.errors import RowUnavailableError, SchemaMismatchError
+from tidesink.codecs.compression import LARGEST, checked_structure, decompressed
+from tidesink.codecs.upstream import Texts, UpstreamRow, open_upstream
+from tidesink.errors import (
+    ConfigError,
+    RowUnavailableError,
+    SchemaMismatchError,
+    SourceUnavailableError,
+    shown,
+)
+from tidesink.events import ColumnType, TableId
+from tidesink.typemap.render import mysql_type_text, mysql_type_word
 
 Parsed = dict[str, Any]
 
@@ -118,3 +148,372 @@ def _is_of(found: Parsed, pointer: Parsed) -> bool:
     if not isinstance(whole, dict) or not isinstance(cut, dict):
         return False
     return extension.get("commitTs") == pointer["_tidb"].get("commitTs") and cut.items() <= whole.items()
+
+
+_PART: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
+_MADE_NAME: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.json", re.ASCII)
+_MOST_LOCATION: Final = 4096
+_SAME: Final = {"": "file", "local": "file", "s3a": "s3", "gcs": "gs", "azblob": "azure", "az": "azure"}
+
+
+class ClaimCheck:
+    """Reads and writes claim-check files under one root."""
+
+    def __init__(self, storage: ClaimCheckStorage, *, raw_value: bool = False, most: int = LARGEST) -> None:
+        self._storage = storage
+        self._raw_value = raw_value
+        self._most = most
+
+    def value(self, location: str) -> bytes:
+        """The message value that a location stands for, as the producer would have sent it.
+
+        Raises:
+            RowUnavailableError: a location outside of the root, or no such file.
+            SchemaMismatchError: the file holds no message.
+        FramingError: it holds far more than one.
+            SourceUnavailableError: the storage does not answer.
+        """
+        name = name_under(self._storage.location, location)
+        # Base64 takes four bytes for three, and the rest of the envelope a few more.
+        return _unwrapped(self._storage.read(name, most=self._most * 4 // 3 + 64), name)
+
+    def new_location(self) -> str:
+        """A location that no other message has."""
+        return f"{self._storage.location}/{uuid.uuid4()}.json"
+
+    def store(self, location: str, value: bytes) -> None:
+        """Write a message's value to its location.
+
+        Raises:
+            SourceUnavailableError: the storage does not take it.
+        """
+        data = value
+        if not self._raw_value:
+            data = b'{"key":null,"value":"' + base64.b64encode(value) + b'"}'
+        self._storage.write(location.rpartition("/")[2], data)
+
+
+def open_claim_check(uri: str, *, raw_value: bool = False, most: int = LARGEST) -> ClaimCheck:
+    """Claim-check files under ``claim-check-storage-uri``.
+
+    Raises:
+        ConfigError: no such storage, or its library is not installed.
+    """
+    return ClaimCheck(open_storage(uri), raw_value=raw_value, most=most)
+
+
+def name_under(root: str, location: str) -> str:
+    """The name of a file under the root, which a message calls by ``location``.
+
+    Raises:
+        RowUnavailableError: the location leads out of the root, or to another storage.
+    """
+    scheme, path = _taken_apart(location)
+    own, root_path = _taken_apart(root)
+    if scheme != own and not (own == "file" and not scheme):
+        raise _outside(location, f"is not in a storage of the kind {own}")
+    parts = path.split("/")
+    if {"", ".", ".."}.intersection(parts):
+        raise _outside(location, "is no path that TiCDC writes")
+    if path.startswith(f"{root_path}/"):
+        name = path[len(root_path) + 1 :]
+        if not all(_PART.fullmatch(part) for part in name.split("/")):
+            raise _outside(location, "has a name that TiCDC does not give")
+        return name
+    if not _MADE_NAME.fullmatch(parts[-1]):
+        raise _outside(location, "lies outside of claim-check-storage-uri")
+    if own != "file" and parts[0] != root_path.split("/")[0]:
+        raise _outside(location, "is in another bucket than claim-check-storage-uri")
+    return parts[-1]
+
+
+def _taken_apart(location: str) -> tuple[str, str]:
+    """A location's kind of storage, and its path with the bucket before it.
+
+    Some versions of TiCDC clean the path with what stands before it, and write ``file:/dir/name``.
+    """
+    if len(location) > _MOST_LOCATION:
+        raise _outside(location, "is too long")
+    try:
+        parts = urlsplit(location)
+    except ValueError as error:
+        raise _outside(location, "is no location") from error
+    # Splitting would let line breaks fall silently.
+    if parts.query or parts.fragment or "\\" in location or not location.isprintable():
+        raise _outside(location, "is no path that TiCDC writes")
+    scheme = parts.scheme.lower()
+    return _SAME.get(scheme, scheme), f"{parts.netloc}{parts.path}".strip("/")
+
+
+def _outside(location: str, why: str) -> RowUnavailableError:
+    return RowUnavailableError(f"the message's claimCheckLocation {shown(location)} {why}: it is not opened")
+
+
+def _unwrapped(data: bytes, name: str) -> bytes:
+    """The value in a file of either form: a message has no member ``value``, and the envelope has."""
+    if not data.startswith(b"{"):
+        return data
+    try:
+        found: Any = orjson.loads(checked_structure(data))
+    except orjson.JSONDecodeError as error:
+        raise SchemaMismatchError(f"the claim-check file {name!r} is no JSON") from error
+    if "value" not in found:
+        return data
+    try:
+        return base64.b64decode(found["value"], validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise SchemaMismatchError(f"the claim-check file {name!r} has a value that is no base64") from error
+
+
+_LOCAL: Final = ("", "file", "local")
+# TiCDC's names of a storage (tiflow c7b2588), and fsspec's.
+_PROTOCOLS: Final = {"s3a": "s3", "gcs": "gs", "azure": "az", "azblob": "az", "abfs": "az"}
+# What TiCDC takes behind the ? of an S3 URI, and what s3fs calls it.
+_S3_OPTIONS: Final = {"access-key": "key", "secret-access-key": "secret", "session-token": "token"}
+_OPTION: Final = "claim-check-storage-uri"
+
+
+class ClaimCheckStorage(Protocol):
+    """Files by their names under one root."""
+
+    @property
+    def location(self) -> str:
+        """The root as TiCDC writes it before a file's name; without secrets."""
+
+    def read(self, name: str, *, most: int) -> bytes:
+        """A file's bytes.
+
+        Raises:
+            RowUnavailableError: there is no such file, it is none to be read, or larger than ``most``.
+            SourceUnavailableError: the storage does not answer.
+        """
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a new file.
+
+        Raises:
+            SourceUnavailableError: the storage does not take it.
+        """
+
+
+def open_storage(uri: str) -> ClaimCheckStorage:
+    """The storage that ``claim-check-storage-uri`` names: a path, ``file://``, or a URL that fsspec knows.
+
+    Raises:
+        ConfigError: no such storage, or its library is not installed.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme.lower() in _LOCAL:
+        return LocalStorage(Path(unquote(parts.path) if parts.scheme else uri).expanduser())
+    return RemoteStorage(_PROTOCOLS.get(parts.scheme.lower(), parts.scheme.lower()), uri)
+
+
+class LocalStorage:
+    """Files in one directory and those below it."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_absolute():
+            root = root.absolute()
+        self._root = root
+
+    @property
+    def location(self) -> str:
+        """The directory as a ``file`` URL."""
+        return "file://" + self._root.as_posix().rstrip("/")
+
+    def read(self, name: str, *, most: int) -> bytes:
+        """A file's bytes; a link is no file of the root, wherever it leads."""
+        path = self._root / name
+        if path.resolve() != self._root.resolve() / name:
+            raise RowUnavailableError(
+                f"the claim-check file {name!r} is a symbolic link, which is not followed"
+            )
+        with _translated(name):
+            # Without waiting: a pipe in a file's place must not hold the reader for ever.
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(handle, "rb") as file:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise RowUnavailableError(f"the claim-check file {name!r} is no plain file")
+                return _within(file.read(most + 1), name, most)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a new file; a reader sees it whole or not at all."""
+        path = self._root / name
+        part = path.with_name(f".{path.name}.part")
+        with _translated(name):
+            self._root.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(data)
+            part.rename(path)
+
+
+class RemoteStorage:
+    """Files of a storage that fsspec knows. ``uri`` may hold secrets behind its ``?``."""
+
+    def __init__(self, protocol: str, uri: str) -> None:
+        parts = urlsplit(uri)
+        self._root = f"{parts.netloc.rpartition('@')[2]}{parts.path}".strip("/")
+        self.location = f"{parts.scheme.lower()}://{self._root}"
+        self._system = _file_system(protocol, dict(parse_qsl(parts.query)), self.location)
+
+    def read(self, name: str, *, most: int) -> bytes:
+        """A file's bytes."""
+        with _translated(name), self._system.open(f"{self._root}/{name}", "rb") as file:
+            return _within(file.read(most + 1), name, most)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a new file."""
+        with _translated(name):
+            self._system.makedirs(self._root, exist_ok=True)
+            self._system.pipe_file(f"{self._root}/{name}", data)
+
+
+def _file_system(protocol: str, given: Mapping[str, str], shown: str) -> Any:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise ConfigError(
+            f"{shown}: claim-check storage other than a local directory needs the large-messages extra: "
+            "pip install 'tidesink[large-messages]'",
+            key=_OPTION,
+        ) from error
+    try:
+        return fsspec.filesystem(protocol, **(_s3_options(given) if protocol == "s3" else {}))
+    except ImportError as error:
+        raise ConfigError(f"{shown}: fsspec lacks a library for {protocol}: {error}", key=_OPTION) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{shown}: fsspec knows no storage {protocol!r}; give a directory, or a URL such as s3://bucket/path",
+            key=_OPTION,
+        ) from error
+
+
+def _s3_options(given: Mapping[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {name: given[ours] for ours, name in _S3_OPTIONS.items() if ours in given}
+    client = {"endpoint_url": given.get("endpoint"), "region_name": given.get("region")}
+    kept = {name: value for name, value in client.items() if value}
+    return {**options, "client_kwargs": kept} if kept else options
+
+
+def _within(data: bytes, name: str, most: int) -> bytes:
+    if len(data) > most:
+        raise RowUnavailableError(
+            f"the claim-check file {name!r} is larger than {most} bytes: raise max-decompressed-bytes if the "
+            "topic's rows are so large"
+        )
+    return data
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """A storage's errors as ours. Their texts are left out: an address in them may hold a secret."""
+    try:
+        yield
+    except RowUnavailableError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise RowUnavailableError(
+            f"there is no claim-check file {name!r} in the storage: was it removed before the topic was "
+            f"read, or is {_OPTION} another one than the changefeed's?"
+        ) from error
+    except PermissionError as error:
+        raise ConfigError(
+            f"the claim-check file {name!r} may not be opened: give the rights to it", key=_OPTION
+        ) from error
+    except Exception as error:  # each storage's library has errors of its own
+        raise SourceUnavailableError(
+            f"the claim-check storage does not answer for {name!r}: {type(error).__name__}"
+        ) from error
+
+
+_NO_UPSTREAM = (
+    "the row was too large and was cut down to its handle key (large-message-handle-option: "
+    "handle-key-only), its other columns are not in the topic: give upstream-url, so that they are read from "
+    "TiDB, or raise max-message-bytes in the changefeed"
+)
+
+
+class RowsAtCommit(Protocol):
+    """What answers for a row as it was; ``Upstream`` does."""
+
+    def row(self, table: TableId, key: Texts, *, commit_ts: int) -> UpstreamRow:
+        """The row that a key names, as it was at ``commit_ts``."""
+
+
+def completed(
+    parsed: Parsed, upstream: RowsAtCommit | None, *, key: Sequence[str] = (), full_types: bool = False
+) -> Parsed:
+    """A message as it would have been, had its row not been too large.
+
+    ``key``: the columns the reader needs of a delete, beside the handle key. ``full_types``: the topic is
+    content-compatible, where the message's own words do not tell.
+
+    Raises:
+        RowUnavailableError: there is no upstream, or no such row there.
+        SchemaMismatchError: a member that is not what it should be.
+        SourceUnavailableError: the upstream does not answer.
+    """
+    kind, data = parsed["type"], _only_row(parsed, "data")
+    deletes = kind == "DELETE"
+    if deletes and (upstream is None or {*map(str.casefold, key)} <= {*map(str.casefold, data)}):
+        return parsed
+    if upstream is None:
+        raise RowUnavailableError(_NO_UPSTREAM)
+    table, commit_ts = _table(parsed), _commit_ts(parsed)
+    found = upstream.row(table, _texts(data), commit_ts=commit_ts - 1 if deletes else commit_ts)
+    old = None
+    if kind == "UPDATE":
+        before = {**data, **_only_row(parsed, "old")}
+        was = upstream.row(table, _texts(before), commit_ts=commit_ts - 1).texts
+        old = [{name: text for name, text in was.items() if name in found.texts}]
+    members = {name: value for name, value in parsed["_tidb"].items() if name != "onlyHandleKey"}
+    words = _words(found.types, full=full_types or _has_full_types(parsed))
+    return {
+        **parsed,
+        "data": [found.texts],
+        "old": old,
+        "sqlType": None,
+        "mysqlType": words,
+        "_tidb": members,
+    }
+
+
+def _only_row(parsed: Parsed, member: str) -> dict[str, Any]:
+    rows = parsed.get(member)
+    if type(rows) is not list or len(rows) != 1 or type(rows[0]) is not dict:
+        raise SchemaMismatchError(f"{member!r} of a row cut down to its handle key must hold one object")
+    return rows[0]
+
+
+def _texts(row: Mapping[str, Any]) -> Texts:
+    for name, text in row.items():
+        if text is not None and type(text) is not str:
+            raise SchemaMismatchError("canal-json values are text or null", column=name)
+    return row
+
+
+def _table(parsed: Parsed) -> TableId:
+    database, name = parsed.get("database"), parsed.get("table")
+    if not (type(database) is str and type(name) is str and database and name):
+        raise SchemaMismatchError("the message names no table: 'database' and 'table' must be text")
+    return TableId(database, name)
+
+
+def _commit_ts(parsed: Parsed) -> int:
+    value = parsed["_tidb"].get("commitTs")
+    if type(value) is not int or not 0 < value < 2**63:
+        raise SchemaMismatchError("a row cut down to its handle key needs '_tidb.commitTs'")
+    return value
+
+
+def _has_full_types(parsed: Parsed) -> bool:
+    words = parsed.get("mysqlType")
+    return type(words) is dict and any("(" in word for word in words.values() if type(word) is str)
+
+
+def _words(types: Mapping[str, ColumnType], *, full: bool) -> dict[str, str]:
+    return {name: _word(column_type, full=full) for name, column_type in types.items()}
+
+
+def _word(column_type: ColumnType, *, full: bool) -> str:
+    text = mysql_type_text(column_type) if full else None
+    return mysql_type_word(column_type) if text is None else text

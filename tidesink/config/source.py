@@ -11,19 +11,21 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from tidesink.codecs.base import ChecksumMode, CodecOptions, LargeMessageOption
-from tidesink.codecs.compression import Compression
-from tidesink.codecs.debezium_values_modes import (
+from tidesink.codecs.base import (
     BinaryHandling,
+    ChecksumMode,
+    CodecOptions,
     DebeziumModes,
     DecimalFormat,
     DecimalHandling,
     HstoreHandling,
     IntervalHandling,
+    LargeMessageOption,
     TimePrecision,
     UnsignedHandling,
 )
-from tidesink.codecs.opening import DEBEZIUM_ALIASES, RESERVED
+from tidesink.codecs.compression import Compression
+from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
 from tidesink.config.fields import MOST_BYTES, ByteSize, Listed, LocalPath, Model, PositiveDuration, Texts
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
 from tidesink.config.large_messages import ClaimCheckPlace

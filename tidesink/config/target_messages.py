@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression
-from tidesink.codecs.opening import DEBEZIUM_ALIASES, protocol_named
+from tidesink.codecs.open import DEBEZIUM_ALIASES, protocol_named
 from tidesink.config.fields import MOST_BYTES, ByteSize, Count, Model, PositiveDuration, Texts
 from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.config.source import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
-from tidesink.codecs.canal_json_shape import RowShapes
+from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_alike

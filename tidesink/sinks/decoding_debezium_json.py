@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tidesink.codecs.columns_debezium_json import IRREGULAR, DebeziumJsonColumns
 from tidesink.codecs.columns_debezium_json_heads import Heads, heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns, plans_rows
-from tidesink.codecs.debezium_told import UNTYPED, Told, first_row, told_column
+from tidesink.codecs.debezium.inference import UNTYPED, Told, first_row, told_column
 from tidesink.events import TableId
 from tidesink.sinks.decoding import Missed, declared_table
 from tidesink.sinks.decoding_planned import LoneDecoding

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tidesink.codecs.base import Producer
-from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router
-from tidesink.codecs.table_filter import TableFilter
+from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router, TableFilter
 from tidesink.config.changefeed.given import Given, read_given
 from tidesink.config.changefeed.options import OptionValue, Refusal, Stage, read_options
 from tidesink.config.changefeed.rules import Facts, protocol_of, refusals_of

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from tidesink.codecs.dispatch import Dispatcher
-from tidesink.codecs.opening import DEBEZIUM_ALIASES
-from tidesink.codecs.table_filter import TableFilter
+from tidesink.codecs.dispatch import Dispatcher, TableFilter
+from tidesink.codecs.open import DEBEZIUM_ALIASES
 from tidesink.config.changefeed.changefeed import Changefeed
 from tidesink.config.changefeed.given import Given
 from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings

@@ -15,11 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import HEADER_SIZE, CodecOptions
 from tidesink.codecs.batch import DecodedBatch
 from tidesink.codecs.columns_base import BAD, UNPLANNED
-from tidesink.codecs.flat_avro import FlatAvroCodec
-from tidesink.codecs.wire import HEADER_SIZE
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry

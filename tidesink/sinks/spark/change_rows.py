@@ -16,16 +16,15 @@ import pyarrow.compute as pc
 from pyspark.sql import types as spark_types
 
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions
-from tidesink.codecs.connect_schema import ConnectSchema
-from tidesink.codecs.connect_schema_avro import connect_schema_of_avro
-from tidesink.codecs.debezium_values import column_of
-from tidesink.codecs.flat_avro_record import parse_record
+from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
+from tidesink.codecs.debezium.values import column_of
+from tidesink.codecs.flat_avro.record import parse_record
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaNotFoundError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.schema_registry.naming import subject
 
 if TYPE_CHECKING:
-    from tidesink.codecs.debezium_values_modes import DebeziumModes
+    from tidesink.codecs.base import DebeziumModes
     from tidesink.ddl.catalog import TableDefinitions
     from tidesink.schema_registry.base import SchemaRegistry
 

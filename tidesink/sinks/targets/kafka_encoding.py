@@ -9,9 +9,8 @@ from decimal import Decimal
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord
-from tidesink.codecs.debezium_values_modes import PLACEHOLDER
-from tidesink.codecs.opening import open_codec
+from tidesink.codecs.base import PLACEHOLDER, Codec, CodecOptions, EncodedRecord
+from tidesink.codecs.open import open_codec
 from tidesink.config.target_messages import AVRO_PROTOCOLS
 from tidesink.errors import (
     EncodeError,

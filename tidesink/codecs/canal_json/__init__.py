@@ -1,0 +1,1 @@
+"""The ``canal-json`` protocol: TiCDC's JSON envelope, read and written."""

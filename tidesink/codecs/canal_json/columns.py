@@ -1,0 +1,520 @@
+"""canal-json records as Arrow tables, many at once: the columnar step of ``CanalJsonCodec.decode_batch``.
+
+``canal_json_scan`` finds the values in the bytes; this module says what the distinct heads and skeletons
+mean (``_Head``, ``_Body``, parsed once and remembered across batches), finds the ``RowShape`` of their
+rows as the row codec does, and makes columns of the values with ``typemap.arrow.from_text``. Rows of one
+shape make one table, whatever the order of their type words, and whichever columns ``old`` has.
+
+DDL changes how later records are read, so the step stops behind each record that may be one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from tidesink.codecs.batch import (
+    NAMES_TYPE,
+    ChangeTable,
+    ColumnarResult,
+    Records,
+    RowTypes,
+    ValueOptions,
+    op_array,
+    op_code,
+)
+from tidesink.codecs.canal_json.scan import Indices, Mask, Scan, Tokens, ends, odd_starts, scan
+from tidesink.codecs.canal_json.schema import RowShape, RowShapes
+from tidesink.codecs.compression import compression_of
+from tidesink.codecs.large_messages import LargeMessages
+from tidesink.ddl.history import NEVER, row_moment
+from tidesink.errors import ConfigError, DecodeError
+from tidesink.events import Op
+from tidesink.typemap.arrow import from_text
+
+T = TypeVar("T")
+
+_OPS: Final = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
+_UPDATE, _DELETE = op_code(Op.UPDATE), op_code(Op.DELETE)
+# So many records are scanned at once: their bytes fit a processor's cache. Fewer cost more each.
+_CHUNK_RECORDS: Final = 16_384
+_CHUNK_BYTES: Final = 2**26
+# So many bytes of heads and of skeletons are remembered, with so many for what each means.
+_REMEMBERED_BYTES: Final = 2**25
+_ENTRY_BYTES: Final = 2_000
+_MOST_TYPES: Final = 1_024
+# Where a skeleton lacks a value: behind the colon of a key.
+_LACKS_VALUE: Final = re.compile(rb'("(?:[^"\\]|\\.)*":)(?=[,}])', re.DOTALL)
+_NO_DIGITS: Final = b'"es":,"ts":,'
+_FIRST_OF_BODY: Final = frozenset({"old", "data", "_tidb"})
+_NO_TOKEN: Final = -1
+_INT64_MAX: Final = 2**63 - 1
+
+
+class _Head(NamedTuple):
+    """What a head says: the members that stand before ``old``."""
+
+    op: int
+    database: object
+    table: object
+    mysql_type: object
+    pk_names: object
+
+
+class _Body(NamedTuple):
+    """What a skeleton says: which of its tokens are what.
+
+    ``old`` has the places of the old row's values by column name, None where ``old`` is null; the values of
+    ``names`` begin at ``data``. ``commit_ts`` and ``row_key`` are places too.
+    """
+
+    names: tuple[str, ...]
+    data: int
+    old: dict[str, int] | None
+    commit_ts: int = _NO_TOKEN
+    row_key: int = _NO_TOKEN
+
+
+def read_head(frame: bytes) -> _Head | None:
+    """What a head says of a row change; None for one that the row codec has to look at."""
+    if frame.count(_NO_DIGITS) != 1 or frame.count(b'"es":') != 1:
+        return None
+    try:
+        parsed = orjson.loads(frame.replace(_NO_DIGITS, b'"es":0,"ts":0,') + b"}")
+    except orjson.JSONDecodeError:
+        return None
+    kind = parsed.get("type")
+    op = _OPS.get(kind) if type(kind) is str else None
+    if op is None or parsed.get("isDdl") is not False or _FIRST_OF_BODY & parsed.keys():
+        return None
+    get = parsed.get
+    return _Head(op_code(op), get("database"), get("table"), get("mysqlType"), get("pkNames"))
+
+
+def read_body(skeleton: bytes) -> _Body | None:
+    """What a skeleton says of a message with one row; None for one that the row codec has to look at."""
+    text, tokens = _LACKS_VALUE.subn(rb"\1null", skeleton)
+    if not text.startswith(b","):
+        return None
+    try:
+        parsed = orjson.loads(b"{" + text[1:])
+    except orjson.JSONDecodeError:
+        return None
+    old, data, extension = parsed.get("old"), _only_row(parsed.get("data")), parsed.get("_tidb", {})
+    if [*parsed][:2] != ["old", "data"] or not parsed.keys() <= _FIRST_OF_BODY or not data:
+        return None
+    row = None if old is None else _only_row(old)
+    if old is not None and row is None:
+        return None
+    if type(extension) is not dict or not extension.keys() <= {"commitTs", "rowkey"}:
+        return None
+    if any(value is not None for value in extension.values()):
+        return None
+    start = 1 if row is None else len(row)
+    places = {name: start + len(data) + at for at, name in enumerate(extension)}
+    # A name that stands twice has one place in a dict, and two tokens.
+    if tokens != start + len(data) + len(extension):
+        return None
+    return _Body(
+        tuple(data),
+        start,
+        None if row is None else {name: at for at, name in enumerate(row)},
+        places.get("commitTs", _NO_TOKEN),
+        places.get("rowkey", _NO_TOKEN),
+    )
+
+
+def _only_row(rows: object) -> dict[str, None] | None:
+    """The names of the one row of a list, of which every value is a token."""
+    row = rows[0] if type(rows) is list and len(rows) == 1 else None
+    return row if type(row) is dict and all(value is None for value in row.values()) else None
+
+
+def may_be_ddl(value: bytes | None) -> bool:
+    """Whether a record may hold a DDL event: false only where that is sure."""
+    if not value:
+        return False
+    # Without an escape a name is written in one way only; and each bare newline ends an object.
+    sure = value.startswith(b"{") and b"\n" not in value and b"\\u" not in value
+    return not (sure and value.count(b'"isDdl"') == value.count(b'"isDdl":false') == 1)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Row changes of a chunk whose bytes are proven; ``where`` are the indices of their records.
+
+    ``scan`` has them at ``places``. ``head`` and ``body`` say which of ``heads`` and ``bodies`` is each
+    row's; ``first`` is its first token, ``data`` the first of the row in ``data``. ``commit_ts`` is negative
+    where there is none.
+    """
+
+    scan: Scan
+    places: Indices
+    where: Indices
+    head: Indices
+    body: Indices
+    first: Indices
+    data: Indices
+    commit_ts: Indices
+    heads: Sequence[_Head | None]
+    bodies: Sequence[_Body | None]
+
+    def between(self, start: int, stop: int) -> Indices:
+        """The places here of the rows of these records."""
+        return np.arange(*np.searchsorted(self.where, (start, stop)))
+
+
+class _Chunk(NamedTuple):
+    """Some records of a batch, scanned; ``stops`` are the indices of those that may be DDL."""
+
+    start: int
+    size: int
+    rows: _Rows
+    stops: Indices
+
+
+class CanalJsonColumns:
+    """Decodes records in columns with a codec's shapes; what it learned of heads and skeletons stays."""
+
+    def __init__(self, shapes: RowShapes, large: LargeMessages) -> None:
+        self._shapes = shapes
+        self._large = large
+        self._heads = _Remembered(read_head)
+        self._bodies = _Remembered(read_body)
+        self._types: dict[tuple[int, ValueOptions], tuple[RowShape, RowTypes]] = {}
+
+    def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
+        """The columnar step for one batch; it scans a chunk once, whatever it is asked for of it."""
+        chunk: _Chunk | None = None
+
+        def decode(records: Records) -> ColumnarResult:
+            nonlocal chunk
+            if chunk is None or records.start >= chunk.start + chunk.size:
+                chunk = self._chunk(records)
+            at = records.start - chunk.start
+            behind = chunk.stops[np.searchsorted(chunk.stops, at) :]
+            stop = int(behind[0]) + 1 if len(behind) else chunk.size
+            return self._segment(chunk, records, stop - at, options)
+
+        return decode
+
+    def _chunk(self, records: Records) -> _Chunk:
+        values = records.value.slice(0, _CHUNK_RECORDS)
+        size = max(1, int(np.searchsorted(ends(values), _CHUNK_BYTES, "right")))
+        values = self._plain(values.slice(0, size))
+        rows = self._rows(scan(values))
+        rest = np.setdiff1d(np.arange(len(values)), rows.where, assume_unique=True)
+        texts = values.take(pa.array(rest)).to_pylist()
+        stops = rest[np.fromiter(map(may_be_ddl, texts), np.bool_, len(rest))]
+        return _Chunk(records.start, len(values), rows, stops)
+
+    def _plain(self, values: pa.Array) -> pa.Array:
+        """The values with the compressed ones decompressed; the row codec says what is wrong with others."""
+        odd = values.take(pa.array(odd_starts(values))).to_pylist()
+        if all(compression_of(one) == "none" for one in odd):
+            return values
+        return pa.array([self._opened(one) for one in values.to_pylist()], pa.large_binary())
+
+    def _opened(self, value: bytes | None) -> bytes | None:
+        try:
+            return value and (self._large.plain(value) or value)
+        except (DecodeError, ConfigError):
+            return value
+
+    def _rows(self, found: Scan) -> _Rows:
+        heads = self._heads.all(found.heads.dictionary)
+        bodies = self._bodies.all(found.bodies.dictionary)
+        head, body = (one.indices.to_numpy().astype(np.int64) for one in (found.heads, found.bodies))
+        known = found.proven & _is_known(heads)[head] & _is_known(bodies)[body]
+        known &= _as_expected(found.tokens, bodies, body)
+        rows = np.flatnonzero(known)
+        first, body = found.tokens.first[rows], body[rows]
+        return _Rows(
+            found,
+            rows,
+            found.where[rows],
+            head[rows],
+            body,
+            first,
+            first + _places(bodies, body, lambda one: one.data),
+            _commit_ts(found.tokens, first, _places(bodies, body, lambda one: one.commit_ts)),
+            heads,
+            bodies,
+        )
+
+    def _segment(self, chunk: _Chunk, records: Records, size: int, options: ValueOptions) -> ColumnarResult:
+        at = records.start - chunk.start
+        left = np.ones(size, np.bool_)
+        tables: list[ChangeTable] = []
+        for shape, places in self._by_shape(chunk.rows, chunk.rows.between(at, at + size)):
+            table = _TableOfShape(shape, self._types_of(shape, options), options, chunk.rows, places)
+            found, proven = table.read(records, chunk.rows.where[places] - at)
+            tables.append(found)
+            left[proven] = False
+        return ColumnarResult(size, tables, left=np.flatnonzero(left))
+
+    def _by_shape(self, rows: _Rows, places: Indices) -> Iterator[tuple[RowShape, Indices]]:
+        """The rows by shape, in their order; without those that have no shape or no key column."""
+        found: dict[int, tuple[RowShape, list[Indices]]] = {}
+        for of_kind in _by_kind(rows, places):
+            head, body = rows.heads[rows.head[of_kind[0]]], rows.bodies[rows.body[of_kind[0]]]
+            if head is not None and body is not None:
+                for shape, fits in self._shapes_of(head, body, rows, of_kind):
+                    found.setdefault(id(shape), (shape, []))[1].append(of_kind[fits])
+        for shape, parts in found.values():
+            yield shape, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
+
+    def _shapes_of(
+        self, head: _Head, body: _Body, rows: _Rows, places: Indices
+    ) -> Iterator[tuple[RowShape, Mask]]:
+        """The shapes of one kind of message: several where the types changed between the rows."""
+        moments = self._moments(body, rows, places)
+        rest = np.ones(len(places), np.bool_)
+        while rest.any():
+            moment = NEVER if moments is None else int(moments[np.argmax(rest)])
+            shape = self._shape(head, body, moment)
+            if shape is None:
+                return
+            fits = rest if moments is None else rest & _within(moments, shape)
+            rest = rest & ~fits
+            yield shape, fits
+
+    def _moments(self, body: _Body, rows: _Rows, places: Indices) -> Indices | None:
+        """When the rows were committed; None where nothing depends on it, or nothing says it."""
+        if body.commit_ts != _NO_TOKEN:
+            return rows.commit_ts[places]
+        if self._shapes.moment(0) == NEVER:
+            return None
+        found = rows.scan.es(rows.places[places]).to_pylist()
+        return np.array([min(row_moment(None, one), _INT64_MAX) for one in found], np.int64)
+
+    def _shape(self, head: _Head, body: _Body, moment: int) -> RowShape | None:
+        try:
+            shape = self._shapes.find(
+                head.database,
+                head.table,
+                dict.fromkeys(body.names),
+                mysql_type=head.mysql_type,
+                pk_names=head.pk_names,
+                commit_ts=moment,
+            )
+        except DecodeError:
+            return None
+        known = set(shape.names)
+        if not known.issuperset(shape.key):
+            return None
+        updates = head.op == _UPDATE
+        return shape if not updates or (body.old is not None and known.issuperset(body.old)) else None
+
+    def _types_of(self, shape: RowShape, options: ValueOptions) -> RowTypes:
+        found = self._types.get((id(shape), options))
+        if found is None or found[0] is not shape:
+            if len(self._types) >= _MOST_TYPES:
+                self._types.clear()
+            # With the shape, so that its id stays its own.
+            found = shape, RowTypes(shape.schema, shape.key or None, options)
+            self._types[(id(shape), options)] = found
+        return found[1]
+
+
+class _Remembered(Generic[T]):
+    """What distinct bytes mean, each read once; all is forgotten when it is too much."""
+
+    def __init__(self, read: Callable[[bytes], T]) -> None:
+        self._read = read
+        self._known: dict[bytes, T] = {}
+        self._size = 0
+
+    def all(self, texts: pa.BinaryArray) -> list[T]:
+        """What each of the texts means."""
+        return [self._one(text) for text in texts.to_pylist()]
+
+    def _one(self, text: bytes) -> T:
+        if text in self._known:
+            return self._known[text]
+        self._size += len(text) + _ENTRY_BYTES
+        if self._size > _REMEMBERED_BYTES:
+            self._known.clear()
+            self._size = len(text)
+        found = self._known[text] = self._read(text)
+        return found
+
+
+def _by_kind(rows: _Rows, places: Indices) -> list[Indices]:
+    """The rows of each pair of head and body."""
+    if not len(places):
+        return []
+    kinds = rows.head[places] * len(rows.bodies) + rows.body[places]
+    _, counts = np.unique(kinds, return_counts=True)
+    if len(counts) == 1:
+        return [places]
+    return np.split(places[np.argsort(kinds, kind="stable")], np.cumsum(counts)[:-1])
+
+
+def _is_known(plans: Sequence[object]) -> Mask:
+    return np.array([plan is not None for plan in plans], np.bool_)
+
+
+def _within(moments: Indices, shape: RowShape) -> Mask:
+    """Which moments are a shape's; the last of all counts as a moment that no definition names."""
+    fits: Mask = moments >= min(shape.since, _INT64_MAX)
+    return fits if shape.until > _INT64_MAX else fits & (moments < shape.until)
+
+
+def _as_expected(tokens: Tokens, bodies: Sequence[_Body | None], body: Indices) -> Mask:
+    """Which records' tokens are of the kinds that their skeletons stand for.
+
+    ``commitTs`` is a number and nothing else is, ``old`` without a row is null, and ``rowkey`` is a text.
+    """
+    first = tokens.first[:-1]
+    numbers = np.append(0, np.cumsum(tokens.number))
+    found = numbers[tokens.first[1:]] - numbers[first]
+    commit_ts = _places(bodies, body, lambda one: one.commit_ts)
+    expected = np.where(commit_ts < 0, found == 0, found == 1)
+    expected &= _flag(tokens.number, first, commit_ts)
+    expected &= _flag(
+        tokens.null, first, _places(bodies, body, lambda one: 0 if one.old is None else _NO_TOKEN)
+    )
+    found_all: Mask = expected & _flag(~tokens.null, first, _places(bodies, body, lambda one: one.row_key))
+    return found_all
+
+
+def _places(bodies: Sequence[_Body | None], body: Indices, place: Callable[[_Body], int]) -> Indices:
+    each = np.array([_NO_TOKEN if one is None else place(one) for one in bodies], np.int64)
+    return each[body] if len(each) else body
+
+
+def _flag(flags: Mask, first: Indices, place: Indices) -> Mask:
+    """The flags of these tokens; true where a record has no such token."""
+    if not len(flags):
+        return place < 0
+    return (place < 0) | flags[np.minimum(first + np.maximum(place, 0), len(flags) - 1)]
+
+
+def _commit_ts(tokens: Tokens, first: Indices, place: Indices) -> Indices:
+    found = np.full(len(first), _NO_TOKEN)
+    some = np.flatnonzero(place >= 0)
+    texts = tokens.texts.take(pa.array(tokens.place[first[some] + place[some]]))
+    found[some] = texts.cast(pa.int64()).to_numpy()
+    return found
+
+
+class _TableOfShape:
+    """Rows of one shape as a ``ChangeTable``."""
+
+    def __init__(
+        self, shape: RowShape, types: RowTypes, options: ValueOptions, rows: _Rows, places: Indices
+    ) -> None:
+        self._shape, self._types, self._options = shape, types, options
+        self._tokens = rows.scan.tokens
+        self._data, self._commit_ts = rows.data[places], rows.commit_ts[places]
+        ops = np.array([0 if one is None else one.op for one in rows.heads], np.int8)
+        self._op = ops[rows.head[places]]
+        self._updates = np.flatnonzero(self._op == _UPDATE)
+        updated = places[self._updates]
+        self._old_first = rows.first[updated]
+        numbers, self._old_body = np.unique(rows.body[updated], return_inverse=True)
+        self._old_places = [getattr(rows.bodies[number], "old", None) or {} for number in numbers]
+        self._bad = np.zeros(len(places), np.bool_)
+        self._zero_dates: dict[int, list[str]] = {}
+
+    def read(self, records: Records, at: Indices) -> tuple[ChangeTable, Indices]:
+        """The table, and which of the records (their indices are ``at``) it has."""
+        columns = [self._column(number) for number in range(len(self._shape.names))]
+        fields = {**self._place(records, at), **self._images(columns)}
+        table = pa.table(fields, schema=self._types.table)
+        if self._bad.any():
+            good = np.flatnonzero(~self._bad)
+            table, at = table.take(pa.array(good)), at[good]
+        shape = self._shape
+        return ChangeTable(shape.table, shape.schema, None, table), at
+
+    def _column(self, number: int) -> pa.Array:
+        """A column's values: of each row, then of each updated row before the change."""
+        column = self._shape.schema.columns[number]
+        data = self._data + number
+        tokens = np.concatenate([data, self._old(column.name, data)]) if len(self._updates) else data
+        null = self._tokens.null[tokens]
+        places = pa.array(self._tokens.place[tokens], mask=null if null.any() else None)
+        found = from_text(
+            self._tokens.texts.take(places),
+            column.type,
+            zero_date=self._types.zero_date_of(column),
+            time_zone=self._options.zone,
+        )
+        if found.unproven is not None:
+            self._refuse(found.unproven)
+        if found.zero_dates is not None:
+            for row in np.flatnonzero(found.zero_dates[: len(data)]).tolist():
+                self._zero_dates.setdefault(row, []).append(column.name)
+        if column.name in self._shape.key:
+            self._bad |= null[: len(data)]
+        return found.values
+
+    def _old(self, name: str, data: Indices) -> Indices:
+        """The tokens of a column before an update: those of ``data`` where ``old`` leaves the column out."""
+        places = np.array([old.get(name, _NO_TOKEN) for old in self._old_places], np.int64)[self._old_body]
+        return np.where(places < 0, data[self._updates], self._old_first + places)
+
+    def _refuse(self, unproven: Mask) -> None:
+        count = len(self._bad)
+        self._bad |= unproven[:count]
+        self._bad[self._updates] |= unproven[count:]
+
+    def _place(self, records: Records, at: Indices) -> dict[str, pa.Array]:
+        count, where = len(at), pa.array(at)
+        return {
+            "record": pa.array(at + records.start),
+            "index": pa.array(np.zeros(count, np.int32)),
+            "op": op_array(self._op),
+            "topic": records.topic.take(where),
+            "partition": records.partition.take(where),
+            "offset": records.offset.take(where),
+            **self._sources(),
+            "unavailable": pa.nulls(count, NAMES_TYPE),
+            "zero_dates": self._named_zero_dates(count),
+        }
+
+    def _sources(self) -> dict[str, pa.Array]:
+        commit_ts = self._commit_ts
+        none = commit_ts < 0
+        mask = pa.array(none) if none.any() else None
+        places = pa.array(np.append(0, np.cumsum(~none)), pa.int32())
+        lists = pa.ListArray.from_arrays(places, pa.array(commit_ts[~none]), mask=mask)
+        return {"commit_ts": pa.array(commit_ts, mask=none), "source": lists}
+
+    def _named_zero_dates(self, count: int) -> pa.Array:
+        if not self._zero_dates:
+            return pa.nulls(count, NAMES_TYPE)
+        return pa.array([self._zero_dates.get(row) for row in range(count)], NAMES_TYPE)
+
+    def _images(self, columns: Sequence[pa.Array]) -> dict[str, pa.Array]:
+        count = len(self._op)
+        rows, deleted = np.arange(count), self._op == _DELETE
+        before = np.where(deleted, rows, _NO_TOKEN)
+        before[self._updates] = count + np.arange(len(self._updates))
+        names = {name: at for at, name in enumerate(self._shape.names)}
+        keys = [columns[names[member.name]] for member in self._types.key]
+        return {
+            "key": _struct(keys, self._types.key, rows, count),
+            "before": _struct(columns, self._types.row, before, count),
+            "after": _struct(columns, self._types.row, np.where(deleted, _NO_TOKEN, rows), count),
+        }
+
+
+def _struct(columns: Sequence[pa.Array], kind: pa.StructType, rows: Indices, count: int) -> pa.Array:
+    """A struct of these rows of the columns; null where the row is negative."""
+    none = rows < 0
+    if not columns or none.all():
+        return pa.nulls(count, kind)
+    if (rows == np.arange(count)).all():
+        # Each row itself: nothing has to be copied.
+        return pa.StructArray.from_arrays([one[:count] for one in columns], fields=list(kind))
+    where, mask = pa.array(rows, mask=none), pa.array(none) if none.any() else None
+    return pa.StructArray.from_arrays([one.take(where) for one in columns], fields=list(kind), mask=mask)

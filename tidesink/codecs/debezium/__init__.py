@@ -1,0 +1,1 @@
+"""The ``debezium-json`` and ``debezium-avro`` codecs, read and written."""

@@ -1,0 +1,475 @@
+"""The codecs ``debezium-json`` and ``debezium-avro``: Debezium's change events, and TiCDC's in that form.
+
+Sources: Debezium 3.5.0.Final with Kafka Connect 4.3 (captured events; heartbeats and notifications from its
+documentation); TiCDC new architecture (b813e76). One Kafka record is one event or none:
+
+- an envelope is a row change, and its ``d`` is the delete, so the tombstone after it (a null value, for
+  Kafka's log compaction) adds nothing and gives no event;
+- a row flattened by ExtractNewRecordState is one too. There the tombstone may be the only sign that a row was
+  deleted, so it is a delete; after a row with ``__deleted`` it repeats that delete. It is recognised by its
+  header ``__op``, by flattened rows of that topic seen before, or by ``debezium_unwrapped``;
+- the ends of transactions, heartbeats, logical messages and notifications are messages, schema changes DDL.
+  TiCDC writes watermarks as messages (``op`` m) with a ``commit_ts``.
+"""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode, urlsafe_b64decode
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.codecs.base import BinaryHandling, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.debezium.encode_avro import AvroControlWriter, AvroRowWriter
+from tidesink.codecs.debezium.encode_json import TicdcWriter
+from tidesink.codecs.debezium.envelope import (
+    TICDC,
+    Change,
+    RowRead,
+    Rows,
+    change_event,
+    commit_ts_of_source,
+    connector_of,
+    envelope_event,
+    is_envelope,
+    read_key,
+    table_of_source,
+)
+from tidesink.codecs.debezium.formats import AvroParser, JsonParser, Parsed, Parser
+from tidesink.codecs.debezium.unwrapped import (
+    flattened,
+    flattened_table,
+    is_added,
+    is_flattened,
+    marked_delete,
+    source_of_headers,
+)
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.errors import (
+    ConfigError,
+    DecodeError,
+    EncodeError,
+    RegistryError,
+    SchemaMismatchError,
+    TidesinkError,
+    shown,
+)
+from tidesink.events import (
+    ChangeEvent,
+    DdlEvent,
+    Event,
+    Message,
+    MessageEvent,
+    Op,
+    Position,
+    TableId,
+    WatermarkEvent,
+)
+from tidesink.schema_registry.base import SchemaRegistry
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.debezium.columns import Columns, EnvelopeTables
+    from tidesink.typemap.render import ZeroDate
+
+
+_MOST_TOPICS: Final = 65536
+_MOST_UNREAD: Final = 1000
+
+
+class DebeziumCodec:
+    """Decodes Debezium's records; what the two codecs have in common.
+
+    ``definitions`` gives types, above all to records without a schema. So does the DDL that passes,
+    where ``definitions`` and the record say nothing; ``unread_ddl`` holds the first texts that could
+    not be read for types, with the reason.
+    """
+
+    name: str = "debezium"
+
+    def __init__(
+        self,
+        parser: Parser,
+        *,
+        options: CodecOptions | None = None,
+        definitions: TableDefinitions | None = None,
+    ) -> None:
+        self._options = options or CodecOptions()
+        self._parser = parser
+        declared = definitions if definitions is not None else TableDefinitions()
+        self.unread_ddl: dict[str, str] = {}
+        self._rows = Rows(self._options.debezium, declared)
+        ticdc = replace(self._options.debezium.of_ticdc(), time_zone=self._options.time_zone)
+        self._ticdc_rows = Rows(ticdc, declared, self._rows.learned)
+        self._flattened_topics: set[str] = set()
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """The one event of a Kafka record, or none.
+
+        Raises:
+            DecodeError: this record cannot be decoded; context has topic, partition and offset.
+            RegistryError: the writer's schema cannot be had.
+        """
+        try:
+            event = self._event(message)
+        except (DecodeError, RegistryError) as error:
+            raise _placed(error, message) from error
+        return () if event is None else (event,)
+
+    def decode_batch(
+        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+    ) -> DecodedBatch:
+        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+
+        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
+        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
+        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
+        ``time_zone``.
+
+        Raises:
+            SchemaMismatchError: ``records`` lacks a column.
+            RegistryError: a writer's schema cannot be had.
+        """
+        from tidesink.codecs.batch import ValueOptions, decode_in_columns
+
+        options = ValueOptions(zero_date, self._options.time_zone)
+        step = self._columns
+        columnar = None if step is None else lambda some: step.read(some, options)
+        return decode_in_columns(records, columnar=columnar, decode=self.decode, options=options)
+
+    @cached_property
+    def _columns(self) -> Columns | None:
+        """The columnar step, where the codec has one."""
+        return None
+
+    @cached_property
+    def _tables(self) -> EnvelopeTables:
+        from tidesink.codecs.debezium.columns import EnvelopeTables
+
+        return EnvelopeTables(self._rows, self._ticdc_rows)
+
+    def _is_flattened(self, topic: str) -> bool:
+        return self._options.debezium_unwrapped or topic in self._flattened_topics
+
+    def _event(self, message: Message) -> Event | None:
+        value = self._parser.read(message, "value")
+        if value is None or value.payload is None:
+            return self._tombstone(message)
+        payload = value.payload
+        if not isinstance(payload, dict):
+            raise SchemaMismatchError(f"the value is no JSON object: {refusal(payload)}")
+        binary = self._options.debezium.binary_handling_mode
+        position = Position(message.topic, message.partition, message.offset)
+        control = control_event(payload, position, binary=binary)
+        if isinstance(control, DdlEvent):
+            self._learn(control)
+        if control is not None:
+            return control
+        if is_envelope(payload):
+            rows = self._ticdc_rows if connector_of(payload["source"]) == TICDC else self._rows
+            return envelope_event(message, value, self._parser.read(message, "key"), rows)
+        return self._flattened(message, value, payload)
+
+    def _flattened(self, message: Message, value: Parsed, payload: Mapping[str, Any]) -> ChangeEvent:
+        if not self._is_flattened(message.topic) and not is_flattened(message, payload, value.schema):
+            raise SchemaMismatchError(refusal(payload))
+        row = flattened(message, payload, value.schema)
+        if len(self._flattened_topics) < _MOST_TOPICS:
+            self._flattened_topics.add(message.topic)
+        keyed = read_key(self._parser.read(message, "key"), row.table, self._rows)
+        read = self._rows.read(row.columns, row.schema, row.table, skipped=is_added)
+        deleted = row.op is Op.DELETE
+        change = Change(
+            op=row.op,
+            table=row.table,
+            keyed=keyed,
+            source=row.source,
+            before=read if deleted else None,
+            after=None if deleted else read,
+            extension=kept(dict(row.added), "added fields"),
+            raw_before=row.columns if deleted else None,
+            row_schema=row.schema,
+            schema_id=value.schema_id,
+        )
+        return change_event(message, change, self._rows)
+
+    def _tombstone(self, message: Message) -> ChangeEvent | None:
+        if not self._is_flattened(message.topic) and not marked_delete(message):
+            return None
+        key = self._parser.read(message, "key")
+        source = source_of_headers(message)
+        table = flattened_table(message, source, None if key is None else key.schema)
+        keyed = read_key(key, table, self._rows)
+        if keyed.row is None:
+            raise SchemaMismatchError(
+                "the record has neither value nor key, so it deletes no row: give the table a key, or set "
+                "message.key.columns at the connector"
+            )
+        read = RowRead(keyed.row, keyed.read.columns)
+        change = Change(Op.DELETE, table, keyed, source, before=read, after=None, extension={})
+        return change_event(message, change, self._rows)
+
+    def _learn(self, event: DdlEvent) -> None:
+        try:
+            self._rows.learned.apply(event.query, event.table.schema)
+        except ConfigError as error:
+            if len(self.unread_ddl) < _MOST_UNREAD:
+                self.unread_ddl[event.query] = error.message
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class DebeziumJsonCodec(DebeziumCodec):
+    """``debezium-json``: JSON, with the schema beside each payload or without.
+
+    It encodes as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
+    """
+
+    name = "debezium-json"
+
+    def __init__(
+        self,
+        *,
+        options: CodecOptions | None = None,
+        definitions: TableDefinitions | None = None,
+        clock: Callable[[], int] = _now_ms,
+    ) -> None:
+        super().__init__(JsonParser(), options=options, definitions=definitions)
+        self._writer = TicdcWriter(self._options, clock)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        from tidesink.codecs.debezium.columns_json import JsonColumns
+
+        return JsonColumns(self._tables, self._is_flattened)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The record TiCDC writes; None for a watermark without the TiDB extension.
+
+        Raises:
+            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
+        """
+        try:
+            if isinstance(event, ChangeEvent):
+                return self._writer.row(event)
+            if isinstance(event, WatermarkEvent):
+                return self._writer.watermark(event)
+            if isinstance(event, DdlEvent):
+                return self._writer.ddl(event)
+        except EncodeError as error:
+            raise error.with_context(topic=topic) from error
+        raise _unwritten(event, topic)
+
+
+class DebeziumAvroCodec(DebeziumCodec):
+    """``debezium-avro``: Avro behind Confluent headers, its schemas in the registry.
+
+    It encodes as TiCDC does; ``clock`` gives ms since 1970 for ``ts_ms``.
+    """
+
+    name = "debezium-avro"
+
+    def __init__(
+        self,
+        *,
+        registry: SchemaRegistry,
+        options: CodecOptions | None = None,
+        definitions: TableDefinitions | None = None,
+        clock: Callable[[], int] = _now_ms,
+    ) -> None:
+        self._avro = AvroParser(registry)
+        super().__init__(self._avro, options=options, definitions=definitions)
+        self._writer = AvroRowWriter(registry, self._options, clock)
+        self._control = AvroControlWriter(registry, self._options, clock)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        from tidesink.codecs.debezium.columns_avro import AvroEnvelopes
+
+        return AvroEnvelopes(self._tables, self._avro, self._is_flattened)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The record TiCDC writes for a row, a DDL or a watermark, its schemas registered.
+
+        None for DDL and watermarks without ``enable_tidb_extension`` and ``avro_enable_watermark``.
+
+        Raises:
+            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
+            RegistryError: the schemas cannot be registered.
+        """
+        try:
+            if isinstance(event, ChangeEvent):
+                return self._writer.row(event, topic)
+            if isinstance(event, WatermarkEvent):
+                return self._control.watermark(event)
+            if isinstance(event, DdlEvent):
+                return self._control.ddl(event)
+        except EncodeError as error:
+            table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
+            raise error.with_context(topic=topic, table=table) from error
+        raise _unwritten(event, topic)
+
+
+def _unwritten(event: MessageEvent, topic: str) -> EncodeError:
+    return EncodeError(
+        f"messages ({event.kind}) are a Debezium connector's and not written, for TiCDC has none: "
+        "drop the line",
+        topic=topic,
+    )
+
+
+def _placed(error: TidesinkError, message: Message) -> TidesinkError:
+    return error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
+
+
+Payload = Mapping[str, Any]
+
+MESSAGE_OP: Final = "m"
+_TRANSACTION: Final = frozenset({"status", "id", "event_count", "data_collections", "ts_ms"})
+_BOUNDARIES: Final = ("BEGIN", "END")
+_HEARTBEAT: Final = frozenset({"ts_ms"})
+_NOTIFICATION: Final = frozenset({"id", "aggregate_type", "type"})
+_DDL: Final = frozenset({"ddl", "source"})
+
+
+def control_event(payload: Payload, position: Position, *, binary: BinaryHandling) -> Event | None:
+    """The event of a record that is no row; None for one that may be.
+
+    ``binary`` says how a logical message's content is written where it is text.
+
+    Raises:
+        SchemaMismatchError: it is one of these, but not in the form it has.
+    """
+    if payload.keys() >= _DDL and isinstance(payload["source"], Mapping):
+        return _ddl(payload, payload["source"], position)
+    if payload.get("op") == MESSAGE_OP and isinstance(payload.get("source"), Mapping):
+        return _message(payload, payload["source"], position, binary)
+    kind = _kind(payload)
+    return None if kind is None else MessageEvent(kind, None, None, position, kept(dict(payload), kind))
+
+
+def _kind(payload: Payload) -> str | None:
+    names = payload.keys()
+    if names <= _TRANSACTION and {"status", "id"} <= names and payload["status"] in _BOUNDARIES:
+        return "transaction"
+    if names == _HEARTBEAT and isinstance(payload["ts_ms"], int):
+        return "heartbeat"
+    if names >= _NOTIFICATION and names <= _NOTIFICATION | {"additional_data", "timestamp"}:
+        return "notification"
+    return None
+
+
+def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
+    query = payload["ddl"]
+    if not isinstance(query, str | None):
+        raise SchemaMismatchError(f"ddl is {shown(query)}: a text was expected")
+    changes = payload.get("tableChanges")
+    extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
+    if query is None or connector_of(source) == TICDC:
+        # SQL Server and Db2 tell the columns, and no statement; TiCDC's are needed to write it again.
+        extension["tableChanges"] = kept(changes, "tableChanges")
+    return DdlEvent(
+        table=_ddl_table(payload, source),
+        query=query or "",
+        kind=_ddl_kind(changes),
+        commit_ts=commit_ts_of_source(source),
+        position=position,
+        extension=extension,
+    )
+
+
+def _ddl_table(payload: Payload, source: Payload) -> TableId:
+    schema, name = table_of_source(source)
+    told = (payload.get("schemaName"), payload.get("databaseName"), schema)
+    return TableId(next((part for part in told if isinstance(part, str) and part), ""), name)
+
+
+def _ddl_kind(changes: object) -> str:
+    """What was done to the first table of ``tableChanges``: CREATE, ALTER or DROP; else QUERY."""
+    first = changes[0] if isinstance(changes, list) and changes else None
+    kind = first.get("type") if isinstance(first, Mapping) else None
+    return kind if isinstance(kind, str) and kind else "QUERY"
+
+
+def _message(payload: Payload, source: Payload, position: Position, binary: BinaryHandling) -> Event:
+    if connector_of(source) == TICDC:
+        commit_ts = commit_ts_of_source(source)
+        if commit_ts is None:
+            raise SchemaMismatchError("the watermark has no source.commit_ts")
+        return WatermarkEvent(commit_ts, position)
+    message = payload.get("message")
+    if not isinstance(message, Mapping):
+        raise SchemaMismatchError(f"the message of an event with op m is {shown(message)}")
+    prefix = message.get("prefix")
+    extension = kept({"source": dict(source), "ts_ms": payload.get("ts_ms")}, "source")
+    return MessageEvent(
+        "logical",
+        prefix if isinstance(prefix, str) else None,
+        _content(message.get("content"), binary),
+        position,
+        extension,
+    )
+
+
+_TEXT_FORMS: Final[Mapping[str, Callable[[str], bytes]]] = {
+    "hex": bytes.fromhex,
+    "base64-url-safe": urlsafe_b64decode,
+}
+
+
+def _content(content: object, binary: BinaryHandling) -> bytes | None:
+    if content is None or isinstance(content, bytes):
+        return content
+    try:
+        return _TEXT_FORMS.get(binary, _base64)(str(content))
+    except ValueError as error:
+        raise SchemaMismatchError(
+            f"the message's content {shown(content)} is not what binary-handling-mode {binary} writes"
+        ) from error
+
+
+def _base64(text: str) -> bytes:
+    return b64decode(text, validate=True)
+
+
+_TELL_FLATTENED: Final = (
+    "if ExtractNewRecordState made it, add op to transforms.unwrap.add.fields at the connector, or set "
+    "debezium-unwrapped"
+)
+# Members that only one other protocol's messages have together, and what to do.
+_OTHERS: Final = (
+    (
+        {"isDdl", "mysqlType", "data"},
+        "this looks like canal-json: set the protocol to canal-json",
+    ),
+    (
+        {"specversion", "datacontenttype"},
+        "this is a CloudEvent: set value.converter to org.apache.kafka.connect.json.JsonConverter or an "
+        "Avro converter at the connector",
+    ),
+    ({"xid", "commit", "data", "type"}, "this looks like Maxwell's format, which is not read"),
+    (
+        {"commitTs", "type", "schemaVersion"},
+        "this looks like TiCDC's simple protocol, which is not read: use canal-json or avro",
+    ),
+)
+
+
+def refusal(payload: object) -> str:
+    """Why a value is no event of Debezium, and what to do about it."""
+    if not isinstance(payload, Mapping):
+        return f"{shown(payload)} is neither an envelope nor a row: is the topic's protocol a Debezium one?"
+    for members, words in _OTHERS:
+        if members <= payload.keys():
+            return f"the value is no event of Debezium: {words}"
+    names = ", ".join(shown(name, 40) for name in list(payload)[:6])
+    return (
+        f"the value with members {names} has no op and source, so it is no envelope of Debezium: "
+        f"{_TELL_FLATTENED}"
+    )

@@ -1,0 +1,627 @@
+"""Debezium's envelopes, many at a time: before, after, source and op to a table of row changes.
+
+What the columnar steps of ``debezium-json`` and ``debezium-avro`` share. They hand over ``Envelopes``: all
+envelopes of one writer's schema, their images as columns. Here the source block gives the table and the
+positions, and ``debezium_columns_values`` the values. The result is what ``debezium_envelope`` gives for
+each record, or the record is left to it: rare ops (truncate, messages), MongoDB's documents, images that
+the op does not promise, and values that no column can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.batch import (
+    NAMES_TYPE,
+    ChangeTable,
+    ColumnarResult,
+    Indices,
+    Records,
+    RowTypes,
+    ValueOptions,
+    op_array,
+    op_code,
+)
+from tidesink.codecs.debezium.columns_values import ColumnStep, Mask, TypedColumn
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.envelope import (
+    MONGODB,
+    OPS,
+    POSTGRES,
+    STREAMED,
+    TICDC,
+    ZEROS,
+    Rows,
+    Shape,
+    binlog_file_number,
+    is_blank,
+    position_members,
+    position_of_source,
+    table_members,
+    table_of_source,
+)
+from tidesink.codecs.debezium.unwrapped import OP_HEADER
+from tidesink.errors import DecodeError
+from tidesink.events import Column, Op, SchemaIds, TableId, TableSchema
+
+IsFlattened = Callable[[str], bool]
+# A column of the wire: an array, or Python values where Arrow has no type for all of them.
+Wire: TypeAlias = "pa.Array | list[Any]"
+Member = Callable[[str], Wire]
+
+_MOST_PLANS: Final = 1024
+_LEFT: Final = -1
+_DELETE: Final = op_code(Op.DELETE)
+_OP_CODES: Final = {name: op_code(op) for name, op in OPS.items() if op is not Op.TRUNCATE}
+_INT64_END: Final = 1 << 63
+_POSITIONS: Final = pa.list_(pa.int64())
+_BINLOG: Final = ("mysql", "mariadb")
+
+
+class Columns(Protocol):
+    """The columnar step of a codec."""
+
+    def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
+        """What the step proves of these records."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """The rows of one image, or of the key. ``present`` says which records have one.
+
+    ``member`` gives a column of those alone, or, where ``whole``, of all records, null for the others.
+    """
+
+    present: Mask
+    member: Member
+    whole: bool = False
+
+    def take(self, places: Indices) -> Image:
+        """The rows of the records at these places."""
+        if self.whole:
+            return Image(self.present[places], _taken(self.member, places), whole=True)
+        present = self.present[places]
+        rows = (np.cumsum(self.present) - 1)[places][present]
+        return Image(present, _taken(self.member, rows))
+
+    @property
+    def rows(self) -> Indices | slice:
+        """The records that ``member``'s values belong to."""
+        return slice(None) if self.whole else np.flatnonzero(self.present)
+
+    def spread(self, mask: Mask) -> Mask:
+        """A mask of ``member``'s values as one of the records."""
+        found = np.zeros(len(self.present), np.bool_)
+        found[self.rows] = mask
+        return found
+
+
+@dataclass(frozen=True)
+class Envelopes:
+    """Envelopes of one connector and writer's schema whose keys have one schema too.
+
+    ``where`` are their records, as indices of the step's own. ``key`` is None where the records have none.
+    ``source`` gives a member of the source block, one of ``source_names``.
+    """
+
+    where: Indices
+    connector: str
+    schema: ConnectSchema
+    key_schema: ConnectSchema | None
+    ids: SchemaIds | None
+    ops: Wire
+    source: Member
+    source_names: frozenset[str]
+    before: Image
+    after: Image
+    key: Image | None
+
+    def take(self, places: Indices) -> Envelopes:
+        """Those at these places."""
+        return replace(
+            self,
+            where=self.where[places],
+            ops=_some(self.ops, places),
+            source=_taken(self.source, places),
+            before=self.before.take(places),
+            after=self.after.take(places),
+            key=self.key and self.key.take(places),
+        )
+
+
+def _taken(member: Member, places: Indices) -> Member:
+    def take(name: str) -> Wire:
+        return _some(member(name), places)
+
+    return take
+
+
+def _some(column: Wire, places: Indices) -> Wire:
+    return (
+        [column[at] for at in places.tolist()] if isinstance(column, list) else column.take(pa.array(places))
+    )
+
+
+@dataclass
+class Changes:
+    """What a step found: tables of row changes, and the envelopes that it left."""
+
+    tables: list[ChangeTable] = field(default_factory=list)
+    left: list[Indices] = field(default_factory=list)
+
+    def result(self, records: Records, unknown: Indices, is_flattened: IsFlattened) -> ColumnarResult:
+        """The step's result, with null values as no events.
+
+        ``unknown`` are the records that are no proven envelopes. One of them may be a flattened row, and
+        the null values after it deletes: in its topic they are left too. So is a null value that says by its
+        header that it is a delete.
+        """
+        left = np.concatenate([*self.left, unknown])
+        null = np.flatnonzero(records.value.is_null().to_numpy(zero_copy_only=False))
+        if len(null):
+            topics = records.topic.indices.to_numpy()
+            unsure = set(np.unique(topics[unknown]).tolist())
+            unsure |= {
+                at for at, name in enumerate(records.topic.dictionary.to_pylist()) if is_flattened(name)
+            }
+            marked = _marked_deletes(records, null)
+            more = [at for at in null.tolist() if topics[at] in unsure or at in marked]
+            left = np.concatenate([left, np.array(more, np.int64)])
+        return ColumnarResult(len(records), self.tables, (), np.sort(left))
+
+
+class _Field(NamedTuple):
+    wire: str
+    name: str
+    step: ColumnStep
+
+
+class _Plan(NamedTuple):
+    """How the envelopes of one writer's schema become rows of one table."""
+
+    table: TableId
+    schema: TableSchema
+    types: RowTypes
+    connector: str
+    before: tuple[_Field, ...]
+    after: tuple[_Field, ...]
+    key: tuple[_Field, ...]
+    # Of each column outside of the key its name on the wire and its default there.
+    others: tuple[tuple[str, object], ...]
+    # The schemas, so that their ids stay their own.
+    held: tuple[object, ...]
+
+
+class EnvelopeTables:
+    """Makes tables of row changes out of envelopes; keeps a plan for each schema it has met.
+
+    ``rows`` and ``ticdc_rows`` are the row codec's own, of a connector's and of TiCDC's records.
+    """
+
+    def __init__(self, rows: Rows, ticdc_rows: Rows) -> None:
+        self._rows, self._ticdc_rows = rows, ticdc_rows
+        self._plans: dict[tuple[Any, ...], _Plan | None] = {}
+
+    def read(self, records: Records, envelopes: Envelopes, options: ValueOptions, found: Changes) -> None:
+        """Add the row changes of these envelopes to ``found``."""
+        for table, some in _by_table(envelopes):
+            plan = self._plan(table, some, options)
+            if plan is None:
+                found.left.append(some.where)
+            else:
+                _add_changes(records, some, plan, found)
+
+    def _plan(self, table: TableId, some: Envelopes, options: ValueOptions) -> _Plan | None:
+        place = (id(some.schema), id(some.key_schema), some.key is None, table, some.connector, options)
+        if place in self._plans:
+            return self._plans[place]
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        try:
+            plan = self._new_plan(table, some, options)
+        except DecodeError:
+            return None
+        if plan is not None:
+            self._plans[place] = plan
+        return plan
+
+    def _new_plan(self, table: TableId, some: Envelopes, options: ValueOptions) -> _Plan | None:
+        before, after = some.schema.field("before"), some.schema.field("after")
+        if some.connector == MONGODB or not table.name or before is None or after is None:
+            return None
+        if before.type != "struct" or after.type != "struct":
+            return None
+        rows = self._ticdc_rows if some.connector == TICDC else self._rows
+        old, new = rows.shape(before, table), rows.shape(after, table)
+        key = None if some.key_schema is None or some.key is None else rows.shape(some.key_schema, table)
+        if not new.columns or old.columns != new.columns:
+            return None
+        keys = () if key is None else tuple(name for _, name, _ in key.fields)
+        schema = rows.table_schema(table, new.columns, keys)
+        if not set(keys) <= schema.by_name.keys():
+            return None
+        types = RowTypes(schema, keys or None, options)
+        fields = _Fields(rows, schema, types, options)
+        wires = {wire for wire, _, _ in key.fields} if key is not None else set()
+        defaults = {one.wire: one.schema.default for one in before.fields}
+        return _Plan(
+            table=table,
+            schema=schema,
+            types=types,
+            connector=some.connector,
+            before=fields.of(old),
+            after=fields.of(new),
+            key=fields.of(key) if key is not None else (),
+            others=tuple((wire, default) for wire, default in defaults.items() if wire not in wires),
+            held=(some.schema, some.key_schema),
+        )
+
+
+class _Fields(NamedTuple):
+    rows: Rows
+    schema: TableSchema
+    types: RowTypes
+    options: ValueOptions
+
+    def of(self, shape: Shape) -> tuple[_Field, ...]:
+        """The steps of a shape's columns, in its order."""
+        own = {one.name: one.schema for one in shape.schema.fields}
+        columns: dict[str, Column] = {one.name: one for one in shape.columns}
+        return tuple(
+            _Field(wire, name, self._step(own[name], columns[name])) for wire, name, _ in shape.fields
+        )
+
+    def _step(self, schema: ConnectSchema, column: Column) -> ColumnStep:
+        target = self.schema.by_name[column.name]
+        zero_date = self.types.zero_date_of(target)
+        return ColumnStep(schema, column, target, self.rows.modes, self.options, zero_date)
+
+
+def _by_table(envelopes: Envelopes) -> Iterator[tuple[TableId, Envelopes]]:
+    """The envelopes of each table."""
+    names = [name for name in table_members(envelopes.connector) if name in envelopes.source_names]
+    columns = [envelopes.source(name) for name in names]
+    distinct = [_distinct(column) for column in columns]
+    if all(len(found) == 1 for found in distinct):
+        yield _table(envelopes, names, [found[0] for found in distinct]), envelopes
+        return
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for at, values in enumerate(zip(*map(_listed, columns), strict=True)):
+        places.setdefault(values, []).append(at)
+    for values, some in places.items():
+        yield _table(envelopes, names, values), envelopes.take(np.array(some, np.int64))
+
+
+def _table(envelopes: Envelopes, names: Sequence[str], values: Sequence[Any]) -> TableId:
+    return table_of_source({"connector": envelopes.connector, **dict(zip(names, values, strict=True))})
+
+
+def _listed(column: Wire) -> list[Any]:
+    return column if isinstance(column, list) else column.to_pylist()
+
+
+def _distinct(column: Wire) -> list[Any]:
+    if isinstance(column, list):
+        return list(dict.fromkeys(column))
+    found: list[Any] = column.unique().to_pylist()
+    return found
+
+
+def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes) -> None:
+    """Add the rows of one table's envelopes, and the records that are left."""
+    count = len(some.where)
+    codes = _op_codes(some.ops)
+    deleted = codes == _DELETE
+    left = (codes == _LEFT) | (deleted == some.after.present) | (deleted & ~some.before.present)
+    after = _read_image(plan.after, some.after, left)
+    before = _read_image(plan.before, some.before, left)
+    key = _read_key(plan, some, left)
+    cut = _key_alone(plan, some, left)
+    source, commit_ts = _positions(plan.connector, some, left)
+    told = _Told(some, deleted, cut)
+    columns = {
+        "record": pa.array(some.where + records.start),
+        "index": pa.array(np.zeros(count, np.int32)),
+        "op": op_array(np.where(left, np.int8(0), codes)),
+        **_of_records(records, some.where),
+        "commit_ts": commit_ts,
+        "source": source,
+        "key": key,
+        "before": _struct(before, some.before, plan.types.row, cut),
+        "after": _struct(after, some.after, plan.types.row, None),
+        "unavailable": told.unavailable(after),
+        "zero_dates": told.zero_dates(before, after),
+    }
+    ordered = [columns[name] for name in plan.types.table.names]
+    table = pa.Table.from_arrays(ordered, schema=plan.types.table)
+    if left.any():
+        table = table.filter(pa.array(~left))
+        found.left.append(some.where[left])
+    found.tables.append(ChangeTable(plan.table, plan.schema, some.ids, table))
+
+
+def _op_codes(ops: Wire) -> npt.NDArray[np.int8]:
+    coded = _coded(ops)
+    codes = np.array([_OP_CODES.get(op, _LEFT) for op in coded.dictionary.to_pylist()], np.int8)
+    found: npt.NDArray[np.int8] = codes[coded.indices.to_numpy()]
+    return found
+
+
+def _of_records(records: Records, where: Indices) -> dict[str, pa.Array]:
+    whole = len(where) == len(records)
+    columns = {"topic": records.topic, "partition": records.partition, "offset": records.offset}
+    return columns if whole else {name: one.take(pa.array(where)) for name, one in columns.items()}
+
+
+def _read_image(fields: Sequence[_Field], image: Image, left: Mask) -> dict[str, TypedColumn] | None:
+    """An image's columns by name, None where no record has one; marks what is not proven in ``left``."""
+    if not image.present.any():
+        return None
+    found = {}
+    for wire, name, step in fields:
+        column = step.read(image.member(wire))
+        if column.unproven is not None:
+            left |= image.spread(column.unproven)
+        found[name] = column
+    return found
+
+
+def _read_key(plan: _Plan, some: Envelopes, left: Mask) -> pa.Array:
+    count = len(some.where)
+    if some.key is None or not plan.key:
+        return pa.nulls(count, plan.types.key)
+    left |= ~some.key.present
+    columns = _read_image(plan.key, some.key, left) or {}
+    for column in columns.values():
+        if column.unavailable is not None:
+            left |= some.key.spread(column.unavailable)
+    return _struct(columns, some.key, plan.types.key, None)
+
+
+def _struct(
+    columns: Mapping[str, TypedColumn] | None, image: Image, kind: pa.StructType, cut: _Cut | None
+) -> pa.Array:
+    """Images as Arrow."""
+    present = image.present
+    if not columns:
+        return pa.nulls(len(present), kind)
+    arrays = [columns[member.name].values for member in kind]
+    if cut is not None:
+        alone = pa.array(cut.rows[image.rows])
+        for at, member in enumerate(kind):
+            if member.name in cut.names:
+                arrays[at] = pc.if_else(alone, pa.scalar(None, member.type), arrays[at])
+    mask = pa.array(~present) if image.whole and not present.all() else None
+    found = pa.StructArray.from_arrays(arrays, fields=list(kind), mask=mask)
+    if image.whole or present.all():
+        return found
+    return found.take(pa.array(np.cumsum(present) - 1, mask=~present))
+
+
+class _Cut(NamedTuple):
+    """The old rows that have their key alone, and the names of all other columns."""
+
+    rows: Mask
+    names: frozenset[str]
+
+
+class _Told:
+    """Lists of column names a row: what was not sent, what was made null."""
+
+    def __init__(self, some: Envelopes, deleted: Mask, cut: _Cut | None) -> None:
+        self._some, self._deleted, self._cut = some, deleted, cut
+
+    def unavailable(self, after: Mapping[str, TypedColumn] | None) -> pa.Array:
+        """The columns of ``after`` that the source did not send."""
+        found = {
+            name: self._some.after.spread(one.unavailable)
+            for name, one in (after or {}).items()
+            if one.unavailable is not None
+        }
+        return self._names(found)
+
+    def zero_dates(
+        self, before: Mapping[str, TypedColumn] | None, after: Mapping[str, TypedColumn] | None
+    ) -> pa.Array:
+        """The columns whose date was made null: of ``after``, of a delete of ``before``."""
+        found: dict[str, Mask] = {}
+        for name, one in (after or {}).items():
+            if one.zero_dates is not None:
+                found[name] = self._some.after.spread(one.zero_dates)
+        for name, one in (before or {}).items():
+            if one.zero_dates is not None:
+                mask = self._of_delete(name, self._some.before.spread(one.zero_dates))
+                found[name] = found[name] | mask if name in found else mask
+        return self._names({column: found[column] for column in (after or before or {}) if column in found})
+
+    def _of_delete(self, name: str, mask: Mask) -> Mask:
+        cut = self._cut
+        is_cut = cut is not None and name in cut.names
+        return mask & self._deleted & ~cut.rows if cut is not None and is_cut else mask & self._deleted
+
+    def _names(self, masks: Mapping[str, Mask]) -> pa.Array:
+        count = len(self._deleted)
+        if not masks:
+            return pa.nulls(count, NAMES_TYPE)
+        rows: list[list[str] | None] = [None] * count
+        for name, mask in masks.items():
+            for at in np.flatnonzero(mask).tolist():
+                rows[at] = [*(rows[at] or ()), name]
+        return pa.array(rows, NAMES_TYPE)
+
+
+# Postgres' old rows that have their key alone (``debezium_envelope``, REPLICA IDENTITY DEFAULT)
+
+
+def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
+    """Which old rows have only their key; None: none has."""
+    image = some.before
+    if plan.connector != POSTGRES or not plan.key or not image.present.any():
+        return None
+    alone = image.present[image.rows]
+    for wire, default in plan.others:
+        blank, unsure = _blank(image.member(wire), default)
+        if unsure is not None:
+            # As a double it is the default; the row codec compares all of its digits.
+            left |= image.spread(unsure & alone)
+        alone = alone & blank
+        if not alone.any():
+            return None
+    keys = {name for _, name, _ in plan.key}
+    names = frozenset(column.name for column in plan.schema.columns if column.name not in keys)
+    return _Cut(image.spread(alone), names)
+
+
+def _blank(wire: Wire, default: object) -> tuple[Mask, Mask | None]:
+    """Which values are null, zero or the default; and which may be the default."""
+    if isinstance(wire, list) or pa.types.is_nested(wire.type):
+        return _blank_each(_listed(wire), default)
+    if pa.types.is_floating(wire.type):
+        return _blank_floats(wire, default)
+    zeros: list[Any] = [0]
+    if wire.type in (pa.string(), pa.binary()):
+        wanted = str if wire.type == pa.string() else bytes
+        zeros = [zero for zero in (*ZEROS, default) if isinstance(zero, wanted)]
+    elif (
+        isinstance(default, int | Decimal) and -_INT64_END <= default < _INT64_END and default == int(default)
+    ):
+        zeros.append(int(default))
+    wire = wire.cast(pa.int64()) if not isinstance(zeros[0], str | bytes) else wire
+    found = pc.is_null(wire)
+    for zero in zeros:
+        found = pc.or_(found, pc.fill_null(pc.equal(wire, pa.scalar(zero, wire.type)), False))
+    mask: Mask = found.to_numpy(zero_copy_only=False)
+    return mask, None
+
+
+def _blank_floats(wire: pa.Array, default: object) -> tuple[Mask, Mask | None]:
+    values = wire.fill_null(0.0).to_numpy()
+    zero: Mask = values == 0
+    if isinstance(default, float):
+        return zero | (values == default), None
+    if isinstance(default, int | Decimal) and default:
+        return zero, values == float(default)
+    return zero, None
+
+
+def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | None]:
+    blank = np.array([is_blank(one) or one == default for one in values], np.bool_)
+    if not isinstance(default, int | Decimal):
+        return blank, None
+    unsure = [isinstance(one, float) and one == float(default) for one in values]
+    return blank, np.array(unsure, np.bool_)
+
+
+# Positions at the source (``debezium_source``)
+
+
+def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, pa.Array]:
+    """Positions at the source and commit timestamps; marks in ``left`` what 64 bits do not hold."""
+    count = len(some.where)
+    unknown = pa.nulls(count, pa.int64())
+    if connector == TICDC:
+        found = _ticdc(some, left)
+        if found is not None:
+            return _lists([found], found.is_valid()), found
+    numbers = _binlog(some) if connector in _BINLOG else _lsn(some) if connector == POSTGRES else None
+    if numbers is not None:
+        return _lists(*numbers), unknown
+    return _each_position(some, left), unknown
+
+
+def _whole(some: Envelopes, name: str) -> pa.Array | None:
+    """A member of the source block as counts, null where it is none; None where it is no integer."""
+    if name not in some.source_names:
+        return pa.nulls(len(some.where), pa.int64())
+    column = some.source(name)
+    if isinstance(column, list) or not pa.types.is_integer(column.type):
+        return None
+    column = column.cast(pa.int64())
+    return pc.if_else(pc.less(column, 0), pa.scalar(None, pa.int64()), column)
+
+
+def _ticdc(some: Envelopes, left: Mask) -> pa.Array | None:
+    if "commit_ts" not in some.source_names:
+        return None
+    column = some.source("commit_ts")
+    if isinstance(column, list) or not pa.types.is_integer(column.type):
+        left |= True
+        return pa.nulls(len(some.where), pa.int64())
+    # TiDB's timestamps are unsigned.
+    left |= pc.less(column, 0).fill_null(False).to_numpy(zero_copy_only=False)
+    return column.cast(pa.int64())
+
+
+def _binlog(some: Envelopes) -> tuple[list[pa.Array], pa.Array] | None:
+    pos, row = _whole(some, "pos"), _whole(some, "row")
+    if pos is None or row is None or "file" not in some.source_names:
+        return None
+    coded = _coded(some.source("file"))
+    numbers = pa.array([binlog_file_number(one) for one in coded.dictionary.to_pylist()], pa.int64())
+    number = numbers.take(coded.indices)
+    return [number, pos, row.fill_null(0)], pc.and_(number.is_valid(), pos.is_valid())
+
+
+def _lsn(some: Envelopes) -> tuple[list[pa.Array], pa.Array] | None:
+    lsn = _whole(some, "lsn")
+    if lsn is None:
+        return None
+    known = lsn.is_valid()
+    if "snapshot" in some.source_names:
+        coded = _coded(some.source("snapshot"))
+        streamed = pa.array([one in STREAMED for one in coded.dictionary.to_pylist()], pa.bool_())
+        # Null is none of a snapshot.
+        known = pc.and_(known, pc.fill_null(streamed.take(coded.indices), True))
+    return [lsn], known
+
+
+def _coded(column: Wire) -> pa.DictionaryArray:
+    array = pa.array(column) if isinstance(column, list) else column
+    return array.dictionary_encode()
+
+
+def _lists(numbers: Sequence[pa.Array], known: pa.Array) -> pa.Array:
+    """A list of numbers a row, null where ``known`` is false."""
+    mask: Mask = known.to_numpy(zero_copy_only=False)
+    columns = [one.fill_null(0).to_numpy() for one in numbers]
+    values = np.stack(columns, axis=1)[mask].reshape(-1)
+    offsets = np.zeros(len(mask) + 1, np.int32)
+    np.cumsum(mask * len(columns), out=offsets[1:])
+    validity = None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
+    buffers: list[pa.Buffer | None] = [validity, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(_POSITIONS, len(mask), buffers, children=[pa.array(values)])
+
+
+def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
+    names = [name for name in position_members(some.connector) if name in some.source_names]
+    members = [_listed(some.source(name)) for name in names]
+    if not names:
+        return pa.nulls(len(some.where), _POSITIONS)
+    found: list[tuple[int, ...] | None] = []
+    for at, values in enumerate(zip(*members, strict=True)):
+        position = position_of_source({"connector": some.connector, **dict(zip(names, values, strict=True))})
+        if position is not None and max(position) >= _INT64_END:
+            left[at] = True
+            position = None
+        found.append(position)
+    return pa.array(found, _POSITIONS)
+
+
+# Null values of flattened topics
+
+
+def _marked_deletes(records: Records, null: Indices) -> set[int]:
+    """The null values that say by a header that they are deletes."""
+    if records.headers is None:
+        return set()
+    found = records.headers.take(pa.array(null)).to_pylist()
+    pairs = zip(null.tolist(), found, strict=True)
+    return {at for at, headers in pairs if any(one["key"] == OP_HEADER for one in headers or ())}

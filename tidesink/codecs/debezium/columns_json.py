@@ -1,0 +1,463 @@
+"""debezium-json, many records at a time: JSON with the schema beside each payload.
+
+The text around a payload is the same in each record of a writer's schema, so it is compared as bytes and
+its schema read once. Payloads are decoded by msgspec into structs that are made for that schema, with no
+member unknown and each value of its type. msgspec refuses what JSON does not allow, record by record;
+what it refuses, and records without a schema, are left to the row codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.batch import ColumnarResult, Indices, Records, ValueOptions
+from tidesink.codecs.debezium.columns import Changes, Envelopes, EnvelopeTables, Image, IsFlattened, Wire
+from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema, ConnectType
+from tidesink.codecs.debezium.envelope import position_members, table_members
+from tidesink.codecs.debezium.formats import Wrapping, json_number, wrapping_of
+from tidesink.codecs.debezium.scalars import INTEGER_BITS
+from tidesink.errors import DecodeError
+
+_NULL, _LEFT = -1, -2
+_MOST_TEXTS: Final = 256
+_MOST_ROOM: Final = 1 << 25
+_ERRORS: Final = (msgspec.MsgspecError, ValueError, RecursionError, DecodeError)
+_ARRAYS: Final[dict[str, pa.DataType]] = {
+    **dict.fromkeys(INTEGER_BITS, pa.int64()),
+    **dict.fromkeys(("float32", "float64"), pa.float64()),
+    **dict.fromkeys(("string", "bytes"), pa.string()),
+    "boolean": pa.bool_(),
+}
+# Records that are decoded together: their objects stay in the processor's cache.
+_TOGETHER: Final = 512
+_NO_RECORDS: Final[Indices] = np.empty(0, np.int64)
+
+
+class _Part:
+    """The keys or the values of records: their payloads, and the texts of schemas around them."""
+
+    def __init__(self) -> None:
+        self._texts: list[Wrapping] = []
+
+    def split(self, column: pa.Array) -> _Split:
+        """Which wrapping each record has, and where its payload is."""
+        if len(self._texts) > _MOST_TEXTS or sum(map(_size, self._texts)) > _MOST_ROOM:
+            self._texts = []
+        found = _Split.of(column, self._texts)
+        waiting = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        for code in range(len(self._texts)):
+            if len(waiting):
+                waiting = found.match(code, waiting)
+        while len(waiting) and len(self._texts) <= _MOST_TEXTS:
+            first, waiting = int(waiting[0]), waiting[1:]
+            text = _wrapping(column[first].as_py())
+            if text is not None:
+                self._texts.append(text)
+                waiting = found.match(len(self._texts) - 1, np.concatenate([[first], waiting]))
+        return found
+
+
+def _size(text: Wrapping) -> int:
+    return len(text.head) + len(text.tail)
+
+
+def _wrapping(data: bytes) -> Wrapping | None:
+    try:
+        return wrapping_of(data)
+    except _ERRORS:
+        return None
+
+
+@dataclass
+class _Split:
+    """A column of records: by record which of ``texts`` it has around its payload, and where that is."""
+
+    column: pa.Array
+    texts: list[Wrapping]
+    codes: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    data: memoryview
+
+    @classmethod
+    def of(cls, column: pa.Array, texts: list[Wrapping]) -> _Split:
+        """With no record matched yet."""
+        kind: Any = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+        _, offsets, data = column.buffers()
+        count, size = len(column), kind().itemsize
+        found = np.zeros(1, kind)
+        if count and offsets is not None:
+            found = np.frombuffer(offsets, kind, count + 1, column.offset * size)
+        codes = np.full(count, _LEFT, np.int32)
+        codes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        view = memoryview(b"") if data is None else memoryview(data)
+        return cls(column, texts, codes, found, found[:-1].copy(), found[1:].copy(), view)
+
+    def match(self, code: int, waiting: Indices) -> Indices:
+        """Take the records of ``waiting`` that have this wrapping; those that have not are given back."""
+        head, tail = self.texts[code].head, self.texts[code].tail
+        starts, ends = self.offsets[:-1] + len(head), self.offsets[1:] - len(tail)
+        fits = (starts <= ends)[waiting]
+        # Each record in three pieces, compared where they are.
+        cuts = np.empty(3 * len(self.codes) + 1, self.offsets.dtype)
+        cuts[0::3] = self.offsets
+        cuts[1::3] = np.minimum(starts, self.offsets[1:])
+        cuts[2::3] = np.maximum(ends, cuts[1::3])
+        kind = self.column.type
+        buffers = [None, pa.py_buffer(cuts), self.column.buffers()[2] or pa.py_buffer(b"")]
+        pieces = pa.Array.from_buffers(kind, len(cuts) - 1, buffers)
+        same = (_same(pieces, head)[0::3] & _same(pieces, tail)[2::3])[waiting] & fits
+        matched = waiting[same]
+        self.codes[matched] = code
+        self.starts[matched], self.ends[matched] = starts[matched], ends[matched]
+        return waiting[~same]
+
+    def payloads(self, where: Indices) -> list[memoryview]:
+        """The payloads of matched records."""
+        data = self.data
+        pairs = zip(self.starts[where].tolist(), self.ends[where].tolist(), strict=True)
+        return [data[start:end] for start, end in pairs]
+
+
+def _same(pieces: pa.Array, text: bytes) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = pc.equal(pieces, pa.scalar(text, pieces.type)).to_numpy(
+        zero_copy_only=False
+    )
+    return found
+
+
+# Payloads by structs
+
+
+@dataclass(frozen=True)
+class _Struct:
+    """A struct made for a Connect struct; ``attributes`` are its own names of the wire's members."""
+
+    made: type[msgspec.Struct]
+    attributes: dict[str, str]
+    kinds: dict[str, ConnectSchema]
+
+    def column(self, rows: Sequence[Any], wire: str) -> Wire:
+        """One member of all rows."""
+        values = list(map(attrgetter(self.attributes[wire]), rows))
+        array = _ARRAYS.get(self.kinds[wire].type)
+        if array is None:
+            return values
+        try:
+            return pa.array(values, array)
+        except pa.ArrowException:
+            return values  # floats among which is text: NaN and the infinities
+
+
+def _integer(bits: int) -> Any:
+    return Annotated[int, msgspec.Meta(ge=-(1 << (bits - 1)), le=(1 << (bits - 1)) - 1)]
+
+
+_TYPES: Final[dict[str, Any]] = {
+    **{name: _integer(bits) for name, bits in INTEGER_BITS.items()},
+    "float32": float | str,
+    "float64": float | str,
+    "boolean": bool,
+    # Bytes are base64.
+    "string": str,
+    "bytes": str,
+}
+
+
+def _type(schema: ConnectSchema) -> Any:
+    """The values of a schema as msgspec checks them, with null; of rare ones only that it is JSON."""
+    known = _TYPES.get(schema.type)
+    return Any if known is None else known | None
+
+
+def _struct(fields: Sequence[ConnectField], *, complete: bool = False, flat: bool = False) -> _Struct | None:
+    """The struct of these members. ``complete``: all are there; ``flat``: None if one is nested."""
+    named = {one.wire: one.schema for one in fields}
+    if flat and any(schema.type not in _TYPES for schema in named.values()):
+        return None
+    attributes = {wire: f"c{at}" for at, wire in enumerate(named)}
+    members: list[Any] = [
+        (attributes[wire], _type(schema)) if complete else (attributes[wire], _type(schema), None)
+        for wire, schema in named.items()
+    ]
+    rename = {own: wire for wire, own in attributes.items()}
+    made = msgspec.defstruct("Row", members, rename=rename, forbid_unknown_fields=True, gc=False)
+    return _Struct(made, attributes, named)
+
+
+class _Envelope(NamedTuple):
+    """How the payloads of one writer's schema are decoded."""
+
+    decode: Callable[[Any], Any]
+    source: _Struct
+    before: _Struct
+    after: _Struct
+
+
+def _unsaid(name: str, kind: ConnectType) -> ConnectField:
+    return ConnectField(name, ConnectSchema(kind, None, None, {}, optional=True, default=None), name)
+
+
+# What TiCDC (b813e76) writes into the source block and not into its schema, without the TiDB extension.
+_UNSAID: Final = (
+    _unsaid("commit_ts", "int64"),
+    _unsaid("start_ts", "int64"),
+    _unsaid("cluster_id", "string"),
+)
+_SPECIAL: Final = frozenset({"op", "source", "before", "after"})
+
+
+def _envelope(schema: ConnectSchema) -> _Envelope | None:
+    """How a schema's payloads are decoded; None where they are no envelopes, or carry nested extras."""
+    parts = [schema.field(name) for name in ("source", "before", "after")]
+    if schema.type != "struct" or any(part is None or part.type != "struct" for part in parts):
+        return None
+    source = _struct((*_UNSAID, *parts[0].fields), flat=True)  # type: ignore[union-attr]
+    before, after = (_struct(part.fields) for part in parts[1:])  # type: ignore[union-attr]
+    extras = [(one.wire, _extra(one.schema)) for one in schema.fields if one.wire not in _SPECIAL]
+    if source is None or before is None or after is None or any(kind is None for _, kind in extras):
+        return None
+    if before.kinds == after.kinds:
+        before = after
+    members: list[Any] = [
+        ("op", str),
+        ("source", source.made),
+        ("before", before.made | None, None),
+        ("after", after.made | None, None),
+        *((f"x{at}", kind, None) for at, (_, kind) in enumerate(extras)),
+    ]
+    rename = {f"x{at}": wire for at, (wire, _) in enumerate(extras)}
+    made = msgspec.defstruct("Envelope", members, rename=rename, forbid_unknown_fields=True, gc=False)
+    decoder = msgspec.json.Decoder(made, float_hook=json_number)
+    return _Envelope(decoder.decode, source, before, after)
+
+
+def _extra(schema: ConnectSchema) -> Any:
+    """The type of an envelope's further member; None where it is nested deeper than the transaction."""
+    if schema.type in _TYPES:
+        return _type(schema)
+    inner = _struct(schema.fields, flat=True) if schema.type == "struct" else None
+    return None if inner is None else inner.made | None
+
+
+class _Key(NamedTuple):
+    decode: Callable[[Any], Any]
+    row: _Struct
+
+
+def _key(schema: ConnectSchema) -> _Key | None:
+    row = _struct(schema.fields, complete=True) if schema.type == "struct" else None
+    if row is None:
+        return None
+    return _Key(msgspec.json.Decoder(row.made, float_hook=json_number).decode, row)
+
+
+def _decoded(decode: Callable[[Any], Any], payloads: Sequence[memoryview]) -> list[Any]:
+    """All payloads decoded; None for each that cannot be."""
+    try:
+        return list(map(decode, payloads))
+    except _ERRORS:
+        return [_tried(decode, payload) for payload in payloads]
+
+
+def _tried(decode: Callable[[Any], Any], payload: memoryview) -> Any:
+    try:
+        return decode(payload)
+    except _ERRORS:
+        return None
+
+
+class _Columns:
+    """The columns of one struct, put together from the rows of stretches."""
+
+    def __init__(self, struct: _Struct, wires: Iterable[str]) -> None:
+        self._struct = struct
+        self._parts: dict[str, list[Wire]] = {wire: [] for wire in wires}
+        self._present: list[npt.NDArray[np.bool_]] = []
+
+    def add(self, rows: Sequence[Any]) -> None:
+        """The rows of a stretch; None for those that are not there."""
+        present = np.array([row is not None for row in rows], np.bool_)
+        self._present.append(present)
+        if not present.all():
+            rows = [row for row in rows if row is not None]
+        if rows:
+            for wire, parts in self._parts.items():
+                parts.append(self._struct.column(rows, wire))
+
+    def member(self, wire: str) -> Wire:
+        """One column of all rows."""
+        parts = self._parts[wire]
+        if len(parts) < 2:
+            return parts[0] if parts else []
+        if any(isinstance(part, list) for part in parts):
+            return [one for part in parts for one in (part if isinstance(part, list) else part.to_pylist())]
+        return pa.concat_arrays(parts)
+
+    def image(self) -> Image:
+        """The rows with their columns."""
+        return Image(np.concatenate(self._present), self.member)
+
+
+@dataclass
+class _Decoders:
+    """The decoders of the schemas met."""
+
+    envelopes: dict[int, tuple[ConnectSchema, _Envelope | None]] = field(default_factory=dict)
+    keys: dict[int, tuple[ConnectSchema, _Key | None]] = field(default_factory=dict)
+
+    def envelope(self, schema: ConnectSchema) -> _Envelope | None:
+        """The decoder of values."""
+        found: _Envelope | None = _kept(self.envelopes, schema, _envelope)
+        return found
+
+    def key(self, schema: ConnectSchema) -> _Key | None:
+        """The decoder of keys."""
+        found: _Key | None = _kept(self.keys, schema, _key)
+        return found
+
+
+def _kept(known: dict[int, Any], schema: ConnectSchema, make: Callable[[ConnectSchema], Any]) -> Any:
+    found = known.get(id(schema))
+    if found is None:
+        if len(known) > 2 * _MOST_TEXTS:
+            known.clear()
+        try:
+            made = make(schema)
+        except (ValueError, TypeError):  # a name that msgspec does not take
+            made = None
+        # With the schema, so that its id stays its own.
+        found = known[id(schema)] = (schema, made)
+    return found[1]
+
+
+class JsonColumns:
+    """The columnar step of debezium-json; keeps what it knows of each schema."""
+
+    def __init__(self, tables: EnvelopeTables, is_flattened: IsFlattened) -> None:
+        self._tables, self._is_flattened = tables, is_flattened
+        self._keys, self._values = _Part(), _Part()
+        self._decoders = _Decoders()
+
+    def read(self, records: Records, options: ValueOptions) -> ColumnarResult:
+        """The row changes of the records that have a schema beside their payload."""
+        values, keys = self._values.split(records.value), self._keys.split(records.key)
+        unknown, found = [_no_envelope(values, keys)], Changes()
+        for envelopes, rest in self._envelopes(values, keys):
+            unknown.append(rest)
+            if envelopes is not None:
+                self._tables.read(records, envelopes, options, found)
+        return found.result(records, np.concatenate(unknown), self._is_flattened)
+
+    def _envelopes(self, values: _Split, keys: _Split) -> Iterator[tuple[Envelopes | None, Indices]]:
+        """The envelopes of each pair of schemas, with the records that are left."""
+        usable = (values.codes >= 0) & (keys.codes >= _NULL)
+        pairs = set(zip(values.codes[usable].tolist(), keys.codes[usable].tolist(), strict=True))
+        for value, key in sorted(pairs):
+            where = np.flatnonzero((values.codes == value) & (keys.codes == key))
+            schema, key_schema = values.texts[value].schema, None if key < 0 else keys.texts[key].schema
+            envelope = self._decoders.envelope(schema)
+            reader = None if key_schema is None else self._decoders.key(key_schema)
+            if envelope is None or (key_schema is not None and reader is None):
+                yield None, where
+                continue
+            reading = _Reading(envelope, reader)
+            for start in range(0, len(where), _TOGETHER):
+                reading.add(where[start : start + _TOGETHER], values, keys)
+            yield from (
+                (one.envelopes(schema, key_schema), _NO_RECORDS) for one in reading.collected.values()
+            )
+            yield from ((None, rest) for rest in reading.rest)
+
+
+def _no_envelope(values: _Split, keys: _Split) -> Indices:
+    """Records of which a half is in none of the two usual forms."""
+    return np.flatnonzero((values.codes == _LEFT) | ((values.codes >= 0) & (keys.codes == _LEFT)))
+
+
+class _Collected:
+    """Decoded envelopes of one connector and one pair of schemas."""
+
+    def __init__(self, connector: str, envelope: _Envelope, key: _Key | None) -> None:
+        self._connector = connector
+        wanted = (*table_members(connector), *position_members(connector))
+        self._members = frozenset(wanted) & envelope.source.attributes.keys()
+        self._source = _Columns(envelope.source, self._members)
+        self._before = _Columns(envelope.before, envelope.before.attributes)
+        self._after = _Columns(envelope.after, envelope.after.attributes)
+        self._key = None if key is None else _Columns(key.row, key.row.attributes)
+        self._ops: list[str] = []
+        self._where: list[Indices] = []
+
+    def add(self, where: Indices, found: Sequence[Any], keys: Sequence[Any]) -> None:
+        """Take a stretch of envelopes and their keys."""
+        self._where.append(where)
+        self._ops += [one.op for one in found]
+        self._source.add([one.source for one in found])
+        self._before.add([one.before for one in found])
+        self._after.add([one.after for one in found])
+        if self._key is not None:
+            self._key.add(keys)
+
+    def envelopes(self, schema: ConnectSchema, key_schema: ConnectSchema | None) -> Envelopes:
+        """All that was taken."""
+        return Envelopes(
+            where=np.concatenate(self._where),
+            connector=self._connector,
+            schema=schema,
+            key_schema=key_schema,
+            ids=None,
+            ops=self._ops,
+            source=self._source.member,
+            source_names=self._members,
+            before=self._before.image(),
+            after=self._after.image(),
+            key=None if self._key is None else self._key.image(),
+        )
+
+
+class _Reading:
+    """Payloads of one pair of schemas, decoded stretch by stretch."""
+
+    def __init__(self, envelope: _Envelope, key: _Key | None) -> None:
+        self._envelope, self._key = envelope, key
+        self._connector = envelope.source.attributes.get("connector")
+        self.collected: dict[str, _Collected] = {}
+        self.rest: list[Indices] = []
+
+    def add(self, where: Indices, values: _Split, keys: _Split) -> None:
+        """Decode the records at ``where``."""
+        found = _decoded(self._envelope.decode, values.payloads(where))
+        rows = found if self._key is None else _decoded(self._key.decode, keys.payloads(where))
+        good = [at for at, one in enumerate(found) if one is not None and rows[at] is not None]
+        if len(good) < len(found):
+            kept = np.zeros(len(where), np.bool_)
+            kept[good] = True
+            self.rest.append(where[~kept])
+            where, found, rows = where[kept], [found[at] for at in good], [rows[at] for at in good]
+        for connector, places in self._connectors(found).items():
+            collected = self.collected.get(connector)
+            if collected is None:
+                collected = self.collected[connector] = _Collected(connector, self._envelope, self._key)
+            if len(places) == len(found):
+                collected.add(where, found, rows)
+            else:
+                collected.add(where[places], [found[at] for at in places], [rows[at] for at in places])
+
+    def _connectors(self, found: Sequence[Any]) -> dict[str, Sequence[int]]:
+        """Which envelopes are of which connector."""
+        get = self._connector and attrgetter(self._connector)
+        names = [get(one.source) or "" for one in found] if get else [""] * len(found)
+        if len(distinct := set(names)) == 1:
+            return {names[0]: range(len(names))}
+        return {name: [at for at, one in enumerate(names) if one == name] for name in distinct}

@@ -1,0 +1,363 @@
+"""Kafka Connect's schemas, as Avro and JSON carry them: what a Debezium record says about its fields.
+
+Connect has eight primitive types, arrays, maps and structs; what a value means beyond its type (a date, a
+decimal, the label of an ENUM) is in the schema's name and parameters (Kafka Connect 4.3 ``ConnectSchema``,
+``SchemaBuilder``).
+
+Avro schemas follow the conventions of Confluent's ``AvroData``. Apicurio's converter with ``as-confluent``
+follows them (2.6.13). TiCDC's ``debezium-avro`` (b813e76) does too, and adds ``connect.field``, the
+column's own name, and ``tidb_type`` to its fields. JSON schemas are the ``schema`` member of
+JsonConverter's messages (``schemas.enable``, Connect 4.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, cast, get_args
+
+from tidesink.errors import SchemaMismatchError, shown
+
+ConnectType = Literal[
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float32",
+    "float64",
+    "boolean",
+    "string",
+    "bytes",
+    "array",
+    "map",
+    "struct",
+]
+
+NO_PARAMETERS: Final[Mapping[str, str]] = MappingProxyType({})
+# A schema nested deeper than this is no table's: Debezium's own have five levels.
+MOST_LEVELS: Final = 32
+# What Debezium adds with column.propagate.source.type, and TiCDC (b813e76) with its extension.
+SOURCE_TYPE: Final = "__debezium.source.column.type"
+SOURCE_LENGTH: Final = "__debezium.source.column.length"
+SOURCE_SCALE: Final = "__debezium.source.column.scale"
+SOURCE_NAME: Final = "__debezium.source.column.name"
+TIDB_TYPE: Final = "tidb_type"
+# What AvroData and Debezium call a decimal's precision, which Connect itself has not.
+PRECISION: Final = "connect.decimal.precision"
+
+
+@dataclass(frozen=True)
+class ConnectSchema:
+    """One schema: of a whole key or value, of a field, or of what is inside an array or a map.
+
+    ``name`` and ``version`` are the semantic type's (``io.debezium.time.Date``), of a struct its own.
+    ``parameters`` holds what the type needs besides (``scale``, ``length``, ``allowed``) and what the
+    source said. ``default`` is as the wire has it, Avro's bytes as bytes. ``fields`` are a struct's,
+    ``items`` an array's, ``keys`` and ``values`` a map's.
+    """
+
+    type: ConnectType
+    name: str | None
+    version: int | None
+    parameters: Mapping[str, str]
+    optional: bool
+    default: object
+    fields: tuple[ConnectField, ...] = ()
+    items: ConnectSchema | None = None
+    keys: ConnectSchema | None = None
+    values: ConnectSchema | None = None
+
+    def field(self, name: str) -> ConnectSchema | None:
+        """The schema of a struct's field, or None where it has none of that name."""
+        return next((field.schema for field in self.fields if field.name == name), None)
+
+
+class ConnectField(NamedTuple):
+    """A struct's field.
+
+    ``name`` is the column's own name where the schema tells it (``connect.field`` of TiCDC b813e76,
+    ``__debezium.source.column.name`` of Debezium), else the field's. ``wire`` is the field's name in
+    the record, where values are found.
+    """
+
+    name: str
+    schema: ConnectSchema
+    wire: str
+
+
+_TYPES: Final = frozenset(get_args(ConnectType))
+# Kafka Connect's JsonConverter shortens the two names of floats.
+_SPELT: Final = {"float": "float32", "double": "float64"}
+
+
+def connect_type(word: object) -> ConnectType:
+    """The type a schema names.
+
+    Raises:
+        SchemaMismatchError: Kafka Connect has no such type.
+    """
+    name = _SPELT.get(word, word) if isinstance(word, str) else None
+    if name not in _TYPES:
+        raise SchemaMismatchError(f"{shown(word)} is no type of Kafka Connect: is this a Connect schema?")
+    return cast(ConnectType, name)
+
+
+def text_parameters(found: object) -> Mapping[str, str]:
+    """A schema's parameters, all of them text.
+
+    Raises:
+        SchemaMismatchError: they are no JSON object.
+    """
+    if found is None:
+        return NO_PARAMETERS
+    if not isinstance(found, Mapping):
+        raise SchemaMismatchError(f"the parameters {shown(found)} of a Connect schema are no JSON object")
+    return MappingProxyType({str(key): str(value) for key, value in found.items()})
+
+
+def whole_version(found: object) -> int | None:
+    """A schema's version, None where it has none or where it is no whole number."""
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+_PRIMITIVES: Final[dict[str, ConnectType]] = {
+    "boolean": "boolean",
+    "int": "int32",
+    "long": "int64",
+    "float": "float32",
+    "double": "float64",
+    "bytes": "bytes",
+    "string": "string",
+    "fixed": "bytes",
+    "enum": "string",
+}
+_COMPLEX: Final = frozenset({"record", "error", "array", "map"})
+# What AvroData reads from a logical type where no connect.name says it (kafka-connect-avro-data 7).
+_LOGICAL: Final = {
+    ("bytes", "decimal"): "org.apache.kafka.connect.data.Decimal",
+    ("fixed", "decimal"): "org.apache.kafka.connect.data.Decimal",
+    ("int", "date"): "org.apache.kafka.connect.data.Date",
+    ("int", "time-millis"): "org.apache.kafka.connect.data.Time",
+    ("long", "timestamp-millis"): "org.apache.kafka.connect.data.Timestamp",
+    ("string", "uuid"): "io.debezium.data.Uuid",
+}
+_MAP_ENTRY: Final = "MapEntry"
+_STRING: Final = ConnectSchema("string", None, None, NO_PARAMETERS, False, None)
+
+
+def connect_schema_of_avro(parsed_avro: object) -> ConnectSchema:
+    """The Connect schema behind an Avro schema: parsed JSON, or what fastavro made of it.
+
+    Raises:
+        SchemaMismatchError: this is no Avro schema, or one that Kafka Connect cannot have written.
+    """
+    return _Reader().read(parsed_avro, "", 0)
+
+
+@dataclass
+class _Reader:
+    """Reads one schema; ``named`` are the named types met so far, None while one is being read."""
+
+    named: dict[str, ConnectSchema | None] = field(default_factory=dict)
+
+    def read(self, avro: object, namespace: str, level: int) -> ConnectSchema:
+        if level > MOST_LEVELS:
+            raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
+        if isinstance(avro, list):
+            return self._union(avro, namespace, level)
+        if isinstance(avro, str):
+            return self._word(avro, namespace)
+        if not isinstance(avro, Mapping):
+            raise SchemaMismatchError(f"{shown(avro)} is no Avro schema")
+        kind = avro.get("type")
+        if isinstance(kind, (list, Mapping)):
+            return self.read(kind, namespace, level + 1)
+        return self._object(avro, str(kind), namespace, level)
+
+    def _union(self, branches: list[Any], namespace: str, level: int) -> ConnectSchema:
+        others = [branch for branch in branches if branch != "null"]
+        if len(others) != 1:
+            raise SchemaMismatchError(
+                f"the union {shown(branches)} has {len(others)} types besides null: "
+                "only null and one type are read"
+            )
+        return replace(self.read(others[0], namespace, level + 1), optional=len(branches) > 1)
+
+    def _word(self, word: str, namespace: str) -> ConnectSchema:
+        if word in _PRIMITIVES:
+            return ConnectSchema(_PRIMITIVES[word], None, None, NO_PARAMETERS, False, None)
+        for name in (word if "." in word else _full(word, namespace), word):
+            if name in self.named:
+                found = self.named[name]
+                if found is None:
+                    raise SchemaMismatchError(f"the Avro type {name} holds itself: no table's row does")
+                return found
+        raise SchemaMismatchError(f"the Avro schema names {word!r} and does not say what it is")
+
+    def _object(self, avro: Mapping[str, Any], kind: str, namespace: str, level: int) -> ConnectSchema:
+        if kind not in _PRIMITIVES and kind not in _COMPLEX:
+            return self._word(kind, namespace)
+        named = _named(avro, namespace) if isinstance(avro.get("name"), str) else None
+        if named:
+            self.named[named] = None
+        inner = named.rpartition(".")[0] if named else namespace
+        schema = self._base(avro, kind, inner, level)
+        if named:
+            self.named[named] = schema
+        return schema
+
+    def _base(self, avro: Mapping[str, Any], kind: str, namespace: str, level: int) -> ConnectSchema:
+        if kind == "array":
+            return self._array(avro, namespace, level)
+        schema = ConnectSchema(
+            _kind(avro, kind),
+            _semantic_name(avro, kind, namespace),
+            whole_version(avro.get("connect.version")),
+            _avro_parameters(avro),
+            False,
+            _default(avro.get("connect.default"), kind),
+        )
+        if kind == "map":
+            return replace(schema, keys=_STRING, values=self.read(avro.get("values"), namespace, level + 1))
+        if kind in ("record", "error"):
+            return replace(schema, fields=self._fields(avro, namespace, level))
+        return schema
+
+    def _array(self, avro: Mapping[str, Any], namespace: str, level: int) -> ConnectSchema:
+        items = self.read(avro.get("items"), namespace, level + 1)
+        name, version = avro.get("connect.name"), whole_version(avro.get("connect.version"))
+        schema = ConnectSchema(
+            "array", name, version, _avro_parameters(avro), False, avro.get("connect.default")
+        )
+        if _is_entry(avro, items):
+            return replace(schema, type="map", keys=items.field("key"), values=items.field("value"))
+        return replace(schema, items=items)
+
+    def _fields(self, avro: Mapping[str, Any], namespace: str, level: int) -> tuple[ConnectField, ...]:
+        fields = avro.get("fields")
+        if not isinstance(fields, list) or not all(isinstance(one, Mapping) for one in fields):
+            raise SchemaMismatchError(f"the fields of an Avro record are {shown(fields)}")
+        return tuple(self._field(one, namespace, level) for one in fields)
+
+    def _field(self, one: Mapping[str, Any], namespace: str, level: int) -> ConnectField:
+        wire = one.get("name")
+        if not isinstance(wire, str):
+            raise SchemaMismatchError(f"{shown(one)} is no field of an Avro record: it has no name")
+        schema = self.read(one.get("type"), namespace, level + 1)
+        if isinstance(tidb_type := one.get(TIDB_TYPE), str):
+            with_type = MappingProxyType({**schema.parameters, TIDB_TYPE: tidb_type})
+            schema = replace(schema, parameters=with_type)
+        own = one.get("connect.field", schema.parameters.get(SOURCE_NAME, wire))
+        return ConnectField(str(own), schema, wire)
+
+
+def _full(name: str, namespace: str) -> str:
+    return f"{namespace}.{name}" if namespace else name
+
+
+def _named(avro: Mapping[str, Any], namespace: str) -> str:
+    name = avro.get("name")
+    if not isinstance(name, str):
+        raise SchemaMismatchError(f"an Avro {shown(avro.get('type'), 40)} has no name")
+    return name if "." in name else _full(name, str(avro.get("namespace", namespace)))
+
+
+def _kind(avro: Mapping[str, Any], kind: str) -> ConnectType:
+    if kind == "map":
+        return "map"
+    if kind in ("record", "error"):
+        return "struct"
+    # connect.type: Avro has no integers of 8 and 16 bits.
+    return connect_type(avro.get("connect.type", _PRIMITIVES[kind]))
+
+
+def _semantic_name(avro: Mapping[str, Any], kind: str, namespace: str) -> str | None:
+    name = avro.get("connect.name")
+    if isinstance(name, str):
+        return name
+    if kind in ("record", "error"):
+        return _named(avro, namespace)
+    return _LOGICAL.get((kind, str(avro.get("logicalType"))))
+
+
+def _avro_parameters(avro: Mapping[str, Any]) -> Mapping[str, str]:
+    found = dict(text_parameters(avro.get("connect.parameters")))
+    if avro.get("logicalType") == "decimal":
+        found.setdefault("scale", str(avro.get("scale", 0)))
+        # AvroData writes precision 64 where Connect knows none (a Postgres money).
+        if "precision" in found:
+            found.setdefault(PRECISION, found["precision"])
+        elif "connect.name" not in avro and "precision" in avro:
+            found.setdefault(PRECISION, str(avro["precision"]))
+    return MappingProxyType(found) if found else NO_PARAMETERS
+
+
+def _default(found: object, kind: str) -> object:
+    # Avro writes the bytes of a default as text of U+0000 to U+00FF.
+    if kind in ("bytes", "fixed") and isinstance(found, str):
+        try:
+            return found.encode("latin-1")
+        except UnicodeEncodeError as error:
+            raise SchemaMismatchError(f"the default {shown(found)} is no Avro bytes") from error
+    return found
+
+
+def _is_entry(avro: Mapping[str, Any], items: ConnectSchema) -> bool:
+    """Whether an array stands for a map, as AvroData writes maps whose keys are not plain text."""
+    if items.type != "struct" or tuple(field.name for field in items.fields) != ("key", "value"):
+        return False
+    marked = avro.get("items")
+    kind = marked.get("connect.internal.type") if isinstance(marked, Mapping) else None
+    return kind == _MAP_ENTRY or (items.name or "").rpartition(".")[2] == _MAP_ENTRY
+
+
+def connect_schema_of_json(schema: Mapping[str, Any]) -> ConnectSchema:
+    """The schema a JSON record says its payload has.
+
+    Raises:
+        SchemaMismatchError: this is no schema of Kafka Connect.
+    """
+    return _read(schema, 0)
+
+
+def _read(schema: object, level: int) -> ConnectSchema:
+    if not isinstance(schema, Mapping):
+        raise SchemaMismatchError(f"{shown(schema)} is no schema of Kafka Connect: an object was expected")
+    if level > MOST_LEVELS:
+        raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
+    kind = connect_type(schema.get("type"))
+    name = schema.get("name")
+    return ConnectSchema(
+        kind,
+        name if isinstance(name, str) else None,
+        whole_version(schema.get("version")),
+        _json_parameters(schema),
+        schema.get("optional") is True,
+        schema.get("default"),
+        _fields(schema.get("fields"), level) if kind == "struct" else (),
+        _read(schema.get("items"), level + 1) if kind == "array" else None,
+        _read(schema.get("keys"), level + 1) if kind == "map" else None,
+        _read(schema.get("values"), level + 1) if kind == "map" else None,
+    )
+
+
+def _json_parameters(schema: Mapping[str, Any]) -> Mapping[str, str]:
+    found = text_parameters(schema.get("parameters"))
+    # TiCDC (b813e76) with enable-tidb-extension writes it beside a field's type.
+    tidb_type = schema.get(TIDB_TYPE)
+    return MappingProxyType({**found, TIDB_TYPE: tidb_type}) if isinstance(tidb_type, str) else found
+
+
+def _fields(found: object, level: int) -> tuple[ConnectField, ...]:
+    if not isinstance(found, list):
+        raise SchemaMismatchError(f"the fields of a struct are {shown(found)}: an array was expected")
+    return tuple(_field(one, level) for one in found)
+
+
+def _field(found: object, level: int) -> ConnectField:
+    wire = found.get("field") if isinstance(found, Mapping) else None
+    if not isinstance(wire, str):
+        raise SchemaMismatchError(f"{shown(found)} is no field of a struct: it has no name in 'field'")
+    schema = _read(found, level + 1)
+    return ConnectField(schema.parameters.get(SOURCE_NAME, wire), schema, wire)

@@ -1,0 +1,546 @@
+"""Values, Connect schemas and common blocks of TiCDC's ``debezium`` messages.
+
+Source: TiCDC new architecture (b813e76). The members stand in its order, so that the JSON is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+from tidesink.codecs.base import CodecOptions, is_deep
+from tidesink.codecs.debezium.envelope import TICDC, connector_of
+from tidesink.errors import EncodeError, ValueOutOfRangeError, shown
+from tidesink.events import Column, DdlEvent, TableId, Value, WatermarkEvent, physical_ms
+from tidesink.schema_registry.naming import sanitize_name
+from tidesink.typemap.parse import fit_decimal, integer_bounds
+from tidesink.typemap.render import escape_allowed, mysql_type_word
+from tidesink.typemap.table import row_of
+
+Members = dict[str, Any]
+
+_UINT64: Final = 1 << 64
+_INT64_END: Final = 1 << 63
+_EPOCH: Final = datetime(1970, 1, 1)
+_ZERO_MOMENT: Final = _EPOCH.replace(tzinfo=ZoneInfo("UTC"))
+_MOMENT: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?", re.ASCII)
+_TIME: Final = re.compile(r"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
+_NOW: Final = "CURRENT_TIMESTAMP"
+_ZERO_TIMESTAMP: Final = "1970-01-01T00:00:00Z"
+
+
+class RawNumber(NamedTuple):
+    """A number with the text Go gives it."""
+
+    text: str
+
+
+def go_float(value: float, *, single: bool = False) -> RawNumber:
+    """A float as Go's JSON has it: the fewest digits, an exponent below 1e-6 and from 1e21 on."""
+    if not math.isfinite(value):
+        raise EncodeError(f"{value} is no number in JSON")
+    text = repr(value) if not single else _shortest_single(value)
+    digits, _, exponent = text.partition("e")
+    size = abs(value)
+    if size and (size < 1e-6 or size >= 1e21):
+        return RawNumber(_with_exponent(digits, exponent, value))
+    return RawNumber(_without_exponent(text))
+
+
+def _shortest_single(value: float) -> str:
+    packed = struct.pack("<f", value)
+    for digits in range(1, 10):
+        short = float(f"{value:.{digits}g}")
+        with suppress(OverflowError):  # the greatest single, rounded up, is none
+            if struct.pack("<f", short) == packed:
+                return repr(short)
+    return repr(value)
+
+
+def _with_exponent(digits: str, exponent: str, value: float) -> str:
+    text = f"{digits}e{exponent}" if exponent else f"{value:e}"
+    mantissa, _, power = text.partition("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    sign, number = ("-" if power.startswith("-") else "+"), int(power.lstrip("+-"))
+    return f"{mantissa}e{sign}{number:02d}"
+
+
+def _without_exponent(text: str) -> str:
+    plain = format(Decimal(text), "f")
+    return plain.rstrip("0").rstrip(".") if "." in plain else plain
+
+
+def _integer(column: Column, value: Value) -> Any:
+    low, high = integer_bounds(column.type) or (-_INT64_END, _UINT64 - 1)
+    if not isinstance(value, int) or not low <= value <= high:
+        raise _refused(column, value)
+    # A loss of the producer: what an int64 cannot hold is negative.
+    return value - _UINT64 if value >= _INT64_END else value
+
+
+def _bit(column: Column, value: Value) -> Any:
+    length = column.type.length or 1
+    if not isinstance(value, int) or not 0 <= value < 1 << length:
+        raise _refused(column, value)
+    return bool(value) if length == 1 else _base64(value.to_bytes((length + 7) // 8, "little"))
+
+
+def _number(column: Column, value: Value) -> Any:
+    if isinstance(value, str | bytes | None):
+        raise _refused(column, value)
+    if isinstance(value, Decimal):
+        try:
+            fit_decimal(value, column.type)
+        except (ValueOutOfRangeError, ArithmeticError) as error:
+            raise _refused(column, value) from error
+    return go_float(float(value), single=column.type.name == "float" and column.type.scale is None)
+
+
+def _binary(column: Column, value: Value) -> Any:
+    if not isinstance(value, bytes):
+        raise _refused(column, value)
+    return _base64(value)
+
+
+def _text(column: Column, value: Value) -> Any:
+    if not isinstance(value, str):
+        raise _refused(column, value)
+    return value
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode("ascii")
+
+
+def _moment(column: Column, text: Value) -> datetime | None:
+    """A calendar moment with the producer's two-digit years; None for one that no calendar has."""
+    found = _MOMENT.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise _refused(column, text)
+    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    adjusted = year + (2000 if year < 70 else 1900 if year < 100 else 0)
+    try:
+        if year:  # year 0 is no day of Go's either
+            datetime(year, month, day)
+        moment = datetime(adjusted, month, day, hour, minute, second, int((found[7] or "").ljust(6, "0")))
+    except ValueError:
+        return None
+    return moment
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _date(column: Column, value: Value) -> Any:
+    moment = _moment(column, value)
+    return _absent(column) if moment is None else (moment - _EPOCH).days
+
+
+def _datetime(column: Column, value: Value) -> Any:
+    moment = _moment(column, value)
+    if moment is None:
+        return _absent(column)
+    return _microseconds(moment) // (1000 if (column.type.fsp or 0) <= 3 else 1)
+
+
+def _absent(column: Column) -> Any:
+    return None if column.nullable else 0
+
+
+def _timestamp(column: Column, value: Value, zone: ZoneInfo) -> Any:
+    if isinstance(value, str) and value.startswith("0000-00-00"):
+        return _ZERO_TIMESTAMP
+    moment = _moment(column, value)
+    if moment is None:
+        raise _refused(column, value)
+    utc = moment.replace(tzinfo=zone).astimezone(ZoneInfo("UTC"))
+    if utc == _ZERO_MOMENT:
+        # TIMESTAMP begins a second later: this is what a zero one was read as.
+        return _ZERO_TIMESTAMP
+    fsp = column.type.fsp or 0
+    fraction = f".{utc.microsecond:06d}"[: 1 + fsp] if fsp else ""
+    return f"{utc:%Y-%m-%dT%H:%M:%S}{fraction}Z"
+
+
+def _time(column: Column, value: Value) -> Any:
+    found = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise _refused(column, value)
+    sign, hour, minute, second, fraction = found.groups()
+    seconds = (int(hour) * 60 + int(minute)) * 60 + int(second)
+    size = seconds * 1_000_000 + int((fraction or "").ljust(6, "0"))
+    return -size if sign else size
+
+
+def _refused(column: Column, value: object) -> EncodeError:
+    kind = column.type.sql or column.type.name
+    return EncodeError(f"{shown(value)} is no {kind}", column=column.name)
+
+
+_VALUES: Final[Mapping[str, Callable[[Column, Value], Any]]] = {
+    "integer": _integer,
+    "unsigned64": _integer,
+    "bit": _bit,
+    "float32": _number,
+    "float64": _number,
+    "decimal": _number,
+    "binary": _binary,
+    "date": _date,
+    "datetime": _datetime,
+    "time": _time,
+}
+
+
+def wire_value(column: Column, value: Value, zone: ZoneInfo) -> Any:
+    """A value as it stands in the payload.
+
+    Raises:
+        EncodeError: it is none of its column's type; context has the column.
+    """
+    if value is None:
+        return None
+    reader = row_of(column.type).reader
+    if reader == "timestamp":
+        return _timestamp(column, value, zone)
+    return _VALUES.get(reader, _text)(column, value)
+
+
+# By the column's type: Connect's type, and the semantic name with its version where it has one.
+_SEMANTIC: Final[Mapping[str, tuple[str, str | None]]] = {
+    "enum": ("string", "io.debezium.data.Enum"),
+    "set": ("string", "io.debezium.data.EnumSet"),
+    "json": ("string", "io.debezium.data.Json"),
+    "date": ("int32", "io.debezium.time.Date"),
+    "time": ("int64", "io.debezium.time.MicroTime"),
+    "timestamp": ("string", "io.debezium.time.ZonedTimestamp"),
+    "year": ("int32", "io.debezium.time.Year"),
+    "vector": ("string", "io.debezium.data.TiDBVectorFloat32"),
+    "tinyint": ("int16", None),
+    "tinyint unsigned": ("int16", None),
+    "smallint": ("int16", None),
+    "smallint unsigned": ("int32", None),
+    "mediumint": ("int32", None),
+    "mediumint unsigned": ("int32", None),
+    "int": ("int32", None),
+    "int unsigned": ("int64", None),
+    "bigint": ("int64", None),
+    "bigint unsigned": ("int64", None),
+    "double": ("double", None),
+    "decimal": ("double", None),
+}
+
+
+def connect_type_of(column: Column) -> tuple[str, str | None]:
+    """Kafka Connect's type of a column, and its semantic name where it has one."""
+    name = row_of(column.type).name
+    if name == "bit":
+        return ("boolean", None) if (column.type.length or 1) == 1 else ("bytes", "io.debezium.data.Bits")
+    if name == "datetime":
+        micro = (column.type.fsp or 0) > 3
+        return "int64", f"io.debezium.time.{'Micro' if micro else ''}Timestamp"
+    if name == "float":
+        return ("float" if column.type.scale is None else "double"), None
+    return _SEMANTIC.get(name, ("string", None))
+
+
+def schema_field(column: Column, *, extension: bool) -> Members:
+    """A column's field in the schema; ``extension`` adds ``tidb_type``."""
+    kind, name = connect_type_of(column)
+    field: Members = {"tidb_type": mysql_type_word(column.type)} if extension else {}
+    field |= {"type": kind, "optional": column.nullable}
+    if name is not None:
+        field["name"] = name
+        if column.type.name != "vector":
+            field["version"] = 1
+    if parameters := connect_parameters(column):
+        field["parameters"] = parameters
+    field["field"] = column.name
+    default = None if column.default is None else _default(column, column.default)
+    return field if default is None else {**field, "default": default}
+
+
+def connect_parameters(column: Column) -> Members:
+    """What a semantic type needs besides its name; empty for most."""
+    members = column.type.members or ()
+    name = column.type.name
+    if name == "enum":
+        return {"allowed": escape_allowed(members)}
+    if name == "set":
+        return {"allowed": ",".join(members)}
+    length = column.type.length or 1
+    return {"length": str(length)} if name == "bit" and length > 1 else {}
+
+
+def _default(column: Column, text: str) -> Any:
+    reader = row_of(column.type).reader
+    if reader in ("date", "datetime", "timestamp"):
+        return _moment_default(column, text, reader)
+    if reader == "bit":
+        return _bit(column, int.from_bytes(text.encode("latin-1"), "big"))
+    if reader == "time":
+        return _time(column, text)
+    if reader in ("integer", "unsigned64", "float32", "float64", "decimal"):
+        number = float(text)
+        year = column.type.name == "year" and number < 100
+        return go_float(number + (2000 if number < 70 else 1900) if year else number)
+    return text
+
+
+def _moment_default(column: Column, text: str, reader: str) -> Any:
+    if reader == "timestamp":
+        if text.upper().startswith(_NOW) or text.startswith("0000"):
+            return None if column.nullable else _ZERO_TIMESTAMP
+        return _timestamp(column, text, ZoneInfo("UTC"))
+    if text.upper().startswith(_NOW):
+        return 0
+    return (_date if reader == "date" else _datetime)(column, text)
+
+
+def dumped(value: Any) -> str:
+    """JSON as TiCDC's writer has it: no spaces, text as it is but for what JSON must escape."""
+    if isinstance(value, RawNumber):
+        return value.text
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_dump(name)}:{dumped(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(dumped, value)) + "]"
+    return _dump(value)
+
+
+def _dump(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return str(value)  # a number of a JSON text that was read exactly
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError as error:
+        raise EncodeError(f"{shown(value)} is none of JSON's types") from error
+
+
+VERSION: Final = "2.4.0.Final"
+MESSAGE_OP: Final = "m"
+
+
+def plain_field(kind: str, name: str, *, optional: bool = False) -> Members:
+    """A field of a type that says all."""
+    return {"type": kind, "optional": optional, "field": name}
+
+
+_SNAPSHOT: Final[Members] = {
+    "type": "string",
+    "optional": True,
+    "name": "io.debezium.data.Enum",
+    "version": 1,
+    "parameters": {"allowed": "true,last,false,incremental"},
+    "default": "false",
+    "field": "snapshot",
+}
+_SOURCE: Final[list[Members]] = [
+    plain_field("string", "version"),
+    plain_field("string", "connector"),
+    plain_field("string", "name"),
+    plain_field("int64", "ts_ms"),
+    _SNAPSHOT,
+    plain_field("string", "db"),
+    plain_field("string", "sequence", optional=True),
+    plain_field("string", "table", optional=True),
+    plain_field("int64", "server_id"),
+    plain_field("string", "gtid", optional=True),
+    plain_field("string", "file"),
+    plain_field("int64", "pos"),
+    plain_field("int32", "row"),
+    plain_field("int64", "thread", optional=True),
+    plain_field("string", "query", optional=True),
+]
+TRANSACTION: Final[Members] = {
+    "type": "struct",
+    "fields": [
+        plain_field("string", "id"),
+        plain_field("int64", "total_order"),
+        plain_field("int64", "data_collection_order"),
+    ],
+    "optional": True,
+    "name": "event.block",
+    "version": 1,
+    "field": "transaction",
+}
+
+
+def source_schema(*, extension: bool, start_ts: bool = False) -> Members:
+    """The schema of ``source``; the TiDB extension and the start ts add their fields."""
+    extra = [plain_field("int64", "commit_ts")] if extension else []
+    extra += [plain_field("int64", "start_ts")] if start_ts else []
+    extra += [plain_field("string", "cluster_id")] if extension else []
+    return {
+        "type": "struct",
+        "fields": [*_SOURCE, *extra],
+        "optional": False,
+        "name": "io.debezium.connector.mysql.Source",
+        "field": "source",
+    }
+
+
+def source_block(options: CodecOptions, table: TableId, commit_ts: int, **extra: int) -> Members:
+    """The ``source`` of a message; ``extra`` stands after ``commit_ts``."""
+    return {
+        "version": VERSION,
+        "connector": TICDC,
+        "name": options.cluster_id,
+        "ts_ms": physical_ms(commit_ts),
+        "snapshot": "false",
+        "db": table.schema,
+        "table": table.name,
+        "server_id": 0,
+        "gtid": None,
+        "file": "",
+        "pos": 0,
+        "row": 0,
+        "thread": 0,
+        "query": None,
+        "commit_ts": commit_ts,
+        **extra,
+        "cluster_id": options.cluster_id,
+    }
+
+
+def watermark_name(options: CodecOptions) -> str:
+    """What the schemas of watermarks are called, without their suffix."""
+    return f"{sanitize_name(options.cluster_id)}.watermark"
+
+
+def watermark_payload(event: WatermarkEvent, options: CodecOptions, now_ms: int) -> Members:
+    """The payload of a watermark."""
+    source = source_block(options, TableId("", ""), event.commit_ts)
+    return {"source": source, "ts_ms": now_ms, "transaction": None, "op": MESSAGE_OP}
+
+
+def key_schema(name: str, fields: list[Members]) -> Members:
+    """The schema of a key."""
+    return {"type": "struct", "name": f"{name}.Key", "optional": False, "fields": fields}
+
+
+def envelope_schema(name: str, source: Members, images: list[Members]) -> Members:
+    """The schema of a row's value, or of a watermark's, which has no images."""
+    rest = [source, plain_field("string", "op"), plain_field("int64", "ts_ms", optional=True), TRANSACTION]
+    return {
+        "type": "struct",
+        "optional": False,
+        "name": f"{name}.Envelope",
+        "version": 1,
+        "fields": [*images, *rest],
+    }
+
+
+def _ddl_fields(kind: str, *names: str, optional: bool = True) -> list[Members]:
+    return [{"field": name, "optional": optional, "type": kind} for name in names]
+
+
+def _texts(name: str) -> Members:
+    return {
+        "field": name,
+        "optional": True,
+        "type": "array",
+        "items": {"type": "string", "optional": False},
+    }
+
+
+def _listed(name: str, item: str, fields: Sequence[Members]) -> Members:
+    struct = {
+        "name": f"io.debezium.connector.schema.{item}",
+        "optional": False,
+        "type": "struct",
+        "version": 1,
+        "fields": list(fields),
+    }
+    return {"field": name, "optional": False, "type": "array", "items": struct}
+
+
+_COLUMN: Final = [
+    *_ddl_fields("string", "name", optional=False),
+    *_ddl_fields("int32", "jdbcType", optional=False),
+    *_ddl_fields("int32", "nativeType"),
+    *_ddl_fields("string", "typeName", optional=False),
+    *_ddl_fields("string", "typeExpression", "charsetName"),
+    *_ddl_fields("int32", "length", "scale"),
+    *_ddl_fields("int32", "position", optional=False),
+    *_ddl_fields("boolean", "optional", "autoIncremented", "generated"),
+    *_ddl_fields("string", "comment", "defaultValueExpression"),
+    _texts("enumValues"),
+]
+_TABLE: Final[Members] = {
+    "field": "table",
+    "optional": True,
+    "type": "struct",
+    "name": "io.debezium.connector.schema.Table",
+    "version": 1,
+    "fields": [
+        *_ddl_fields("string", "defaultCharsetName"),
+        _texts("primaryKeyColumnNames"),
+        _listed("columns", "Column", _COLUMN),
+        *_ddl_fields("string", "comment"),
+    ],
+}
+DDL_KEY: Final[Members] = {
+    "type": "struct",
+    "name": "io.debezium.connector.mysql.SchemaChangeKey",
+    "optional": False,
+    "version": 1,
+    "fields": _ddl_fields("string", "databaseName", optional=False),
+}
+DDL_REST: Final = [
+    *_ddl_fields("int64", "ts_ms", optional=False),
+    *_ddl_fields("string", "databaseName", "schemaName", "ddl"),
+    _listed("tableChanges", "Change", [*_ddl_fields("string", "type", "id", optional=False), _TABLE]),
+]
+
+
+def ddl_value_schema(source: Members) -> Members:
+    """The schema of a DDL message's value."""
+    return {
+        "optional": False,
+        "type": "struct",
+        "version": 1,
+        "name": "io.debezium.connector.mysql.SchemaChangeValue",
+        "fields": [source, *DDL_REST],
+    }
+
+
+def ddl_payload(event: DdlEvent, options: CodecOptions, now_ms: int) -> Members:
+    """The payload of a DDL message, its ``tableChanges`` as the event's extension has them.
+
+    Raises:
+        EncodeError: the event has none, or no commit_ts, or it is a connector's.
+    """
+    changes = _table_changes(event)
+    if event.commit_ts is None:
+        raise EncodeError("the event has no commit_ts, which TiCDC's debezium protocols write")
+    return {
+        "source": source_block(options, event.table, event.commit_ts),
+        "ts_ms": now_ms,
+        "databaseName": event.table.schema,
+        "schemaName": None,
+        "ddl": event.query,
+        "tableChanges": changes,
+    }
+
+
+def _table_changes(event: DdlEvent) -> list[Members]:
+    extension = event.extension or {}
+    source, changes = extension.get("source"), extension.get("tableChanges")
+    if isinstance(source, dict) and connector_of(source) != TICDC:
+        raise EncodeError("the DDL is a Debezium connector's: only TiCDC's is written, drop the line")
+    if not isinstance(changes, list) or not all(isinstance(one, dict) for one in changes) or is_deep(changes):
+        raise EncodeError(
+            "TiCDC's debezium protocols write tableChanges, the whole table as TiDB sees it, and the event's "
+            "extension has none: only DDL that was decoded from these protocols can be written"
+        )
+    return changes

@@ -1,0 +1,607 @@
+"""Debezium's envelope: its source block, its rows, and the change event they make.
+
+Rows: types come from a declared table definition; else from the record's own schema; else, where it has
+none, from DDL that passed; else from the JSON value's form (``readers``). DDL has a topic of its own, so it
+may be older or newer than a row: it never overrides a row's schema, and where a value does not fit it, it
+is not used.
+
+Sources of the ``source`` block: Debezium 3.5.0.Final for MariaDB and Postgres (captured events); Debezium's
+documentation and source for MySQL, Oracle, SQL Server, Db2, Informix, MongoDB, Vitess, Spanner and
+Cassandra, of which no capture was available; TiCDC new architecture (b813e76) for its own ``debezium``
+protocols.
+
+Positions compare as numbers, and only within what one source keeps in order:
+
+- MySQL and MariaDB: ``(binlog file number, pos, row)``. The binlog is in commit order, so a snapshot's row,
+  which has the position the snapshot was taken at, sorts before every change that came after.
+- SQL Server and Db2: ``(commit_lsn, change_lsn, event_serial_no)``, in commit order too.
+- Postgres: ``(lsn,)`` of the event; Oracle: ``(scn, commit_scn)``. Row locks keep the changes of one row in
+  this order, but a transaction that was open while a snapshot began has changes with a lower number than the
+  snapshot's and is sent after it. So a snapshot's rows have none: Kafka's order is theirs.
+- MongoDB: ``(seconds, ord)`` of the operation's timestamp.
+- TiCDC: ``(commit_ts,)``.
+
+A GTID set is only partly ordered: it is stored, never compared. Every other source has no position.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes, Unavailable, kept
+from tidesink.codecs.debezium.connect_schema import ConnectField, ConnectSchema
+from tidesink.codecs.debezium.formats import Parsed
+from tidesink.codecs.debezium.readers import (
+    ValueReader,
+    definition_reader,
+    infer_column,
+    inferred_value,
+    reader_of,
+)
+from tidesink.codecs.debezium.values import column_of
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.errors import DecodeError, SchemaMismatchError, shown
+from tidesink.events import (
+    UNAVAILABLE,
+    ChangeEvent,
+    Column,
+    ColumnType,
+    Message,
+    Op,
+    Position,
+    SchemaIds,
+    TableId,
+    TableSchema,
+    Value,
+)
+
+Source = Mapping[str, Any]
+Numbers = tuple[int, ...]
+
+TICDC: Final = "TiCDC"
+POSTGRES: Final = "postgresql"
+MONGODB: Final = "mongodb"
+_UINT64: Final = 2**64 - 1
+
+_FILE_NUMBER: Final = re.compile(r"\.([0-9]{1,18})\Z", re.ASCII)
+_DIGITS: Final = re.compile(r"[0-9]{1,38}", re.ASCII)
+_MOST: Final = 10**38 - 1
+_HEX_LSN: Final = re.compile(r"[0-9a-fA-F]{1,32}(?::[0-9a-fA-F]{1,16}){0,2}", re.ASCII)
+STREAMED: Final = ("false", "", None, False)
+
+
+def is_snapshot(source: Source) -> bool:
+    """Whether a row was read by a snapshot and not from the log."""
+    return source.get("snapshot") not in STREAMED
+
+
+def _whole(value: object) -> int | None:
+    """A count as the wire has it, a number or its digits; None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if 0 <= value <= _MOST else None
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
+
+
+def _together(*numbers: int | None) -> Numbers | None:
+    found = tuple(number for number in numbers if number is not None)
+    return found if len(found) == len(numbers) else None
+
+
+def binlog_file_number(file: object) -> int | None:
+    """The number at the end of a binlog file's name; None where it has none."""
+    number = _FILE_NUMBER.search(file) if isinstance(file, str) else None
+    return None if number is None else int(number[1])
+
+
+def _binlog(source: Source) -> Numbers | None:
+    number = binlog_file_number(source.get("file"))
+    if number is None:
+        return None
+    return _together(number, _whole(source.get("pos")), _whole(source.get("row")) or 0)
+
+
+def _event_lsn(source: Source) -> Numbers | None:
+    return None if is_snapshot(source) else _together(_whole(source.get("lsn")))
+
+
+def _scn(source: Source) -> Numbers | None:
+    if is_snapshot(source):
+        return None
+    return _together(_whole(source.get("scn")), _whole(source.get("commit_scn")) or 0)
+
+
+def lsn_number(value: object) -> int | None:
+    """An LSN such as ``00000027:00000758:0003``: parts of fixed width, so all of it is one number."""
+    if not isinstance(value, str) or not _HEX_LSN.fullmatch(value):
+        return None
+    return int(value.replace(":", ""), 16)
+
+
+def _commit_lsn(source: Source) -> Numbers | None:
+    # A snapshot's row has the commit LSN it was read at and no change of its own.
+    return _together(
+        lsn_number(source.get("commit_lsn")),
+        lsn_number(source.get("change_lsn")) or 0,
+        _whole(source.get("event_serial_no")) or 0,
+    )
+
+
+def _operation_time(source: Source) -> Numbers | None:
+    milliseconds = _whole(source.get("ts_ms"))
+    return None if milliseconds is None else _together(milliseconds // 1000, _whole(source.get("ord")))
+
+
+def _unsigned(value: object) -> int | None:
+    """TiDB's timestamps are unsigned; debezium-avro has them in a long, where the largest are negative."""
+    return value & _UINT64 if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _commit_ts(source: Source) -> Numbers | None:
+    return _together(_unsigned(source.get("commit_ts")))
+
+
+def _nowhere(_source: Source) -> Numbers | None:
+    return None
+
+
+class _Connector(NamedTuple):
+    schema: str
+    name: str
+    position: Callable[[Source], Numbers | None]
+    # What ``position`` reads.
+    members: tuple[str, ...] = ()
+
+
+_UNKNOWN: Final = _Connector("db", "table", _nowhere)
+_BINLOG_MEMBERS: Final = ("file", "pos", "row")
+_LSN_MEMBERS: Final = ("commit_lsn", "change_lsn", "event_serial_no")
+# By ``source.connector``: which members name the table, and what orders its changes.
+_CONNECTORS: Final[Mapping[str, _Connector]] = {
+    "mysql": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
+    "mariadb": _Connector("db", "table", _binlog, _BINLOG_MEMBERS),
+    POSTGRES: _Connector("schema", "table", _event_lsn, ("snapshot", "lsn")),
+    "yugabytedb": _Connector("schema", "table", _nowhere),
+    "oracle": _Connector("schema", "table", _scn, ("snapshot", "scn", "commit_scn")),
+    "sqlserver": _Connector("schema", "table", _commit_lsn, _LSN_MEMBERS),
+    "db2": _Connector("schema", "table", _commit_lsn, _LSN_MEMBERS),
+    "informix": _Connector("schema", "table", _nowhere),
+    MONGODB: _Connector("db", "collection", _operation_time, ("ts_ms", "ord")),
+    "vitess": _Connector("keyspace", "table", _nowhere),
+    "cassandra": _Connector("keyspace", "table", _nowhere),
+    "spanner": _Connector("database_id", "table", _nowhere),
+    TICDC: _Connector("db", "table", _commit_ts, ("commit_ts",)),
+}
+
+
+def table_members(connector: str) -> tuple[str, ...]:
+    """The members of a connector's source block that name the table."""
+    found = _CONNECTORS.get(connector)
+    return ("db", "schema", "table", "collection") if found is None else (found.schema, found.name)
+
+
+def position_members(connector: str) -> tuple[str, ...]:
+    """The members of a connector's source block that tell the position."""
+    return _CONNECTORS.get(connector, _UNKNOWN).members
+
+
+def connector_of(source: Source) -> str:
+    """The connector's name as ``source.connector`` has it; empty where it has none."""
+    name = source.get("connector")
+    return name if isinstance(name, str) else ""
+
+
+def table_of_source(source: Source) -> TableId:
+    """The table a change belongs to; parts the block does not tell are empty."""
+    connector = _CONNECTORS.get(connector_of(source), _UNKNOWN)
+    schema, name = _text(source, connector.schema), _text(source, connector.name)
+    if connector is _UNKNOWN:
+        schema, name = schema or _text(source, "schema"), name or _text(source, "collection")
+    return TableId(schema, name)
+
+
+def _text(source: Source, member: str) -> str:
+    value = source.get(member)
+    return value if isinstance(value, str) else ""
+
+
+def position_of_source(source: Source) -> Numbers | None:
+    """Where a change stands at its source, to be compared number by number; None where nothing tells."""
+    return _CONNECTORS.get(connector_of(source), _UNKNOWN).position(source)
+
+
+def commit_ts_of_source(source: Source) -> int | None:
+    """TiDB's commit timestamp, which TiCDC alone writes."""
+    return _unsigned(source.get("commit_ts")) if connector_of(source) == TICDC else None
+
+
+_MOST_SHAPES: Final = 4096
+_Typed = tuple[Column, "Value | Unavailable"]
+
+
+class RowRead(NamedTuple):
+    """A row's values, the columns it has, and the names of those whose value the source did not send.
+
+    ``unavailable`` columns are in ``columns`` and not in ``values``: what is stored is to be kept.
+    """
+
+    values: dict[str, Value]
+    columns: tuple[Column, ...]
+    unavailable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A struct's columns, each with its name on the wire, its own name, and its reader."""
+
+    schema: ConnectSchema
+    fields: tuple[tuple[str, str, ValueReader], ...]
+    columns: tuple[Column, ...]
+
+
+def _no_column(_name: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Reads rows, and keeps what it knows of each schema.
+
+    ``definitions`` are declared, ``learned`` came by DDL events.
+    """
+
+    modes: DebeziumModes
+    definitions: TableDefinitions
+    learned: TableDefinitions = field(default_factory=TableDefinitions)
+    _shapes: dict[tuple[int, TableId], Shape] = field(default_factory=dict)
+    _readers: dict[int, tuple[Column, ValueReader]] = field(default_factory=dict)
+    _inferred: dict[tuple[str, str], Column] = field(default_factory=dict)
+    _tuples: dict[tuple[int, ...], tuple[Column, ...]] = field(default_factory=dict)
+    _schemas: dict[tuple[int, TableId, tuple[str, ...]], tuple[object, TableSchema]] = field(
+        default_factory=dict
+    )
+
+    def read(
+        self,
+        raw: object,
+        schema: ConnectSchema | None,
+        table: TableId,
+        *,
+        skipped: Callable[[str], bool] = _no_column,
+    ) -> RowRead:
+        """One row: a key's, or one of the two images of a change. ``skipped`` fields are no columns.
+
+        Raises:
+            SchemaMismatchError: it is no row, or lacks what its schema promises.
+            ValueOutOfRangeError: a value its column cannot hold; context has the column.
+        """
+        if not isinstance(raw, Mapping):
+            raise SchemaMismatchError(f"{shown(raw)} is no row: a JSON object was expected")
+        if schema is None or schema.type != "struct":
+            return self._without_schema(raw, table)
+        return _with_schema(raw, self.shape(schema, table, skipped))
+
+    def table_schema(self, table: TableId, columns: tuple[Column, ...], keys: tuple[str, ...]) -> TableSchema:
+        """The columns as a table's; ``keys`` names those of its key."""
+        place = (id(columns), table, keys)
+        known = self._schemas.get(place)
+        if known is not None and known[0] is columns:
+            return known[1]
+        marked = tuple(
+            replace(column, handle=column.name in keys, primary_key=column.name in keys) for column in columns
+        )
+        if len(self._schemas) >= _MOST_SHAPES:
+            self._schemas.clear()
+        schema = TableSchema(table, marked)
+        self._schemas[place] = (columns, schema)
+        return schema
+
+    def shape(
+        self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool] = _no_column
+    ) -> Shape:
+        """The columns of a table's rows that have this struct's schema."""
+        # By identity: parsers give one object for all rows of a schema, and hashing one is slow.
+        place = (id(schema), table)
+        known = self._shapes.get(place)
+        if known is None or known.schema is not schema:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            known = self._shapes[place] = self._new_shape(schema, table, skipped)
+        return known
+
+    def _new_shape(self, schema: ConnectSchema, table: TableId, skipped: Callable[[str], bool]) -> Shape:
+        definition = self.definitions.get(table)
+        # TiCDC (b813e76) lists a virtual column twice; a payload has each name once.
+        named = {one.name: one for one in schema.fields if not skipped(one.wire)}
+        columns = {
+            name: (definition and definition.by_name.get(name)) or column_of(one, modes=self.modes)
+            for name, one in named.items()
+        }
+        fields = tuple((one.wire, name, self._reader(one, columns[name])) for name, one in named.items())
+        return Shape(schema, fields, tuple(columns.values()))
+
+    def _reader(self, one: ConnectField, column: Column) -> ValueReader:
+        return reader_of(one.schema, column=column, modes=self.modes)
+
+    def _without_schema(self, raw: Mapping[str, Any], table: TableId) -> RowRead:
+        values: dict[str, Value] = {}
+        unavailable: list[str] = []
+        columns: list[Column] = []
+        declared, learned = self.definitions.get(table), self.learned.get(table)
+        for name, one in raw.items():
+            known = declared.by_name.get(name) if declared else None
+            guess = learned.by_name.get(name) if learned else None
+            column, value = self._declared(known, one) if known else self._guessed(name, one, guess)
+            columns.append(column)
+            if value is UNAVAILABLE_PLACEHOLDER:
+                unavailable.append(name)
+            else:
+                values[name] = value
+        return RowRead(values, self._same(columns), tuple(unavailable))
+
+    def _same(self, columns: list[Column]) -> tuple[Column, ...]:
+        """The columns as the one tuple that stands for them, so that their table's schema is made once."""
+        place = tuple(map(id, columns))
+        known = self._tuples.get(place)
+        if known is None:
+            if len(self._tuples) >= _MOST_SHAPES:
+                self._tuples.clear()
+            known = self._tuples[place] = tuple(columns)
+        return known
+
+    def _declared(self, column: Column, raw: object) -> _Typed:
+        known = self._readers.get(id(column))
+        if known is None or known[0] is not column:
+            if len(self._readers) >= _MOST_SHAPES:
+                self._readers.clear()
+            known = self._readers[id(column)] = (column, definition_reader(column, modes=self.modes))
+        return column, known[1](raw)
+
+    @cached_property
+    def _encoded_placeholders(self) -> frozenset[str]:
+        """The placeholder as bytes columns have it in JSON, whose type nothing tells there."""
+        if self.modes.placeholder is None:
+            return frozenset()
+        data = self.modes.placeholder.encode()
+        return frozenset((b64encode(data).decode(), urlsafe_b64encode(data).decode(), data.hex()))
+
+    def _guessed(self, name: str, raw: object, learned: Column | None) -> _Typed:
+        if isinstance(raw, str) and raw in self._encoded_placeholders:
+            return learned or self._looking_like(name, raw), UNAVAILABLE_PLACEHOLDER
+        if learned is not None:
+            try:
+                return self._declared(learned, raw)
+            except DecodeError:
+                pass  # the column was, or will be, of another type
+        return self._looking_like(name, raw), self._plain(name, raw)
+
+    def _looking_like(self, name: str, raw: object) -> Column:
+        column = infer_column(name, raw)
+        if len(self._inferred) >= _MOST_SHAPES:
+            self._inferred.clear()
+        return self._inferred.setdefault((name, column.type.name), column)
+
+    def _plain(self, name: str, raw: object) -> Value | Unavailable:
+        if raw is None or isinstance(raw, Decimal) or (isinstance(raw, int) and raw.bit_length() < 64):
+            return raw
+        if isinstance(raw, str):
+            return UNAVAILABLE_PLACEHOLDER if raw == self.modes.placeholder else raw
+        try:
+            return inferred_value(raw, modes=self.modes)
+        except DecodeError as error:
+            raise error.with_context(column=name) from error
+
+
+def _with_schema(raw: Mapping[str, Any], shape: Shape) -> RowRead:
+    values: dict[str, Value] = {}
+    unavailable: list[str] = []
+    for wire, name, read in shape.fields:
+        if wire not in raw:
+            continue  # a column the producer leaves out: TiCDC's virtual ones
+        value = read(raw[wire])
+        if value is UNAVAILABLE_PLACEHOLDER:
+            unavailable.append(name)
+        else:
+            values[name] = value
+    return RowRead(values, shape.columns, tuple(unavailable))
+
+
+# A snapshot's read may meet a row that is there already (incremental, or taken again): an upsert.
+OPS: Final[Mapping[object, Op]] = {
+    "c": Op.INSERT,
+    "r": Op.UPSERT,
+    "u": Op.UPDATE,
+    "d": Op.DELETE,
+    "t": Op.TRUNCATE,
+}
+DOCUMENT: Final = "document"
+_DOCUMENT_COLUMN: Final = Column(DOCUMENT, ColumnType("json"))
+_CHANGED_KEYS: Final = {"__debezium.newkey": "newkey", "__debezium.oldkey": "oldkey"}
+_EMPTY: Final = RowRead({}, ())
+
+
+class Keyed(NamedTuple):
+    """The Kafka key of a record, as a row; ``row`` is None where it has none.
+
+    ``wires`` are its columns' names on the wire.
+    """
+
+    row: dict[str, Any] | None
+    read: RowRead
+    wires: frozenset[str] = frozenset()
+    schema_id: int | None = None
+
+
+class Change(NamedTuple):
+    """What a record says happened; ``raw_before`` is the old row as the wire has it."""
+
+    op: Op
+    table: TableId
+    keyed: Keyed
+    source: Source
+    before: RowRead | None
+    after: RowRead | None
+    extension: dict[str, object]
+    raw_before: Mapping[str, Any] | None = None
+    row_schema: ConnectSchema | None = None
+    schema_id: int | None = None
+
+
+def is_envelope(payload: Mapping[str, Any]) -> bool:
+    """Whether a payload has what every envelope has: an ``op`` and a ``source`` block."""
+    return isinstance(payload.get("op"), str) and isinstance(payload.get("source"), Mapping)
+
+
+def read_key(key: Parsed | None, table: TableId, rows: Rows) -> Keyed:
+    """The Kafka key, whose columns are the table's key.
+
+    Raises:
+        DecodeError: it is no row.
+    """
+    if key is None or key.payload is None:
+        return Keyed(None, _EMPTY)
+    read = rows.read(key.payload, key.schema, table)
+    return Keyed(read.values or None, read, frozenset(key.payload), key.schema_id)
+
+
+def envelope_event(message: Message, value: Parsed, key: Parsed | None, rows: Rows) -> ChangeEvent:
+    """The row change in an envelope.
+
+    Raises:
+        SchemaMismatchError: the envelope is none, or lacks the image its ``op`` promises.
+        ValueOutOfRangeError: a value its column cannot hold.
+    """
+    payload: Mapping[str, Any] = value.payload
+    source: Source = payload["source"]
+    op = OPS.get(payload["op"])
+    if op is None:
+        raise SchemaMismatchError(f"op is {shown(payload['op'], 40)}: none of {', '.join(map(str, OPS))}, m")
+    table = table_of_source(source)
+    if not table.name:
+        raise SchemaMismatchError("the source block names no table: is this a row change of Debezium?")
+    keyed = read_key(key, table, rows)
+    before, after = (_image(value, part, keyed, table, rows) for part in ("before", "after"))
+    if op not in (Op.TRUNCATE, Op.DELETE) and after is None:
+        raise SchemaMismatchError(f"an event with op {payload['op']} has no after")
+    change = Change(
+        op=op,
+        table=table,
+        keyed=keyed,
+        source=source,
+        before=before,
+        after=after,
+        extension=_extension(message, payload),
+        raw_before=payload.get("before") if before else None,
+        row_schema=_image_schema(value.schema, "before"),
+        schema_id=value.schema_id,
+    )
+    return change_event(message, change, rows)
+
+
+def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
+    """An event out of what was read: names of what the source did not send go to the extension."""
+    keyed, after = change.keyed, change.after
+    columns = (after or change.before or keyed.read).columns
+    if after is not None and after.unavailable:
+        change.extension[UNAVAILABLE] = after.unavailable
+    ids = SchemaIds(keyed.schema_id, change.schema_id)
+    source = position_of_source(change.source)
+    return ChangeEvent(
+        op=change.op,
+        table=change.table,
+        key=keyed.row,
+        before=_old_row(change),
+        after=None if after is None or change.op is Op.DELETE else after.values,
+        commit_ts=commit_ts_of_source(change.source),
+        position=Position(message.topic, message.partition, message.offset, 0, source),
+        schema=rows.table_schema(change.table, columns, tuple(keyed.row or ())) if columns else None,
+        schema_id=None if ids == (None, None) else ids,
+        extension=change.extension or None,
+    )
+
+
+def _image(value: Parsed, part: str, keyed: Keyed, table: TableId, rows: Rows) -> RowRead | None:
+    raw = value.payload.get(part)
+    if connector_of(value.payload["source"]) == MONGODB:
+        return _document(raw, part, value.payload, keyed)
+    return None if raw is None else rows.read(raw, _image_schema(value.schema, part), table)
+
+
+def _document(raw: object, part: str, payload: Mapping[str, Any], keyed: Keyed) -> RowRead | None:
+    """MongoDB's image: the whole document as JSON text, beside the key's columns.
+
+    An update whose document was not looked up has none: what is stored is to be kept.
+    """
+    columns = (*keyed.read.columns, _DOCUMENT_COLUMN)
+    if isinstance(raw, str):
+        return RowRead({**keyed.read.values, DOCUMENT: raw}, columns)
+    if raw is not None:
+        raise SchemaMismatchError(f"the {part} of a MongoDB event is {shown(raw)}: JSON text was expected")
+    if part == "after" and payload["op"] == "u":
+        return RowRead(dict(keyed.read.values), columns, (DOCUMENT,))
+    return None
+
+
+def _image_schema(schema: ConnectSchema | None, part: str) -> ConnectSchema | None:
+    if schema is None:
+        return None
+    found = schema.field(part)
+    if found is None or found.type != "struct":
+        raise SchemaMismatchError(f"the envelope's schema has no struct {part!r}")
+    return found
+
+
+def _extension(message: Message, payload: Mapping[str, Any]) -> dict[str, object]:
+    found: dict[str, object] = {"op": payload["op"], "source": kept(dict(payload["source"]), "source")}
+    for name in ("ts_ms", "transaction", "updateDescription"):
+        if payload.get(name) is not None:
+            found[name] = kept(payload[name], name)
+    for name, value in message.headers:
+        if name in _CHANGED_KEYS and value is not None:
+            found[_CHANGED_KEYS[name]] = value.decode("utf-8", "replace")
+    return found
+
+
+def _old_row(change: Change) -> dict[str, Any] | None:
+    """The old row as far as the source sent it; a delete without one has its key."""
+    keyed, before = change.keyed, change.before
+    if before is None or keyed.row is None:
+        return keyed.row if change.op is Op.DELETE and before is None else before and before.values
+    if connector_of(change.source) == POSTGRES and _is_key_alone(change):
+        return {name: before.values[name] for name in keyed.row if name in before.values}
+    return before.values
+
+
+def _is_key_alone(change: Change) -> bool:
+    """Whether a Postgres table's old row has only its key (REPLICA IDENTITY DEFAULT or an index).
+
+    The other columns are then null, or, where they are NOT NULL, their default or their type's zero. A
+    schema tells the defaults: all must be such. Without one a delete with any such column counts as cut
+    down, since a default cannot be told from a value; an update, whose old row most often is whole, only
+    where all are.
+    """
+    schema, raw = change.row_schema, change.raw_before or {}
+    others = [name for name in raw if name not in change.keyed.wires]
+    if schema is None:
+        blank = [is_blank(raw[name]) for name in others]
+        return any(blank) if change.op is Op.DELETE else all(blank)
+    defaults = {field.wire: field.schema.default for field in schema.fields}
+    return all(is_blank(raw[name]) or raw[name] == defaults.get(name) for name in others)
+
+
+# How each type's zero looks on the wire: Debezium's fallback for a NOT NULL column it was not sent.
+ZEROS: Final = ("", b"", b"\0", "AA==", "1970-01-01T00:00:00Z", "00:00:00Z", "0")
+
+
+def is_blank(raw: object) -> bool:
+    """Whether a value on the wire is null or its type's zero."""
+    if isinstance(raw, Mapping):
+        return all(is_blank(one) for one in raw.values())
+    if isinstance(raw, str | bytes):
+        return raw in ZEROS
+    return not raw

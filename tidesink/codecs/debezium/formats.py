@@ -1,0 +1,355 @@
+"""Debezium's two byte formats: Kafka Connect's JSON, and Avro under a Confluent header.
+
+JSON, with the schema beside the payload or without: Kafka Connect 4.3 (``schemas.enable``) writes the
+schema first; TiCDC's new architecture (b813e76) writes the payload first, and wraps it also where it sends
+no schema (``debezium-disable-schema``). A schema is longer than its payload and the same in each record of
+a table, so it is parsed once and recognised by its text.
+
+Avro, as Confluent's and Apicurio's converters write it, and TiCDC's ``debezium-avro`` (b813e76): a
+Confluent header, then the record of the writer's schema. fastavro gets that schema without logical types,
+defaults and Connect's additions: the Connect schema says what a value means.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from io import BytesIO
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
+
+import fastavro
+from fastavro.schema import SchemaParseException
+
+from tidesink.codecs.base import HEADER_SIZE, schema_id_of
+from tidesink.codecs.debezium.connect_schema import (
+    MOST_LEVELS,
+    ConnectSchema,
+    connect_schema_of_avro,
+    connect_schema_of_json,
+)
+from tidesink.errors import DecodeError, FramingError, SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.events import Message
+from tidesink.schema_registry.base import SchemaRegistry
+
+_SCHEMA_FIRST: Final = '{"schema":'
+_THEN_PAYLOAD: Final = ',"payload":'
+_PAYLOAD_FIRST: Final = '{"payload":'
+_THEN_SCHEMA: Final = ',"schema":'
+_WRAPPING: Final = frozenset({"schema", "payload"})
+_MOST_KNOWN: Final = 4096
+# Characters of schemas that are kept: a schema of ten columns has four thousand.
+_MOST_ROOM: Final = 1 << 26
+# Postgres' numeric has up to 131072 digits before the point and 16383 after it; nothing has more.
+_MOST_DIGITS: Final = 150_000
+
+
+def json_number(text: str) -> Decimal:
+    """A number with a fraction or an exponent, with all its digits.
+
+    Raises:
+        ValueOutOfRangeError: it is none that a column can hold.
+    """
+    try:
+        number = Decimal(text)
+    except ArithmeticError:  # an exponent beyond what Decimal has
+        number = None
+    # Written out, 1e999999999 would take a gigabyte.
+    if number is None or abs(number.adjusted()) > _MOST_DIGITS or len(text) > _MOST_DIGITS:
+        raise ValueOutOfRangeError(f"the number {shown(text, 40)} is none a column can hold")
+    return number
+
+
+def _no_number(text: str) -> NoReturn:
+    raise SchemaMismatchError(f"{text} is no JSON: Kafka Connect writes it in quotes")
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=json_number, parse_constant=_no_number)
+
+
+class JsonParser:
+    """Reads the JSON halves of records; keeps the schemas it has met."""
+
+    def __init__(self) -> None:
+        # By topic and part the text of the last schema; by text alone what was read from it.
+        self._heads: dict[tuple[str, str], tuple[str, ConnectSchema]] = {}
+        self._tails: dict[str, ConnectSchema] = {}
+
+    def read(self, message: Message, part: str) -> Parsed | None:
+        """A message's ``key`` or ``value`` out of its JSON.
+
+        Raises:
+            FramingError: no UTF-8, or no JSON.
+            SchemaMismatchError: JSON that Kafka Connect does not write, or nested too deep.
+            ValueOutOfRangeError: a number no column can hold.
+        """
+        data = message.key if part == "key" else message.value
+        if data is None:
+            return None
+        try:
+            return self._parsed(data.decode("utf-8"), (message.topic, part))
+        except UnicodeDecodeError as error:
+            raise FramingError(f"the {part} {_no_text(data)}") from error
+        except RecursionError as error:
+            raise SchemaMismatchError(f"the {part} is nested too deep to be a row's") from error
+        except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
+            raise FramingError(
+                f"the {part} is no JSON: {error!s:.120}; is the topic's protocol debezium-json?"
+            ) from error
+
+    def _parsed(self, text: str, place: tuple[str, str]) -> Parsed:
+        return self._usual(text, place) or _unwrapped(_DECODER.decode(text))
+
+    def _usual(self, text: str, place: tuple[str, str]) -> Parsed | None:
+        """One of the two producers' own forms, without any white space; None for every other."""
+        try:
+            if text.startswith(_SCHEMA_FIRST):
+                return self._schema_first(text, place)
+            return self._payload_first(text) if text.startswith(_PAYLOAD_FIRST) else None
+        except json.JSONDecodeError:
+            return None
+
+    def _schema_first(self, text: str, place: tuple[str, str]) -> Parsed | None:
+        known = self._heads.get(place)
+        if known is None or not text.startswith(known[0]):
+            known = _head_of(text)
+            if known is None:
+                return None
+            _make_room(self._heads, (text for text, _ in self._heads.values()))
+            self._heads[place] = known
+        payload, end = _DECODER.raw_decode(text, len(known[0]))
+        return Parsed(payload, known[1]) if text[end:] == "}" else None
+
+    def _payload_first(self, text: str) -> Parsed | None:
+        payload, end = _DECODER.raw_decode(text, len(_PAYLOAD_FIRST))
+        tail = text[end:]
+        known = self._tails.get(tail)
+        if known is None:
+            known = _schema_of_tail(tail)
+            if known is None:
+                return None
+            _make_room(self._tails, self._tails)
+            self._tails[tail] = known
+        return Parsed(payload, known)
+
+
+def _head_of(text: str) -> tuple[str, ConnectSchema] | None:
+    """What stands before a payload that comes after its schema, and that schema."""
+    schema, end = _DECODER.raw_decode(text, len(_SCHEMA_FIRST))
+    if not isinstance(schema, dict) or not text.startswith(_THEN_PAYLOAD, end):
+        return None
+    return text[:end] + _THEN_PAYLOAD, connect_schema_of_json(schema)
+
+
+def _schema_of_tail(tail: str) -> ConnectSchema | None:
+    """The schema in what stands behind a payload."""
+    if not tail.startswith(_THEN_SCHEMA):
+        return None
+    schema, end = _DECODER.raw_decode(tail, len(_THEN_SCHEMA))
+    return connect_schema_of_json(schema) if isinstance(schema, dict) and tail[end:] == "}" else None
+
+
+class Wrapping(NamedTuple):
+    """What stands around the payloads of one schema: ``head`` before them and ``tail`` behind."""
+
+    head: bytes
+    tail: bytes
+    schema: ConnectSchema
+
+
+def wrapping_of(data: bytes) -> Wrapping | None:
+    """What stands around the payload of one of the two producers' own forms; None for every other.
+
+    Raises:
+        ValueError: no UTF-8, or no JSON.
+        RecursionError: nested too deep.
+        DecodeError: JSON that Kafka Connect does not write, or a number no column can hold.
+    """
+    text = data.decode("utf-8")
+    if text.startswith(_SCHEMA_FIRST):
+        head = _head_of(text)
+        return None if head is None else Wrapping(head[0].encode(), b"}", head[1])
+    if not text.startswith(_PAYLOAD_FIRST) or _THEN_SCHEMA not in text:
+        return None
+    _, end = _DECODER.raw_decode(text, len(_PAYLOAD_FIRST))
+    schema = _schema_of_tail(text[end:])
+    return None if schema is None else Wrapping(_PAYLOAD_FIRST.encode(), text[end:].encode(), schema)
+
+
+def _make_room(known: dict[Any, Any], texts: Iterable[str]) -> None:
+    if len(known) >= _MOST_KNOWN or sum(map(len, texts)) > _MOST_ROOM:
+        known.clear()
+
+
+def _unwrapped(found: Any) -> Parsed:
+    """A JSON value that is none of the two usual forms: perhaps wrapped, perhaps plain."""
+    if not isinstance(found, dict) or "payload" not in found or not found.keys() <= _WRAPPING:
+        return Parsed(found)
+    payload, schema = found["payload"], found.get("schema")
+    if not isinstance(payload, dict | None) or not isinstance(schema, dict | None):
+        return Parsed(found)
+    return Parsed(payload, None if schema is None else connect_schema_of_json(schema))
+
+
+def _no_text(data: bytes) -> str:
+    what = f"starts with {data[:8].hex(' ')} and is no UTF-8 text"
+    if data[:1] == b"\0":
+        return what + ", but looks like a Confluent header: is the protocol debezium-avro?"
+    return what + ": is the topic's protocol debezium-json?"
+
+
+# What fastavro raises for bytes that end early or are no value of their type.
+_PAYLOAD_ERRORS: Final = (
+    EOFError,
+    IndexError,
+    KeyError,
+    ValueError,
+    OverflowError,
+    TypeError,
+    MemoryError,
+    RecursionError,
+)
+_SCHEMA_ERRORS: Final = (SchemaParseException, ValueError, TypeError, KeyError, RecursionError)
+_KEPT: Final = ("type", "name", "namespace", "size", "symbols", "items", "values")
+
+
+class Writer(NamedTuple):
+    """A writer's schema: ``bare`` with only what tells how its bytes are laid out, and what it means."""
+
+    bare: Any
+    schema: ConnectSchema
+
+
+class AvroParser:
+    """Reads the Avro halves of records; keeps the schemas it has asked the registry for."""
+
+    def __init__(self, registry: SchemaRegistry) -> None:
+        self._registry = registry
+        self._writers: dict[int, Writer] = {}
+
+    def read(self, message: Message, part: str) -> Parsed | None:
+        """A message's ``key`` or ``value`` out of its Avro.
+
+        Raises:
+            FramingError: the bytes do not start with a Confluent header.
+            SchemaMismatchError: the bytes are no record of the schema they name.
+            RegistryError: that schema cannot be had.
+        """
+        data = message.key if part == "key" else message.value
+        if data is None:
+            return None
+        schema_id = schema_id_of(data, part)
+        try:
+            writer = self.writer(schema_id)
+            return Parsed(_record(data, writer.bare, part), writer.schema, schema_id)
+        except DecodeError as error:
+            raise error.with_context(schema_id=schema_id) from error
+
+    def writer(self, schema_id: int) -> Writer:
+        """The schema of an id.
+
+        Raises:
+            SchemaMismatchError: it is none that Kafka Connect writes.
+            RegistryError: it cannot be had.
+        """
+        return self._writers.get(schema_id) or self._learn(schema_id)
+
+    def _learn(self, schema_id: int) -> Writer:
+        text = self._registry.schema_by_id(schema_id)
+        try:
+            avro = json.loads(text)
+            bare = bare_schema(avro)
+        except _SCHEMA_ERRORS as error:
+            raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
+        writer = self._writers[schema_id] = Writer(bare, connect_schema_of_avro(avro))
+        return writer
+
+
+def bare_schema(avro: Any) -> Any:
+    """What fastavro reads and writes by: the schema with only what tells how its bytes are laid out.
+
+    Raises:
+        SchemaMismatchError: it is nested too deep, or has a part that takes no bytes.
+    """
+    return fastavro.parse_schema(_bare(avro, 0))
+
+
+def _bare(avro: Any, level: int) -> Any:
+    """An Avro schema with only what tells how its bytes are laid out."""
+    if level > MOST_LEVELS:
+        raise SchemaMismatchError(f"the schema is nested deeper than {MOST_LEVELS} levels")
+    if isinstance(avro, list):
+        return [_bare(branch, level + 1) for branch in avro]
+    if not isinstance(avro, Mapping):
+        return avro
+    if isinstance(avro.get("type"), list | Mapping):
+        return _bare(avro["type"], level + 1)
+    bare = {name: avro[name] for name in _KEPT if name in avro}
+    for inner in ("items", "values"):
+        if inner in bare:
+            bare[inner] = _costing(_bare(bare[inner], level + 1))
+    if isinstance(avro.get("fields"), list):
+        bare["fields"] = [_bare_field(field, level) for field in avro["fields"]]
+    return _costing(bare) if level else bare
+
+
+def _bare_field(field: Any, level: int) -> dict[str, Any]:
+    if not isinstance(field, Mapping) or "name" not in field or "type" not in field:
+        raise SchemaMismatchError(f"{shown(field)} is no field of an Avro record")
+    return {"name": field["name"], "type": _costing(_bare(field["type"], level + 1))}
+
+
+def _costing(inner: Any) -> Any:
+    """A part of a schema, refused where it takes no bytes.
+
+    Five bytes would claim an array of billions, and records of records of nothing double at each level.
+    Only a table's whole key is ever empty.
+    """
+    kind, shape = (inner.get("type"), inner) if isinstance(inner, dict) else (inner, {})
+    size = shape.get("size", 0)
+    is_empty_fixed = kind == "fixed" and not (isinstance(size, int) and size > 0)
+    if kind == "null" or shape.get("fields") == [] or is_empty_fixed:
+        raise SchemaMismatchError("the schema has a part that takes no bytes: no column is one")
+    return inner
+
+
+def _record(data: bytes, bare: Any, part: str) -> Any:
+    stream = BytesIO(data)
+    stream.seek(HEADER_SIZE)
+    try:
+        found: Any = fastavro.schemaless_reader(stream, bare, None)
+    except _PAYLOAD_ERRORS as error:
+        raise SchemaMismatchError(
+            f"the {part} of {len(data)} bytes is no record of its schema ({type(error).__name__}): it is cut "
+            "short, or was written with another schema than its id says"
+        ) from error
+    if stream.tell() != len(data):
+        raise SchemaMismatchError(
+            f"the {part} goes on for {len(data) - stream.tell()} bytes after its record ends: "
+            "it was written with another schema than its id says"
+        )
+    return found
+
+
+class Parsed(NamedTuple):
+    """A payload with the schema it was written with (None: the JSON carries none).
+
+    ``payload`` is the record as a dict of the wire's own values: JSON's numbers with a point as
+    ``Decimal``, so that no digit is lost; Avro's bytes as they stand, whatever their logical type says.
+    """
+
+    payload: Any
+    schema: ConnectSchema | None = None
+    schema_id: int | None = None
+
+
+class Parser(Protocol):
+    """Reads the halves of records: of JSON, or of Avro with a registry."""
+
+    def read(self, message: Message, part: str) -> Parsed | None:
+        """A message's ``key`` or ``value``; None where that is null.
+
+        Raises:
+            DecodeError: the bytes are not what this protocol writes.
+            RegistryError: the schema they were written with cannot be had.
+        """

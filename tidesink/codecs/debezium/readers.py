@@ -1,0 +1,535 @@
+"""Readers of Debezium's values: from a Connect schema or a table definition to a column and its values.
+
+Written from Debezium 3.5 (real events of MariaDB and PostgreSQL), its documentation for what no capture
+shows (Oracle, SQL Server), and TiCDC's ``debezium`` and ``debezium-avro`` (b813e76).
+
+With a schema: ``column_of`` a field, then ``reader_of`` once for the column and its function for each value
+(``value_of`` does both). A table definition knows what the wire does not: that a BIGINT is unsigned, that
+text is base64 of binary, that a text is a DECIMAL. A value that the defined type cannot hold is refused,
+never changed to fit.
+
+Without a schema (``schemas.enable: false``) JSON has only its own types: a number of days, milli- or
+microseconds is a number, bytes are text, and only a table definition and the connector's modes distinguish
+them: ``definition_reader``. Where there is no definition, a column is what its value looks like: true or
+false, a whole number, a number, or text (``infer_column``, ``inferred_value``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from decimal import Decimal
+from functools import partial
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from tidesink.codecs.base import (
+    UNAVAILABLE_PLACEHOLDER,
+    BinaryHandling,
+    DebeziumModes,
+    TimePrecision,
+    Unavailable,
+)
+from tidesink.codecs.debezium.connect_schema import NO_PARAMETERS, ConnectSchema, ConnectType
+from tidesink.codecs.debezium.scalars import WORDS, scale_of
+from tidesink.codecs.debezium.values import placeholders, wire_reader, wire_type
+from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.events import Column, ColumnType, Value
+from tidesink.typemap.parse import fit_decimal, integer_bounds, text_reader, wire_unsigned
+from tidesink.typemap.table import Reader, row_of
+
+ValueReader = Callable[[object], "Value | Unavailable"]
+
+
+def value_of(
+    schema: ConnectSchema, raw: object, *, column: Column, modes: DebeziumModes
+) -> Value | Unavailable:
+    """One value. See ``reader_of``."""
+    return reader_of(schema, column=column, modes=modes)(raw)
+
+
+def reader_of(schema: ConnectSchema, *, column: Column, modes: DebeziumModes) -> ValueReader:
+    """A reader of one column's values on the wire.
+
+    ``column`` is ``column_of`` the field, or the column of a table definition. The reader takes what
+    fastavro or a JSON parser gives (numbers with a fraction as Decimal), and gives ``UNAVAILABLE`` for a
+    value that the connector could not have: what is stored stays.
+
+    The reader raises ValueOutOfRangeError for a value the column cannot hold and SchemaMismatchError for
+    one of another kind; both name the column.
+    """
+    absent = placeholders(schema, modes)
+    read = wire_reader(schema)
+    fit = None if has_own_type(schema, column) else fitting(column.type, modes)
+
+    def value(raw: object) -> Value | Unavailable:
+        if raw is None:
+            return None
+        if raw in absent:
+            return UNAVAILABLE_PLACEHOLDER
+        try:
+            found = read(raw)
+            return found if fit is None else fit(found)
+        except DecodeError as error:
+            raise error.with_context(column=column.name) from None
+
+    return value
+
+
+def has_own_type(schema: ConnectSchema, column: Column) -> bool:
+    """Whether the column has the type the schema tells, so that no value needs to be fitted to it."""
+    own, defined = wire_type(schema), column.type
+    if own.name != defined.name:
+        return False
+    if row_of(own).reader == "bit":
+        return own.length == defined.length
+    if row_of(own).reader != "decimal":
+        return True
+    # A reader of a decimal of another form, or of a scale below zero, does not bring it to the column's.
+    same = (own.precision, own.scale) == (defined.precision, defined.scale)
+    return same and schema.type == "bytes" and _scale_is_kept(schema)
+
+
+def _scale_is_kept(schema: ConnectSchema) -> bool:
+    return (scale_of(schema) or 0) >= 0
+
+
+_TIME: Final = "io.debezium.time."
+_DATA: Final = "io.debezium.data."
+_DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
+# A DATETIME without digits has none at MySQL; what else has none has six at PostgreSQL.
+_OWN_FSP: Final = {"datetime": 0}
+_MOST_FSP: Final = 6
+_INT64_END: Final = 1 << 63
+
+Implied = Callable[[ColumnType, object, DebeziumModes], ConnectSchema]
+
+
+def value_of_definition(column: Column, raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
+    """One value of plain JSON, numbers with a fraction read as Decimal. See ``definition_reader``."""
+    return definition_reader(column, modes=modes)(raw)
+
+
+def definition_reader(column: Column, *, modes: DebeziumModes) -> ValueReader:
+    """A reader of plain JSON's values of a column that a table definition states.
+
+    The reader raises what ``reader_of`` raises.
+    """
+    readers: dict[type, ValueReader] = {}
+
+    def read(raw: object) -> Value | Unavailable:
+        reader = readers.get(type(raw))
+        if reader is None:
+            try:
+                schema = implied_schema(column, raw, modes)
+            except SchemaMismatchError as error:
+                raise error.with_context(column=column.name) from None
+            reader = readers[type(raw)] = reader_of(schema, column=column, modes=modes)
+        return reader(raw)
+
+    return read
+
+
+def implied_schema(column: Column, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    """The schema with which the connector wrote a JSON value of this type into this column.
+
+    Raises:
+        SchemaMismatchError: it writes nothing of the kind.
+    """
+    if isinstance(raw, list | Mapping):
+        return _nested(column.type, raw)
+    return _IMPLIED[row_of(column.type).reader](column.type, raw, modes)
+
+
+def _schema(kind: ConnectType, name: str | None = None, **parameters: str) -> ConnectSchema:
+    return ConnectSchema(kind, name, None, parameters or NO_PARAMETERS, optional=True, default=None)
+
+
+def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
+    row = row_of(column_type)
+    if row.reader == "decimal":
+        return _schema("struct", _DATA + "VariableScaleDecimal")
+    if row.reader == "binary":
+        return _schema("struct", _DATA + "geometry.Geometry")
+    if row.reader != "text":
+        raise SchemaMismatchError(f"{shown(raw)} is no {column_type.sql or column_type.name}")
+    return _schema("array") if isinstance(raw, list) else _schema("map")
+
+
+def _number(kind: ConnectType, _type: ColumnType, raw: object, _modes: DebeziumModes) -> ConnectSchema:
+    if isinstance(raw, bool):
+        return _schema("boolean")
+    return _schema("string" if isinstance(raw, str) and kind != "float64" else kind)
+
+
+def _unsigned(_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    if isinstance(raw, str) and modes.bigint_unsigned_handling_mode != "precise":
+        return _schema("string")
+    return _schema("bytes", _DECIMAL, scale="0")
+
+
+def _decimal_schema(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    scale = column_type.scale
+    if isinstance(raw, str):
+        if modes.decimal_handling_mode != "precise" or scale is None:
+            return _schema("string")
+    elif modes.decimal_handling_mode != "precise" or modes.decimal_format != "numeric":
+        # A number where none of these modes writes one: TiCDC (b813e76) writes decimals as doubles.
+        return _schema("float64")
+    return _schema("bytes", _DECIMAL, **({} if scale is None else {"scale": str(scale)}))
+
+
+def _text_schema(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    return _time(column_type, raw, modes) if column_type.name == "local time" else _schema("string")
+
+
+def _binary_schema(_type: ColumnType, _raw: object, modes: DebeziumModes) -> ConnectSchema:
+    return _schema("bytes" if modes.binary_handling_mode == "bytes" else "string")
+
+
+def _bit_schema(column_type: ColumnType, raw: object, _modes: DebeziumModes) -> ConnectSchema:
+    if isinstance(raw, bool):
+        return _schema("boolean")
+    return _schema("bytes", _DATA + "Bits", length=str(column_type.length or 1))
+
+
+def _boolean_schema(_type: ColumnType, raw: object, _modes: DebeziumModes) -> ConnectSchema:
+    return _schema("boolean" if isinstance(raw, bool) else "int16")
+
+
+def _date(_type: ColumnType, raw: object, _modes: DebeziumModes) -> ConnectSchema:
+    return _schema("string", _TIME + "IsoDate") if isinstance(raw, str) else _schema("int32", _TIME + "Date")
+
+
+def _datetime(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    if isinstance(raw, str):
+        return _schema("string", _TIME + "IsoTimestamp")
+    return _schema("int64", _TIME + _UNITS[_unit(column_type, modes)] + "Timestamp")
+
+
+def _timestamp_schema(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    # MySQL's TIMESTAMP is text in every mode; PostgreSQL's of that name is a date and time without a zone.
+    if isinstance(raw, str) and modes.time_precision_mode != "isostring":
+        return _schema("string", _TIME + "ZonedTimestamp")
+    if isinstance(raw, str) and raw.endswith("Z"):
+        return _schema("string", _TIME + "ZonedTimestamp")
+    return _datetime(column_type, raw, modes)
+
+
+def _time(column_type: ColumnType, raw: object, modes: DebeziumModes) -> ConnectSchema:
+    if isinstance(raw, str):
+        return _schema("string", _TIME + "IsoTime")
+    unit = _unit(column_type, modes)
+    if modes.time_precision_mode == "adaptive_time_microseconds":
+        unit = max(unit, 6)
+    return _schema("int32" if unit == 3 else "int64", _TIME + _UNITS[unit] + "Time")
+
+
+_UNITS: Final = {3: "", 6: "Micro", 9: "Nano"}
+_FIXED_UNIT: Final[dict[TimePrecision, int]] = {"connect": 3, "microseconds": 6, "nanoseconds": 9}
+
+
+def _unit(column_type: ColumnType, modes: DebeziumModes) -> int:
+    """The digits of a second that a number counts: 3, 6 or 9."""
+    fixed = _FIXED_UNIT.get(modes.time_precision_mode)
+    if fixed is not None:
+        return fixed
+    fsp = column_type.fsp if column_type.fsp is not None else _OWN_FSP.get(column_type.name, _MOST_FSP)
+    return 3 if fsp <= 3 else 6 if fsp <= _MOST_FSP else 9
+
+
+_IMPLIED: Final[dict[Reader, Implied]] = {
+    "integer": partial(_number, "int64"),
+    "unsigned64": _unsigned,
+    "float32": partial(_number, "float64"),
+    "float64": partial(_number, "float64"),
+    "decimal": _decimal_schema,
+    "text": _text_schema,
+    "binary": _binary_schema,
+    "bit": _bit_schema,
+    "enum": _text_schema,
+    "set": _text_schema,
+    "date": _date,
+    "datetime": _datetime,
+    "timestamp": _timestamp_schema,
+    "time": _time,
+    "boolean": _boolean_schema,
+    "local_date": _date,
+    "local_datetime": _datetime,
+    "instant": _timestamp_schema,
+}
+
+
+def infer_column(name: str, raw: object) -> Column:
+    """The column a JSON value looks like where nothing defines it: boolean, bigint, decimal, json or text.
+
+    Numbers with a fraction have no precision (Delta: text, with all their digits), since JSON does not
+    tell a DECIMAL from a DOUBLE. null looks like text.
+    """
+    return Column(name, ColumnType(_inferred(raw)))
+
+
+def _inferred(raw: object) -> str:
+    if isinstance(raw, bool):
+        return "boolean"
+    if isinstance(raw, int):
+        return "bigint" if -_INT64_END <= raw < _INT64_END else "decimal"
+    if isinstance(raw, Decimal | float):
+        return "decimal"
+    return "json" if isinstance(raw, list | Mapping) else "text"
+
+
+def inferred_value(raw: object, *, modes: DebeziumModes) -> Value | Unavailable:
+    """A JSON value as it is; arrays and objects as JSON text, an integer beyond a bigint as a Decimal.
+
+    Raises:
+        SchemaMismatchError: the value is none of JSON's.
+    """
+    column = infer_column("", raw)
+    kind = _schema("array" if isinstance(raw, list) else "string")
+    if isinstance(raw, str | list):
+        return reader_of(kind, column=column, modes=modes)(raw)
+    if isinstance(raw, Mapping):
+        return reader_of(_schema("map"), column=column, modes=modes)(raw)
+    if isinstance(raw, int) and column.type.name == "decimal":
+        # The type that infer_column gives it; JSON's readers and Arrow hold no integer of more than 64 bits.
+        return Decimal(raw)
+    if raw is None or isinstance(raw, int | Decimal):
+        return raw
+    raise SchemaMismatchError(f"{shown(raw)} is no value of JSON: read its numbers as Decimal")
+
+
+Fit = Callable[[Value], Value]
+
+_FLOAT32: Final = struct.Struct("<f")
+# BigDecimal.toString writes an exponent where a scale is negative or wide.
+_NUMBER: Final = re.compile(r"-?[0-9]{1,131072}(?:\.[0-9]{1,16383})?(?:[eE][+-]?[0-9]{1,5})?", re.ASCII)
+# A double names every decimal of 15 digits, whole ones and those of the scale, and not every one of 16.
+_SURE_DIGITS: Final = 15
+_URL_SAFE: Final = str.maketrans("-_", "+/")
+
+
+def fitting(column_type: ColumnType, modes: DebeziumModes) -> Fit:
+    """What makes a value of the column's type out of a value of the wire.
+
+    The function raises ValueOutOfRangeError for a value the type cannot hold and SchemaMismatchError for
+    one of another kind.
+    """
+    return _FITS[row_of(column_type).reader](column_type, modes)
+
+
+def _refuse(value: object, column_type: ColumnType, why: str = "") -> ValueOutOfRangeError:
+    return ValueOutOfRangeError(f"{shown(value)} is no {column_type.sql or column_type.name}{why}")
+
+
+def _mismatch(value: object, column_type: ColumnType) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"{type(value).__name__} {shown(value)} is no {column_type.sql or column_type.name}: "
+        "the table definition and the topic differ"
+    )
+
+
+def _integer(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    low, high = integer_bounds(column_type) or (0, (1 << (column_type.length or 64)) - 1)
+    unsigned64 = row_of(column_type).reader == "unsigned64"
+    read_text = text_reader(column_type)
+
+    def fit(value: Value) -> Value:
+        if isinstance(value, str):
+            return read_text(value)
+        if isinstance(value, bytes) or (number := _whole(value)) is None:
+            raise _mismatch(value, column_type)
+        # bigint.unsigned.handling.mode long wraps around above 2^63-1.
+        if unsigned64 and -(1 << 63) <= number < 0:
+            number = wire_unsigned(number)
+        if not low <= number <= high:
+            raise _refuse(value, column_type)
+        return number
+
+    return fit
+
+
+def _whole(value: Value) -> int | None:
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value)
+    return int(value) if isinstance(value, int) else None
+
+
+def _fit_bit(column_type: ColumnType, modes: DebeziumModes) -> Fit:
+    number = _integer(column_type, modes)
+    return lambda value: number(int.from_bytes(value, "little") if isinstance(value, bytes) else value)
+
+
+def _fit_boolean(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    def fit(value: Value) -> Value:
+        if not isinstance(value, int):
+            raise _mismatch(value, column_type)
+        if value not in (0, 1):
+            raise _refuse(value, column_type)
+        return bool(value)
+
+    return fit
+
+
+def _fit_decimal(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    def fit(value: Value) -> Value:
+        if isinstance(value, str):
+            if _NUMBER.fullmatch(value) is None:
+                raise _refuse(value, column_type)
+            value = Decimal(value)
+        if isinstance(value, float):
+            value = _sure(value, column_type)
+        if not isinstance(value, Decimal | int):
+            raise _mismatch(value, column_type)
+        return fit_decimal(Decimal(value), column_type)
+
+    return fit
+
+
+def _sure(value: float, column_type: ColumnType) -> Decimal:
+    """The decimal a double was made of, where its scale leaves no other: fifteen digits at most."""
+    scale = column_type.scale
+    if scale is None or not abs(value) < 10.0 ** (_SURE_DIGITS - scale):
+        raise _refuse(
+            value,
+            column_type,
+            " that a double names for sure: set decimal.handling.mode to precise or string, "
+            "or define the column as DOUBLE",
+        )
+    return fit_decimal(Decimal(repr(value)), column_type)
+
+
+def _float(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    single = row_of(column_type).reader == "float32"
+
+    def fit(value: Value) -> Value:
+        if isinstance(value, str) and value in WORDS:
+            return WORDS[value]
+        if isinstance(value, bool) or not isinstance(value, float | int | Decimal):
+            raise _mismatch(value, column_type)
+        try:
+            found = float(value)
+            if single:
+                _FLOAT32.pack(found)
+        except OverflowError as error:
+            raise _refuse(value, column_type) from error
+        if math.isinf(found) and not isinstance(value, float):
+            raise _refuse(value, column_type)
+        return found
+
+    return fit
+
+
+def _fit_text(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    def fit(value: Value) -> Value:
+        if not isinstance(value, str):
+            raise _mismatch(value, column_type)
+        return value
+
+    return fit
+
+
+def _fit_binary(column_type: ColumnType, modes: DebeziumModes) -> Fit:
+    decode = _BINARY[modes.binary_handling_mode]
+
+    def fit(value: Value) -> Value:
+        if isinstance(value, bytes):
+            return value
+        if not isinstance(value, str):
+            raise _mismatch(value, column_type)
+        try:
+            return decode(value)
+        except (binascii.Error, ValueError) as error:
+            raise _refuse(
+                value, column_type, f" in binary.handling.mode {modes.binary_handling_mode}"
+            ) from error
+
+    return fit
+
+
+_BINARY: Final[dict[BinaryHandling, Callable[[str], bytes]]] = {
+    # JsonConverter writes bytes as base64 too.
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "base64": lambda text: base64.b64decode(text, validate=True),
+    "base64-url-safe": lambda text: base64.b64decode(
+        text.translate(_URL_SAFE) + "=" * (-len(text) % 4), validate=True
+    ),
+    "hex": bytes.fromhex,
+}
+
+
+def _fractional(column_type: ColumnType, _modes: DebeziumModes) -> Fit:
+    read = text_reader(column_type)
+
+    def fit(value: Value) -> Value:
+        if not isinstance(value, str):
+            raise _mismatch(value, column_type)
+        return read(padded(value, column_type))
+
+    return fit
+
+
+def padded(text: str, column_type: ColumnType) -> str:
+    """MySQL's text of a time: as many digits of a second as the column has.
+
+    Raises:
+        ValueOutOfRangeError: the time has more that are not zero.
+    """
+    whole, _, fraction = text.partition(".")
+    digits = column_type.fsp
+    if digits is None or (not fraction.isdigit() and fraction):
+        return text
+    if len(fraction) > digits:
+        raise _refuse(text, column_type, f": it has more than {digits} digits of a second")
+    return f"{whole}.{fraction.ljust(digits, '0')}" if digits else whole
+
+
+def _fit_timestamp(column_type: ColumnType, modes: DebeziumModes) -> Fit:
+    zone = ZoneInfo(modes.time_zone)
+    in_column = _fractional(column_type, modes)
+
+    def fit(value: Value) -> Value:
+        if not isinstance(value, str):
+            raise _mismatch(value, column_type)
+        return in_column(_local(value, zone, column_type) if value[-6:-5] in ("+", "-") else value)
+
+    return fit
+
+
+def _local(text: str, zone: ZoneInfo, column_type: ColumnType) -> str:
+    whole, _, fraction = text[:-6].partition(".")
+    try:
+        local = datetime.fromisoformat(whole + text[-6:]).astimezone(timezone.utc).astimezone(zone)
+    except (ValueError, OverflowError) as error:
+        raise _refuse(text, column_type) from error
+    if local.fold:
+        raise _refuse(text, column_type, f": in {zone} its hour comes twice; give UTC as the time zone")
+    shown_local = local.replace(tzinfo=None).isoformat(" ")
+    return f"{shown_local}.{fraction}" if fraction else shown_local
+
+
+_FITS: Final[dict[Reader, Callable[[ColumnType, DebeziumModes], Fit]]] = {
+    "integer": _integer,
+    "unsigned64": _integer,
+    "float32": _float,
+    "float64": _float,
+    "decimal": _fit_decimal,
+    "text": _fit_text,
+    "binary": _fit_binary,
+    "bit": _fit_bit,
+    "enum": _fit_text,
+    "set": _fit_text,
+    "date": _fractional,
+    "datetime": _fractional,
+    "timestamp": _fit_timestamp,
+    "time": _fractional,
+    "boolean": _fit_boolean,
+    "local_date": _fit_text,
+    "local_datetime": _fit_text,
+    "instant": _fit_text,
+}

@@ -1,0 +1,361 @@
+"""Single values of Connect schemas: numbers, text, bytes, decimals, bits, dates and times.
+
+Integers, floats, booleans, text and bytes are read as Avro and JSON have them. Decimals and bits are
+numbers that are written as bytes.
+
+Dates and times become exact text: MySQL's form, and PostgreSQL's for what MySQL does not have. Debezium
+counts days, milli-, micro- or nanoseconds from 1970-01-01 without a zone, or writes ISO 8601. The text here
+has no zeros at the end of a fraction (``2024-02-29 12:34:56.5``); a year before 1 is ``0044-03-15 BC``, one
+above 9999 has more digits, and PostgreSQL's infinities are ``infinity`` and ``-infinity``. Nothing passes
+through a float or a Python date, whose years end at 9999.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from datetime import date
+from decimal import Decimal
+from typing import Final
+
+from tidesink.codecs.debezium.connect_schema import PRECISION, ConnectSchema
+from tidesink.errors import SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.typemap.parse import DECIMAL_CONTEXT
+
+_FLOAT32: Final = struct.Struct("<f")
+INTEGER_BITS: Final = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+# Kafka Connect's JsonConverter writes these as text.
+WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def mismatch(raw: object, schema: ConnectSchema) -> SchemaMismatchError:
+    """The error of a value that is not of its schema's type."""
+
+    return SchemaMismatchError(f"{type(raw).__name__} {shown(raw)} is no {schema.name or schema.type}")
+
+
+def integer(schema: ConnectSchema) -> Callable[[object], int]:
+    """A reader of integers of 8 to 64 bits; a boolean is none."""
+
+    limit = 1 << (INTEGER_BITS[schema.type] - 1)
+
+    def read(raw: object) -> int:
+        if type(raw) is not int:
+            raise mismatch(raw, schema)
+        if not -limit <= raw < limit:
+            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.name or schema.type}")
+        return raw
+
+    return read
+
+
+def floating(schema: ConnectSchema) -> Callable[[object], float]:
+    """A reader of floats: numbers, and the words that stand for what JSON has no number for."""
+
+    single = schema.type == "float32"
+
+    def read(raw: object) -> float:
+        if isinstance(raw, str) and raw in WORDS:
+            return WORDS[raw]
+        if isinstance(raw, bool) or not isinstance(raw, float | int | Decimal):
+            raise mismatch(raw, schema)
+        try:
+            value = float(raw)
+            value = float(_FLOAT32.unpack(_FLOAT32.pack(value))[0]) if single else value
+        except (OverflowError, ValueError) as error:
+            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.type}") from error
+        if math.isinf(value) and not isinstance(raw, float):
+            raise ValueOutOfRangeError(f"{shown(raw)} is no {schema.type}")
+        return value
+
+    return read
+
+
+def boolean(schema: ConnectSchema) -> Callable[[object], bool]:
+    """A reader of true and false."""
+
+    def read(raw: object) -> bool:
+        if not isinstance(raw, bool):
+            raise mismatch(raw, schema)
+        return raw
+
+    return read
+
+
+def checked_text(schema: ConnectSchema) -> Callable[[object], str]:
+    """A reader of text."""
+
+    def read(raw: object) -> str:
+        if not isinstance(raw, str):
+            raise mismatch(raw, schema)
+        return raw
+
+    return read
+
+
+def bytes_reader(schema: ConnectSchema) -> Callable[[object], bytes]:
+    """A reader of bytes: Avro's, or JSON's base64."""
+
+    def read(raw: object) -> bytes:
+        if isinstance(raw, bytes):
+            return raw
+        if not isinstance(raw, str):
+            raise mismatch(raw, schema)
+        try:
+            return base64.b64decode(raw, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueOutOfRangeError(f"{shown(raw)} is no base64 of {schema.name or 'bytes'}") from error
+
+    return read
+
+
+# PostgreSQL's numeric has at most 131072 digits before the point and 16383 after it.
+_MOST_SCALE: Final = 20_000
+_MOST_BYTES: Final = 65_536
+_MOST_BITS: Final = 64
+# More digits than DECIMAL_CONTEXT keeps are moved by hand: 41 bytes may have 99.
+_EXACT_BYTES: Final = 41
+_MOST_PRECISION: Final = 80
+
+
+def unscaled(schema: ConnectSchema) -> Callable[[object], Decimal]:
+    """A reader of a decimal with the schema's scale: an unscaled number's bytes, or the number itself."""
+    scale, precision = scale_of(schema), whole_parameter(schema, PRECISION)
+    read = bytes_reader(schema)
+    limit = 10**precision if precision is not None and 0 < precision <= _MOST_PRECISION else None
+
+    def decimal(raw: object) -> Decimal:
+        # JsonConverter's decimal.format NUMERIC: a number, which a parser may shorten to an integer.
+        if isinstance(raw, Decimal | int) and not isinstance(raw, bool):
+            value = at_scale(Decimal(raw), scale, schema)
+        else:
+            value = scaled(read(raw), scale or 0, schema)
+        if limit is not None and not -limit < value.scaleb(scale or 0, DECIMAL_CONTEXT) < limit:
+            raise ValueOutOfRangeError(f"{shown(value)} has more than {precision} digits")
+        return value
+
+    return decimal
+
+
+def scale_of(schema: ConnectSchema) -> int | None:
+    """The digits after the point of a decimal's schema, None where it says none.
+
+    Raises:
+        SchemaMismatchError: the scale is no number, or more than any database has.
+    """
+    scale = whole_parameter(schema, "scale")
+    if scale is not None and abs(scale) > _MOST_SCALE:
+        raise SchemaMismatchError(f"scale of {schema.name or schema.type} is {scale}: no database has it")
+    return scale
+
+
+def at_scale(value: Decimal, scale: int | None, schema: ConnectSchema) -> Decimal:
+    """The value with as many digits after the point as its schema says; as it is where it says none.
+
+    Raises:
+        ValueOutOfRangeError: it has more that are not zero, or is no number.
+    """
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or abs(exponent) > _MOST_SCALE:
+        raise ValueOutOfRangeError(f"{shown(value)} is no {schema.name or 'decimal'}")
+    if scale is None:
+        return value
+    missing = scale + exponent
+    if missing < 0:
+        if any(digits[missing:]):
+            raise ValueOutOfRangeError(f"{shown(value)} has more than {scale} digits after the point")
+        return Decimal((sign, digits[:missing] or (0,), -scale))
+    return Decimal((sign, digits + (0,) * missing, -scale))
+
+
+def scaled(data: bytes, scale: int, schema: ConnectSchema) -> Decimal:
+    """The decimal of an unscaled number's bytes (big-endian two's complement), with all its digits.
+
+    Raises:
+        ValueOutOfRangeError: more digits or a wider scale than a database has.
+    """
+    if len(data) > _MOST_BYTES or abs(scale) > _MOST_SCALE:
+        raise ValueOutOfRangeError(f"{len(data)} bytes at scale {scale} are no {schema.name or 'decimal'}")
+    unscaled_value = Decimal(int.from_bytes(data, "big", signed=True))
+    if len(data) <= _EXACT_BYTES:
+        return unscaled_value.scaleb(-scale, DECIMAL_CONTEXT)
+    sign, digits, _ = unscaled_value.as_tuple()
+    return Decimal((sign, digits, -scale))
+
+
+def variable_scale(schema: ConnectSchema) -> Callable[[object], Decimal]:
+    """A reader of a decimal that brings its scale with it."""
+    read = bytes_reader(schema)
+
+    def decimal(raw: object) -> Decimal:
+        if not isinstance(raw, Mapping) or not isinstance(raw.get("scale"), int):
+            raise mismatch(raw, schema)
+        return scaled(read(raw.get("value")), raw["scale"], schema)
+
+    return decimal
+
+
+def bits(schema: ConnectSchema) -> Callable[[object], int | bytes]:
+    """A reader of a bit string: a number of up to 64 bits, the bytes as they are beyond."""
+    length = whole_parameter(schema, "length") or _MOST_BITS
+    read = bytes_reader(schema)
+    if not 0 < length <= _MOST_BITS:
+        return read
+
+    def number(raw: object) -> int:
+        # Debezium writes the lowest byte first, and as many as the value needs (PostgreSQL) or has (MySQL).
+        value = int.from_bytes(read(raw), "little")
+        if value >> length:
+            raise ValueOutOfRangeError(f"{shown(raw)} has more than {length} bits")
+        return value
+
+    return number
+
+
+def whole_parameter(schema: ConnectSchema, name: str) -> int | None:
+    """A parameter that is a whole number, or None where the schema has none.
+
+    Raises:
+        SchemaMismatchError: it is something else.
+    """
+    text = schema.parameters.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise SchemaMismatchError(f"{name} of {schema.name or schema.type} is {shown(text)}") from error
+
+
+_EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
+_LAST_ORDINAL: Final = date.max.toordinal()
+_DAY_SECONDS: Final = 86_400
+# 400 years of the Gregorian calendar, and the days from 0000-03-01 to 1970-01-01.
+_ERA_DAYS: Final = 146_097
+_EPOCH_FROM_MARCH_0: Final = 719_468
+
+_INFINITY: Final = "infinity"
+# The PostgreSQL driver's infinities in ms since 1970 (PGStatement.DATE_POSITIVE_INFINITY and _NEGATIVE_),
+# as Debezium 3.5 sends them in ms and in us. A date's are INT_MAX and INT_MIN days from 2000-01-01,
+# which wrap around in 32 bits when they are counted from 1970.
+_INFINITE_DAYS: Final = {-2_147_472_692: _INFINITY, -2_147_472_691: f"-{_INFINITY}"}
+INFINITE_TIMESTAMPS: Final = {
+    9_223_372_036_825_200: _INFINITY,
+    -9_223_372_036_832_400: f"-{_INFINITY}",
+    9_223_372_036_825_200_000: _INFINITY,
+    -9_223_372_036_832_400_000: f"-{_INFINITY}",
+}
+
+_ISO: Final = re.compile(
+    r"(?P<year>[+-]?[0-9]{4,9})-(?P<day>[0-9]{2}-[0-9]{2})"
+    r"(?:T(?P<time>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?))?"
+    r"(?P<offset>Z|[+-][0-9]{2}(?::[0-9]{2}(?::[0-9]{2})?)?)?(?:\[[^\]]{1,64}\])?",
+    re.ASCII,
+)
+_ISO_TIME: Final = re.compile(
+    r"(?P<time>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?)(?:Z|[+-]00:00)?", re.ASCII
+)
+
+
+def date_text(days: int) -> str:
+    """A date from its days since 1970-01-01."""
+    found = _INFINITE_DAYS.get(days)
+    return found if found is not None else " ".join(part for part in _civil(days) if part)
+
+
+def timestamp_text(units: int, per_second: int) -> str:
+    """A date and time from its units since 1970-01-01, of which there are ``per_second``."""
+    found = INFINITE_TIMESTAMPS.get(units) if per_second < 10**9 else None
+    if found is not None:
+        return found
+    seconds, fraction = divmod(units, per_second)
+    days, second = divmod(seconds, _DAY_SECONDS)
+    day, era = _civil(days)
+    text = f"{day} {_clock(second)}{_fraction(fraction, per_second)}"
+    return f"{text} {era}" if era else text
+
+
+def time_text(units: int, per_second: int) -> str:
+    """A time of day, or a MySQL TIME of up to 838:59:59 on both sides of zero."""
+    seconds, fraction = divmod(abs(units), per_second)
+    return f"{'-' if units < 0 else ''}{_clock(seconds)}{_fraction(fraction, per_second)}"
+
+
+def _clock(seconds: int) -> str:
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def _fraction(units: int, per_second: int) -> str:
+    if not units:
+        return ""
+    return "." + str(per_second + units)[1:].rstrip("0")
+
+
+def _civil(days: int) -> tuple[str, str]:
+    """The day as text, and ``BC`` for a year before 1, as PostgreSQL writes it."""
+    ordinal = days + _EPOCH_ORDINAL
+    if 1 <= ordinal <= _LAST_ORDINAL:
+        return date.fromordinal(ordinal).isoformat(), ""
+    # Years that start in March, so that a leap day is the last day of its year.
+    era, day_of_era = divmod(days + _EPOCH_FROM_MARCH_0, _ERA_DAYS)
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month_from_march = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month_from_march + 2) // 5 + 1
+    month = month_from_march + 3 if month_from_march < 10 else month_from_march - 9
+    return _dated(year_of_era + era * 400 + (month <= 2), f"{month:02d}-{day:02d}")
+
+
+def _dated(year: int, day: str) -> tuple[str, str]:
+    # ISO 8601 has a year 0, which is 1 BC.
+    return (f"{year:04d}-{day}", "") if year > 0 else (f"{1 - year:04d}-{day}", "BC")
+
+
+def iso_reader(kind: str, *, zoned: bool, timed: bool) -> Callable[[object], str]:
+    """A reader of ISO 8601 text: of a date, of a date and time, or of one with its offset.
+
+    The reader raises ValueOutOfRangeError for text that is none. A ``Z`` at the end of a date without
+    zone says nothing (``time.precision.mode: isostring``) and is left out.
+    """
+
+    def read(raw: object) -> str:
+        text = str(raw)
+        if text.lstrip("-") == _INFINITY:
+            return text
+        found = _ISO.fullmatch(text)
+        if found is None or (found["time"] is not None) != timed or (zoned and found["offset"] is None):
+            raise ValueOutOfRangeError(f"{shown(raw)} is no {kind}")
+        return _iso_text(found, zoned=zoned)
+
+    return read
+
+
+def _iso_text(found: re.Match[str], *, zoned: bool) -> str:
+    day, era = _dated(int(found["year"]), found["day"])
+    time = f" {_trimmed(found['time'])}" if found["time"] is not None else ""
+    offset = (found["offset"].replace("Z", "+00:00")) if zoned else ""
+    return f"{day}{time}{offset}{' ' + era if era else ''}"
+
+
+def iso_time_text(raw: object) -> str:
+    """A time of day from ISO 8601 text, without the ``Z`` that says nothing.
+
+    Raises:
+        ValueOutOfRangeError: the text is no time of day.
+    """
+    found = _ISO_TIME.fullmatch(str(raw))
+    if found is None:
+        raise ValueOutOfRangeError(f"{shown(raw)} is no time of day")
+    return _trimmed(found["time"])
+
+
+def _trimmed(time: str) -> str:
+    # Java leaves out seconds that are zero.
+    whole = time if time.count(":") == 2 else f"{time}:00"
+    return whole.rstrip("0").rstrip(".") if "." in whole else whole

@@ -1,0 +1,172 @@
+"""Rows flattened by Debezium's ExtractNewRecordState: the envelope is gone, its members may be fields.
+
+Source: Debezium 3.5.0.Final (captured with ``add.fields`` op, table, source.ts_ms, ``add.headers`` op
+and ``delete.tombstone.handling.mode`` rewrite-with-tombstone), and its documentation for the rest: an
+added field is ``__op``, ``__table``, ``__lsn`` or ``__source_lsn``, and ``__deleted`` comes with rewrite.
+
+Such a record is told from any other JSON by one of these fields, by a header ``__op``, or by a schema
+whose name ends in ``.Value``. One that has none of them is refused rather than guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
+from tidesink.codecs.debezium.envelope import POSTGRES, connector_of, table_of_source
+from tidesink.errors import SchemaMismatchError, shown
+from tidesink.events import Message, Op, TableId
+
+_OPS: Final[Mapping[object, Op]] = {
+    "c": Op.INSERT,
+    "r": Op.UPSERT,
+    "u": Op.UPDATE,
+    "d": Op.DELETE,
+    "t": Op.TRUNCATE,
+}
+# A field of a flattened row, or a header of its record.
+OP_HEADER: Final = "__op"
+_DELETED: Final = "__deleted"
+_SOURCE_PREFIX: Final = "__source_"
+_PREFIX: Final = "__"
+# Members of the envelope, and of the source blocks of all connectors: ``add.fields`` takes them by
+# these names, with or without ``source.`` before them.
+_ENVELOPE: Final = frozenset({"ts_ms", "ts_us", "ts_ns", "transaction_id", "transaction_total_order"})
+_COMMON: Final = (
+    "version",
+    "connector",
+    "name",
+    "snapshot",
+    "db",
+    "sequence",
+    "schema",
+    "table",
+    "collection",
+)
+_MYSQL: Final = ("server_id", "gtid", "file", "pos", "row", "thread", "query")
+_POSTGRES: Final = ("txId", "lsn", "xmin", "origin", "origin_lsn")
+_ORACLE: Final = ("scn", "commit_scn", "lcr_position", "rs_id", "ssn", "redo_thread", "user_name", "row_id")
+_SQL_SERVER: Final = ("change_lsn", "commit_lsn", "event_serial_no")
+_MONGODB: Final = ("rs", "ord", "lsid", "txnNumber")
+_OTHERS: Final = ("keyspace", "shard", "vgtid", "commit_ts", "cluster_id")
+_SOURCE: Final = frozenset((*_COMMON, *_MYSQL, *_POSTGRES, *_ORACLE, *_SQL_SERVER, *_MONGODB, *_OTHERS))
+_CONNECTOR_HEADER: Final = "__debezium.context.connectorName"
+# Which connector writes a field, where nothing names it.
+_TELLING: Final = (("lsn", POSTGRES), ("file", "mysql"), ("scn", "oracle"), ("commit_lsn", "sqlserver"))
+
+
+class Flattened(NamedTuple):
+    """A flattened row: what happened, where, and which of its fields are columns."""
+
+    op: Op
+    table: TableId
+    source: dict[str, Any]
+    columns: Mapping[str, Any]
+    schema: ConnectSchema | None
+    added: dict[str, Any]
+
+
+def is_added(name: str) -> bool:
+    """Whether a field of a flattened row was added by the transform and is no column."""
+    if not name.startswith(_PREFIX):
+        return False
+    rest = name[len(_PREFIX) :]
+    return (
+        name in (OP_HEADER, _DELETED)
+        or rest in _ENVELOPE
+        or rest in _SOURCE
+        or name.startswith(_SOURCE_PREFIX)
+    )
+
+
+def header(message: Message, name: str) -> str | None:
+    """A header's text; of several the last. None where there is none, or it is no text."""
+    found = next((value for key, value in reversed(message.headers) if key == name), None)
+    return None if found is None else found.decode("utf-8", "replace").strip('"')
+
+
+def is_flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> bool:
+    """Whether a record without an envelope shows that it had one."""
+    if any(is_added(name) for name in payload) or header(message, OP_HEADER) is not None:
+        return True
+    return schema is not None and (schema.name or "").endswith(".Value")
+
+
+def marked_delete(message: Message) -> bool:
+    """Whether a null value says by its header that it is a flattened delete."""
+    return header(message, OP_HEADER) is not None
+
+
+def flattened(message: Message, payload: Mapping[str, Any], schema: ConnectSchema | None) -> Flattened:
+    """What a flattened row says.
+
+    Raises:
+        SchemaMismatchError: its ``__op`` is none of Debezium's.
+    """
+    added = {name: value for name, value in payload.items() if is_added(name)}
+    source = _source(message, added)
+    code = added.get(OP_HEADER) or header(message, OP_HEADER)
+    if code == "r":
+        source.setdefault("snapshot", "true")
+    return Flattened(
+        op=_op(code, added.get(_DELETED)),
+        table=flattened_table(message, source, schema),
+        source=source,
+        columns={name: value for name, value in payload.items() if name not in added},
+        schema=schema,
+        added=added,
+    )
+
+
+def _op(code: object, deleted: object) -> Op:
+    if deleted in ("true", True):
+        return Op.DELETE
+    if code is None:
+        return Op.UPSERT
+    if not isinstance(code, str) or code not in _OPS:
+        raise SchemaMismatchError(f"{OP_HEADER} is {shown(code, 40)}: none of {', '.join(map(str, _OPS))}")
+    return _OPS[code]
+
+
+def source_of_headers(message: Message) -> dict[str, Any]:
+    """The source block as far as the headers tell it."""
+    return _source(message, {})
+
+
+def _source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in added.items():
+        rest = name[len(_SOURCE_PREFIX if name.startswith(_SOURCE_PREFIX) else _PREFIX) :]
+        if value is not None and (name.startswith(_SOURCE_PREFIX) or rest in _SOURCE):
+            found.setdefault(rest, value)
+    connector = found.get("connector") or header(message, _CONNECTOR_HEADER)
+    told = next((connector for member, connector in _TELLING if member in found), None)
+    if connector or told:
+        found["connector"] = connector or told
+    return found
+
+
+def flattened_table(message: Message, source: Mapping[str, Any], schema: ConnectSchema | None) -> TableId:
+    """The table of a flattened record: its own fields, then the topic, then the schema's name."""
+    table = table_of_source(source)
+    if table.schema and table.name:
+        return table
+    topic = message.topic
+    if table.name and topic.endswith(f".{table.name}"):
+        return TableId(topic[: -len(table.name) - 1].rpartition(".")[2], table.name)
+    if table.name:
+        return table
+    return _from_topic(topic, connector_of(source)) or _from_name(schema) or TableId("", topic)
+
+
+def _from_topic(topic: str, connector: str) -> TableId | None:
+    # <prefix>.<database or schema>.<table>; SQL Server has both: <prefix>.<database>.<schema>.<table>.
+    parts = topic.split(".")
+    before = 2 if connector == "sqlserver" and len(parts) > 3 else 1
+    return TableId(parts[before], ".".join(parts[before + 1 :])) if len(parts) > before + 1 else None
+
+
+def _from_name(schema: ConnectSchema | None) -> TableId | None:
+    parts = (schema.name or "").split(".")[:-1] if schema else []
+    return TableId(parts[1], ".".join(parts[2:])) if len(parts) > 2 else None

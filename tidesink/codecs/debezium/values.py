@@ -1,0 +1,512 @@
+"""The column a Connect field stands for, and a reader for its values, by schema alone.
+
+A reader takes what fastavro gives with logical types left out (or with them), or what a JSON parser gives
+that reads numbers with a fraction as Decimal. Bytes are base64 in JSON.
+
+A column has its logical type, its default, and whether it may be null. The source's own type is on the wire
+only where someone asked for it: Debezium's ``column.propagate.source.type``
+(``__debezium.source.column.type``) and TiCDC's extension (``tidb_type``). It distinguishes an unsigned
+BIGINT from a signed one, and binary from text.
+
+Arrays, maps and structs become JSON text, geometries EWKB. JSON text is written one way, so that equal
+values are equal text: keys sorted, no spaces, decimals with all their digits, binary as base64, NaN and the
+infinities as text, as Debezium has them.
+
+``unavailable.value.placeholder`` stands for a value that the connector could not have: PostgreSQL sends a
+value stored out of line (TOAST) only where it changed, Oracle a LOB only where a statement set it. Debezium
+then writes the placeholder in the column's own type (3.5 and its main branch,
+``UnchangedToastedPlaceholder``): text as it is, bytes its UTF-8, an hstore map from it to itself, an array
+of text or bytes with it alone, an array of UUIDs the UUID of its bytes, any other array its bytes as
+numbers, a geometry a point nobody has. With binary.handling.mode base64 it writes null, which cannot be
+distinguished from a real null.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import struct
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from functools import partial
+from typing import Final
+
+from tidesink.codecs.base import DebeziumModes
+from tidesink.codecs.debezium import scalars
+from tidesink.codecs.debezium.connect_schema import (
+    PRECISION,
+    SOURCE_LENGTH,
+    SOURCE_SCALE,
+    SOURCE_TYPE,
+    TIDB_TYPE,
+    ConnectField,
+    ConnectSchema,
+)
+from tidesink.codecs.debezium.scalars import (
+    INTEGER_BITS,
+    bits,
+    boolean,
+    bytes_reader,
+    checked_text,
+    floating,
+    integer,
+    mismatch,
+    scale_of,
+    unscaled,
+    variable_scale,
+    whole_parameter,
+)
+from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError, shown
+from tidesink.events import Column, ColumnType, Value
+from tidesink.typemap.debezium_types import PLAIN_TYPES, Form, semantic_type
+from tidesink.typemap.render import split_allowed
+from tidesink.typemap.table import TypeRow, find_row, row_named
+
+# Debezium's stand-ins for a default that only the database computes, which is far more often the current
+# time than the first second of 1970.
+_EPOCH_DEFAULTS: Final = frozenset({"1970-01-01 00:00:00+00:00", "1970-01-01 00:00:00", "1970-01-01"})
+NOW: Final = "CURRENT_TIMESTAMP"
+_MOST_BITS: Final = 64
+
+
+def column_of(field: ConnectField, *, modes: DebeziumModes) -> Column:
+    """The column a field of a row stands for.
+
+    Its type is what the schema tells; where a table definition tells more, values are read with the
+    definition's column instead. Key marks are not on a field: the key's schema has them.
+    """
+    del modes  # a schema says all of it
+    return Column(
+        name=field.name,
+        type=column_type(field.schema),
+        nullable=field.schema.optional,
+        default=default_text(field.schema),
+    )
+
+
+def column_type(schema: ConnectSchema) -> ColumnType:
+    """The logical type of a field's values."""
+    own = wire_type(schema)
+    source = _source_row(schema)
+    if source is None or source.name == own.name:
+        return own
+    return _of_source(schema, source) or own
+
+
+def wire_type(schema: ConnectSchema) -> ColumnType:
+    """The logical type that a field's schema alone tells, whatever the source called it."""
+    semantic = semantic_type(schema.name, schema.type)
+    if semantic is None:
+        return ColumnType(PLAIN_TYPES[schema.type])
+    if semantic.form == "unscaled":
+        return _decimal(whole_parameter(schema, PRECISION), scale_of(schema))
+    if semantic.form == "bits":
+        length = whole_parameter(schema, "length")
+        fits = length is None or 0 < length <= _MOST_BITS
+        return ColumnType("bit" if fits else "varbinary", length=length)
+    if semantic.type in ("enum", "set"):
+        allowed = schema.parameters.get("allowed")
+        return ColumnType(semantic.type, members=split_allowed(allowed) if allowed is not None else None)
+    return ColumnType(semantic.type, fsp=semantic.fsp)
+
+
+def _decimal(precision: int | None, scale: int | None) -> ColumnType:
+    # Oracle's NUMBER(5,-2) has seven digits, the last two of them zeros.
+    if precision is not None and scale is not None and scale < 0:
+        return ColumnType("decimal", precision=precision - scale, scale=0)
+    return ColumnType("decimal", precision=precision, scale=scale)
+
+
+def _source_row(schema: ConnectSchema) -> TypeRow | None:
+    word = schema.parameters.get(TIDB_TYPE, schema.parameters.get(SOURCE_TYPE))
+    return find_row(word.lower().strip()) if word is not None else None
+
+
+def _of_source(schema: ConnectSchema, source: TypeRow) -> ColumnType | None:
+    """The source's own type, where the wire's values can be read as its values without a loss."""
+    if schema.type not in _CARRIED.get(source.reader, ()):
+        return None
+    if source.reader == "decimal":
+        precision, scale = whole_parameter(schema, SOURCE_LENGTH), whole_parameter(schema, SOURCE_SCALE)
+        return _decimal(precision, scale) if schema.name is None else None
+    return ColumnType(source.name, length=whole_parameter(schema, SOURCE_LENGTH))
+
+
+# The Connect types in which the values of a reader's types arrive whole.
+_CARRIED: Final[dict[str, tuple[str, ...]]] = {
+    "integer": ("int8", "int16", "int32", "int64"),
+    "unsigned64": ("int64", "bytes", "string"),
+    "binary": ("bytes", "string"),
+    "text": ("string",),
+    "decimal": ("string",),
+}
+
+
+def default_text(schema: ConnectSchema) -> str | None:
+    """A column's default as ``Column`` has it; None where there is none, or none that can be read."""
+    if schema.default is None:
+        return None
+    try:
+        value = wire_reader(schema)(schema.default)
+    except DecodeError:
+        # A default only fills rows from before the column: no reason to refuse those that have a value.
+        return None
+    return NOW if value in _EPOCH_DEFAULTS else _as_text(value, row_named(wire_type(schema).name))
+
+
+def _as_text(value: Value, row: TypeRow) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, int) and row.reader == "bit":
+        return value.to_bytes((value.bit_length() + 7) // 8 or 1, "big").decode("latin-1")
+    return value if value is None else str(value)
+
+
+WireReader = Callable[[object], Value]
+# A value inside an array, a map or a struct may be one itself.
+Nested = Callable[[object], object]
+
+_MS: Final = 1_000
+_US: Final = 1_000_000
+_NS: Final = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def wire_reader(schema: ConnectSchema) -> WireReader:
+    """A reader of one schema's values, null excepted.
+
+    The reader raises DecodeError: SchemaMismatchError where a value is not of the schema's type,
+    ValueOutOfRangeError where it is none of the semantic type's values.
+    """
+    semantic = semantic_type(schema.name, schema.type)
+    if semantic is None or semantic.form == "plain":
+        return _PLAIN[schema.type](schema)
+    return _FORMS[semantic.form](schema)
+
+
+def _structure(schema: ConnectSchema) -> WireReader:
+    nested = nested_reader(schema)
+    return lambda raw: json_text(nested(raw))
+
+
+def nested_reader(schema: ConnectSchema) -> Nested:
+    """A reader that keeps arrays, maps and structs as lists and mappings, for what is inside another."""
+    semantic = semantic_type(schema.name, schema.type)
+    if semantic is not None and semantic.form != "structure":
+        return wire_reader(schema)
+    kind = _NESTED.get(schema.type)
+    return wire_reader(schema) if kind is None else kind(schema)
+
+
+def _optional(schema: ConnectSchema | None) -> Nested:
+    # Debezium sends null inside of what it says is required: a two-dimensional array's rows.
+    read = nested_reader(schema) if schema is not None else _as_is
+    return lambda raw: None if raw is None else read(raw)
+
+
+def _as_is(raw: object) -> object:
+    return raw
+
+
+def _array(schema: ConnectSchema) -> Nested:
+    read = _optional(schema.items)
+
+    def items(raw: object) -> object:
+        if not isinstance(raw, list):
+            raise mismatch(raw, schema)
+        return [read(one) for one in raw]
+
+    return items
+
+
+def _map(schema: ConnectSchema) -> Nested:
+    read_key, read = _optional(schema.keys), _optional(schema.values)
+
+    def entries(raw: object) -> object:
+        return {str(read_key(key)): read(one) for key, one in _entries(raw, schema)}
+
+    return entries
+
+
+def _entries(raw: object, schema: ConnectSchema) -> list[tuple[object, object]]:
+    """A map's entries: an object, or an array of entries where its keys are not text.
+
+    Avro's are records of key and value (AvroData), JSON's arrays of two (JsonConverter).
+    """
+    if isinstance(raw, Mapping):
+        return list(raw.items())
+    if not isinstance(raw, list):
+        raise mismatch(raw, schema)
+    found: list[tuple[object, object]] = []
+    for one in raw:
+        if isinstance(one, Mapping) and set(one) == {"key", "value"}:
+            found.append((one["key"], one["value"]))
+        elif isinstance(one, list) and len(one) == 2:
+            found.append((one[0], one[1]))
+        else:
+            raise mismatch(raw, schema)
+    return found
+
+
+def _struct(schema: ConnectSchema) -> Nested:
+    readers = [(field.name, field.wire, _optional(field.schema)) for field in schema.fields]
+
+    def members(raw: object) -> object:
+        if not isinstance(raw, Mapping):
+            raise mismatch(raw, schema)
+        return {name: read(raw.get(wire)) for name, wire, read in readers}
+
+    return members
+
+
+_NESTED: Final[dict[str, Callable[[ConnectSchema], Nested]]] = {
+    "array": _array,
+    "map": _map,
+    "struct": _struct,
+}
+
+
+def _counted(schema: ConnectSchema, text: Callable[[int], str]) -> WireReader:
+    read = integer(schema)
+    return lambda raw: text(read(raw if type(raw) is int else _units(raw, schema)))
+
+
+def _units(raw: object, schema: ConnectSchema) -> object:
+    """The number behind a Python date or time, which fastavro gives for a logical type."""
+    if isinstance(raw, datetime):
+        return (raw - _EPOCH) // _MICROSECOND // _MS
+    if isinstance(raw, date):
+        return (raw - _EPOCH.date()).days
+    if isinstance(raw, time):
+        return (datetime.combine(_EPOCH, raw, timezone.utc) - _EPOCH) // _MICROSECOND // _MS
+    raise mismatch(raw, schema)
+
+
+def _days(schema: ConnectSchema) -> WireReader:
+    return _counted(schema, scalars.date_text)
+
+
+def _time(per_second: int, schema: ConnectSchema) -> WireReader:
+    return _counted(schema, lambda units: scalars.time_text(units, per_second))
+
+
+def _timestamp(per_second: int, schema: ConnectSchema) -> WireReader:
+    return _counted(schema, lambda units: scalars.timestamp_text(units, per_second))
+
+
+def _iso(kind: str, schema: ConnectSchema, *, zoned: bool = False, timed: bool = True) -> WireReader:
+    read, checked = scalars.iso_reader(kind, zoned=zoned, timed=timed), checked_text(schema)
+    return lambda raw: read(checked(raw))
+
+
+def _iso_time(schema: ConnectSchema) -> WireReader:
+    checked = checked_text(schema)
+    return lambda raw: scalars.iso_time_text(checked(raw))
+
+
+def _geometry(schema: ConnectSchema) -> WireReader:
+    read = bytes_reader(replace(schema, name="geometry"))
+
+    def geometry(raw: object) -> bytes:
+        if not isinstance(raw, Mapping):
+            raise mismatch(raw, schema)
+        return ewkb(raw, read)
+
+    return geometry
+
+
+_PLAIN: Final[dict[str, Callable[[ConnectSchema], WireReader]]] = {
+    **dict.fromkeys(INTEGER_BITS, integer),
+    "float32": floating,
+    "float64": floating,
+    "boolean": boolean,
+    "string": checked_text,
+    "bytes": bytes_reader,
+    "array": _structure,
+    "map": _structure,
+    "struct": _structure,
+}
+
+_FORMS: Final[dict[Form, Callable[[ConnectSchema], WireReader]]] = {
+    "days": _days,
+    "time_ms": partial(_time, _MS),
+    "time_us": partial(_time, _US),
+    "time_ns": partial(_time, _NS),
+    "timestamp_ms": partial(_timestamp, _MS),
+    "timestamp_us": partial(_timestamp, _US),
+    "timestamp_ns": partial(_timestamp, _NS),
+    "iso_date": partial(_iso, "date", timed=False),
+    "iso_time": _iso_time,
+    "iso_timestamp": partial(_iso, "date and time"),
+    "zoned_timestamp": partial(_iso, "date and time with an offset", zoned=True),
+    "unscaled": unscaled,
+    "variable_scale": variable_scale,
+    "bits": bits,
+    "geometry": _geometry,
+    "structure": _structure,
+}
+
+
+Structure = object
+
+_NON_FINITE: Final = {math.inf: '"Infinity"', -math.inf: '"-Infinity"'}
+_WKB_LITTLE: Final = 1
+_WKB_POINT: Final = 1
+# PostGIS sets this bit of the geometry's type where an SRID follows it (EWKB).
+_HAS_SRID: Final = 0x2000_0000
+_WKB_HEADER: Final = 5
+MOST_LEVELS: Final = 32
+
+
+def json_text(value: Structure) -> str:
+    """JSON text of nested lists, mappings and values.
+
+    Raises:
+        ValueOutOfRangeError: nested deeper than 32 levels.
+    """
+    return _json(value, 0)
+
+
+def _json(value: Structure, level: int) -> str:
+    if level > MOST_LEVELS:
+        raise ValueOutOfRangeError(f"a value is nested deeper than {MOST_LEVELS} levels")
+    if isinstance(value, Mapping):
+        members = sorted((str(key), one) for key, one in value.items())
+        return "{" + ",".join(f"{_quoted(key)}:{_json(one, level + 1)}" for key, one in members) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_json(one, level + 1) for one in value) + "]"
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    if value is None or isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bytes):
+        return _quoted(base64.b64encode(value).decode("ascii"))
+    if isinstance(value, Decimal):
+        return format(value, "f") if value.is_finite() else _quoted(str(value))
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, int):
+        return str(value)
+    raise SchemaMismatchError(f"{shown(value)} is nothing that an array, a map or a struct of Connect holds")
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
+        return '"NaN"'
+    return _NON_FINITE.get(value) or repr(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def ewkb(raw: Mapping[str, object], read_bytes: Callable[[object], bytes]) -> bytes:
+    """A geometry's WKB with its SRID in it (EWKB), plain WKB where it has none.
+
+    Debezium's struct has ``wkb`` and ``srid``, of a point ``x`` and ``y`` besides. What has an SRID in its
+    bytes already, as PostGIS writes it, stays as it is.
+
+    Raises:
+        DecodeError: the struct holds no geometry.
+    """
+    wkb, srid = raw.get("wkb"), raw.get("srid")
+    data = _point(raw) if wkb is None else read_bytes(wkb)
+    if srid is None:
+        return data
+    if not isinstance(srid, int) or not -(1 << 31) <= srid < 1 << 31:
+        raise SchemaMismatchError(f"the SRID {shown(srid)} of a geometry is no 32-bit integer")
+    if len(data) < _WKB_HEADER or data[0] not in (0, 1):
+        raise ValueOutOfRangeError(f"{shown(data)} is no geometry in WKB")
+    order = "<" if data[0] == _WKB_LITTLE else ">"
+    (kind,) = struct.unpack_from(f"{order}I", data, 1)
+    if kind & _HAS_SRID:
+        return data
+    return data[:1] + struct.pack(f"{order}Ii", kind | _HAS_SRID, srid) + data[_WKB_HEADER:]
+
+
+def _point(raw: Mapping[str, object]) -> bytes:
+    x, y = raw.get("x"), raw.get("y")
+    if not isinstance(x, float | int | Decimal) or not isinstance(y, float | int | Decimal):
+        raise SchemaMismatchError(f"{shown(dict(raw))} is no geometry: it has neither wkb nor x and y")
+    return struct.pack("<BIdd", _WKB_LITTLE, _WKB_POINT, x, y)
+
+
+_GEOMETRY: Final = bytes.fromhex("0101000020E6100000000000FC83D797C1000000FC83D797C1")
+_GEOGRAPHY: Final = bytes.fromhex("0101000020E61000000C21E7FDFF7F66401842CEFBFF7F5640")
+_NOWHERE: Final = -99_999_999.0
+_POINT: Final = struct.pack("<BIdd", 1, 1, _NOWHERE, _NOWHERE)
+_SRID: Final = 4326
+
+
+def placeholders(schema: ConnectSchema, modes: DebeziumModes) -> tuple[object, ...]:
+    """The values of a schema, as the wire has them, that stand for an unavailable one."""
+    text = modes.placeholder
+    if text is None:
+        return ()
+    if schema.type == "string":
+        return (text, *_encoded(text, modes))
+    if schema.type == "bytes":
+        return _bytes(text.encode())
+    if schema.type == "array":
+        return _arrays(schema.items, text)
+    if schema.type == "map":
+        return {text: text}, [[text, text]], [{"key": text, "value": text}]
+    return _geometries() if schema.type == "struct" else ()
+
+
+def _bytes(data: bytes) -> tuple[object, object]:
+    """Bytes as Avro has them and as JSON has them."""
+    return data, base64.b64encode(data).decode("ascii")
+
+
+def _encoded(text: str, modes: DebeziumModes) -> tuple[str, ...]:
+    data = text.encode()
+    if modes.binary_handling_mode == "hex":
+        return (data.hex(),)
+    if modes.binary_handling_mode in ("base64", "base64-url-safe"):
+        return base64.b64encode(data).decode("ascii"), base64.urlsafe_b64encode(data).decode("ascii")
+    return ()
+
+
+def _arrays(items: ConnectSchema | None, text: str) -> tuple[object, ...]:
+    """What an array of these items holds; of unknown items (plain JSON) any of it."""
+    kind, data = None if items is None else items.type, text.encode()
+    found: list[object] = []
+    if kind in (None, "string"):
+        found += [[text], [str(_uuid(data))]]
+    if kind in (None, "bytes"):
+        found += [[one] for one in _bytes(data)]
+        found += [list(forms) for forms in zip(*(_bytes(bytes([byte])) for byte in data), strict=True)]
+        scale = (scale_of(items) or 0) if items is not None else 0
+        found.append([Decimal(byte).scaleb(-scale) for byte in data])
+    if kind in (None, "int16", "int32", "int64", "float32", "float64"):
+        found.append(list(data))
+    if kind == "boolean":
+        found.append([True] * len(data))
+    if kind in (None, "struct"):
+        forms = zip(*(_bytes(bytes([byte])) for byte in data), strict=True)
+        found += [[{"scale": 0, "value": value} for value in form] for form in forms]
+    return tuple(found)
+
+
+def _uuid(data: bytes) -> uuid.UUID:
+    """Java's ``UUID.nameUUIDFromBytes``: version 3 of the bytes alone."""
+    return uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
+
+
+def _geometries() -> tuple[object, ...]:
+    areas = [{"wkb": wkb, "srid": _SRID} for data in (_GEOMETRY, _GEOGRAPHY) for wkb in _bytes(data)]
+    points = [{"x": _NOWHERE, "y": _NOWHERE, "wkb": wkb, "srid": None} for wkb in _bytes(_POINT)]
+    return (*areas, *points)

@@ -1,0 +1,1 @@
+"""The ``flat-avro`` codec: TiCDC's ``avro`` protocol, read and written."""
