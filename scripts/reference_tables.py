@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tidesink.config import kafka
-from tidesink.config.json_schema import config_schema
+from tidesink.config import kafka_properties as kafka
+from tidesink.config.load import config_schema
 from tidesink.errors import TidesinkError
 
 

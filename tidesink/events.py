@@ -21,7 +21,10 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+SequenceBy = Literal["kafka", "source"]
+
 
 # The member of an event's extension that names the columns whose value the source did not send.
 UNAVAILABLE: Final = "unavailable"

@@ -21,7 +21,7 @@ from tests.http_receiver import http_receiver
 from tests.kafka_topics import topic_messages
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.open import open_codec
-from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.config.targets import HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, Op, TableId
 from tidesink.sinks.shape import TableShape

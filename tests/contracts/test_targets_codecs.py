@@ -42,7 +42,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import ChangeEvent, Message, TableSchema
-from tidesink.sinks.reduce import reduce
+from tidesink.reduce import reduce
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
 from tidesink.sinks.targets.memory_target import MemoryTarget

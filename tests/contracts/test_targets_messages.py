@@ -17,7 +17,7 @@ from tests.kafka_topics import topic_messages
 from tests.servers import delete_topic, limit_messages
 from tidesink.codecs.base import PLACEHOLDER, CodecOptions, DebeziumModes
 from tidesink.codecs.open import open_codec
-from tidesink.config.target_messages import KafkaSettings
+from tidesink.config.targets import KafkaSettings
 from tidesink.errors import (
     SchemaRefusedError,
     StaleProgressError,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
 from tests.full import quick_on
-from tidesink.config.routes import Destination
+from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.schema_registry.naming import MAX_TOPIC_LENGTH

@@ -10,7 +10,7 @@ from tests.full import quick_on
 from tests.multisets import SCHEMA, TABLE, again, copies, history
 from tidesink.codecs.canal_json.codec import keyed_by_row
 from tidesink.events import Row
-from tidesink.sinks.reduce import reduce
+from tidesink.reduce import reduce
 from tidesink.typemap.target_schema import row_keyed, shape_of
 
 pytestmark = quick_on("memory", "delta", "postgres")

@@ -10,7 +10,7 @@ import pytest
 from tests.contracts.sql_beds import execute, target_of
 from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, shape
 from tests.full import quick_on
-from tidesink.config.routes import Destination
+from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.routing import routed_shape

@@ -11,8 +11,7 @@ from tests.e2e.places import Place, Rows
 from tests.e2e.replay import Servers
 from tests.e2e.writing import shop_config
 from tidesink.codecs.base import CodecOptions
-from tidesink.config.models import SequenceBy
-from tidesink.events import TableSchema
+from tidesink.events import SequenceBy, TableSchema
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 
 

@@ -23,7 +23,7 @@ from tests.kafka_topics import topic_messages
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.open import open_codec
 from tidesink.config import load_config
-from tidesink.config.target_messages import AVRO_PROTOCOLS
+from tidesink.config.targets import AVRO_PROTOCOLS
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 from tidesink.config import parse_config
-from tidesink.config.json_schema import config_schema
+from tidesink.config.load import config_schema
 from tidesink.config.models import Config
 
 VALIDATOR = jsonschema.Draft202012Validator(config_schema())

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.decoded_batches import as_records
 from tidesink.codecs.batch import ChangeTable, ValueOptions, rows_from_events
-from tidesink.config.models import SequenceBy
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import (
     UNAVAILABLE,
@@ -23,12 +22,13 @@ from tidesink.events import (
     Op,
     Position,
     Row,
+    SequenceBy,
     TableId,
     TableSchema,
 )
+from tidesink.reduce import Reduced, reduce
 from tidesink.sinks.batch.reduce import Reduction, key_hashes, reduce_tables
 from tidesink.sinks.history import versions_of
-from tidesink.sinks.reduce import Reduced, reduce
 
 TABLE = TableId("shop", "t")
 

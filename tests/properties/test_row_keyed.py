@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.contracts.targets_bed import progress
 from tests.multisets import OPTIONS, SCHEMA, Copies, again, change, copies, history, messages
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
-from tidesink.config.models import SequenceBy
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.events import ChangeEvent
-from tidesink.sinks.reduce import reduce
+from tidesink.events import ChangeEvent, SequenceBy
+from tidesink.reduce import reduce
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
 from tidesink.sinks.targets.memory_target import MemoryTarget
 from tidesink.typemap.target_schema import RowKey, row_keyed, shape_of

@@ -22,8 +22,8 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op
+from tidesink.reduce import reduce
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.reduce import reduce
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.parse import target_reader

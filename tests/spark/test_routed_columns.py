@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.columns import ID
-from tidesink.config.routes import Destination
+from tidesink.config.models import Destination
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.routing_spark import RoutedColumns
 from tidesink.sinks.shape import Shard, TableShape, shape_of

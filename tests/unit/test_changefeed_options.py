@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from tidesink.codecs.base import Producer
-from tidesink.config.changefeed import ChangefeedRefusedError, go_text, read_changefeed, read_toml
+from tidesink.config.changefeed import ChangefeedRefusedError, read_changefeed, read_toml
+from tidesink.config.changefeed import options as go_text
 from tidesink.errors import ConfigError
 
 CANAL = "kafka://k:9092/t?protocol=canal-json"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.config.kafka import ALLOWED
+from tidesink.config.kafka_properties import ALLOWED
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.kafka.client_properties import (
     KERBEROS,

@@ -10,7 +10,7 @@ import yaml
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.config import load_config, parse_config
-from tidesink.config.identity import topic_tables
+from tidesink.config.models import topic_tables
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry
@@ -168,7 +168,7 @@ def test_tls_files_serve_both_clients(tmp_path: Path) -> None:
 def test_every_allowed_property_is_one_librdkafka_knows() -> None:
     from confluent_kafka import Consumer, KafkaException
 
-    from tidesink.config.kafka import ALLOWED
+    from tidesink.config.kafka_properties import ALLOWED
 
     for name in ALLOWED:
         try:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.told_bed import Bed
-from tidesink.config.routes import Destination
+from tidesink.config.models import Destination
 from tidesink.events import TableId
 from tidesink.sinks.decoding import Decoding
 from tidesink.sinks.layout import LaidOutDecoding

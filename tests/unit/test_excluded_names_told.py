@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.told_bed import Bed, T, said
-from tidesink.config.schema_changes import ChangePolicy
+from tidesink.config.table_options import ChangePolicy
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ToldNames, followed
 from tidesink.sinks.topic_ddl import told_by

@@ -8,7 +8,7 @@ from tests.lagging_registry import text_of
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
 from tidesink.codecs.columns_flat_avro import flat_avro_columns
-from tidesink.config.schema_changes import ChangePolicy, SchemaChanges
+from tidesink.config.table_options import ChangePolicy, SchemaChanges
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding_canal_json import _doubted, _RowWords

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
-from tidesink.config.layout import KEEPING_TARGETS, OWN_PREFIX
+from tidesink.config.table_checks import KEEPING_TARGETS, OWN_PREFIX
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.change_log import INDEX, OP, UNAVAILABLE

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.cli.plan import apart
 from tidesink.cli.table_plans import TablePlan
-from tidesink.config.route_checks import SHARING_TARGETS
-from tidesink.config.routes import Destination, Route
+from tidesink.config.checks import SHARING_TARGETS
+from tidesink.config.models import Destination, Route
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.goals import Goals, shown_goal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.told_bed import Bed, T, said
-from tidesink.config.schema_changes import ChangePolicy
+from tidesink.config.table_options import ChangePolicy
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names
 from tidesink.sinks.schema_policy import pending_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.config.sequence import SEQUENCED_TARGETS
+from tidesink.config.table_checks import SEQUENCED_TARGETS
 from tidesink.events import TableId
 from tidesink.sinks.targets import TARGETS
 

@@ -18,8 +18,7 @@ from typer.core import TyperCommand
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
-from tidesink.config.interpolate import Interpolated
-from tidesink.config.problems import nearest
+from tidesink.config.fields import Interpolated, nearest
 from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
 from tidesink.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tidesink.cli.status import read_statuses
 from tidesink.config import Config
-from tidesink.config.problems import nearest
+from tidesink.config.fields import nearest
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 

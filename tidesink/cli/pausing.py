@@ -15,7 +15,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 
 if TYPE_CHECKING:
-    from tidesink.config.schema_changes import ChangePolicy
+    from tidesink.config.table_options import ChangePolicy
     from tidesink.sinks.state_store import TableStatus
     from tidesink.sinks.table_control import TableControl
 

@@ -16,7 +16,7 @@ from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved
 from tidesink.config import Config
 from tidesink.config.checks import carries_ddl, keeps_bad_records
 from tidesink.config.fields import without_secrets
-from tidesink.config.schema_change_checks import untold_changes
+from tidesink.config.table_checks import untold_changes
 from tidesink.errors import TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.goals import Goals

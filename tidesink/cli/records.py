@@ -11,7 +11,7 @@ import typer
 
 from tidesink.cli.capture import base64_text
 from tidesink.cli.known_tables import named_table
-from tidesink.config.problems import nearest
+from tidesink.config.fields import nearest
 from tidesink.errors import ConfigError, NotKeptError, TidesinkError
 from tidesink.events import TableId
 

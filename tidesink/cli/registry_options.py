@@ -12,7 +12,7 @@ import typer
 from tidesink.cli import sources
 from tidesink.cli.capture import json_lines
 from tidesink.config import Config, load_config
-from tidesink.config.registry_file import load_registry_settings
+from tidesink.config.load import load_registry_settings
 from tidesink.errors import ConfigError, RegistryError
 from tidesink.schema_registry import SchemaRegistry, open_registry
 from tidesink.schema_registry.copy import SubjectEntry, entries_of, memory_registry

@@ -14,8 +14,8 @@ from tidesink.cli.codec_options import Given, codec_options, protocol_named
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.config import Config, load_config
-from tidesink.config.identity import stated_keys, topic_tables
-from tidesink.config.registry_file import load_registry_settings
+from tidesink.config.load import load_registry_settings
+from tidesink.config.models import stated_keys, topic_tables
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId, TableSchema

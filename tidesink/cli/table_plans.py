@@ -15,10 +15,9 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, LoneCodec, Told
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
-from tidesink.config.identity import topic_tables
-from tidesink.config.idle_patterns import idle_patterns
-from tidesink.config.merged import check_merged
-from tidesink.config.schema_change_checks import shown_policies
+from tidesink.config.checks import idle_patterns
+from tidesink.config.models import topic_tables
+from tidesink.config.table_checks import check_merged, shown_policies
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ToldNames, followed, left_out_too
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError

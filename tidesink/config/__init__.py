@@ -1,5 +1,6 @@
 """The one configuration file of a pipeline: its models, and how it is read."""
 
+from tidesink.config.fields import Problem
 from tidesink.config.load import check_config, load_config, parse_config
 from tidesink.config.models import (
     BatchSettings,
@@ -11,11 +12,15 @@ from tidesink.config.models import (
     TableDefaults,
     TableOverride,
 )
-from tidesink.config.problems import Problem
 from tidesink.config.source import RegistryAuth, RegistrySettings, RegistryTls, SourceSettings
-from tidesink.config.target import DeltaSettings, MemorySettings, TargetSettings
-from tidesink.config.target_iceberg import IcebergSettings
-from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.config.targets import (
+    DeltaSettings,
+    HttpSettings,
+    IcebergSettings,
+    KafkaSettings,
+    MemorySettings,
+    TargetSettings,
+)
 
 __all__ = [
     "BatchSettings",

@@ -1,29 +1,190 @@
-"""What no single field can tell: settings that contradict each other or have no effect."""
+"""Checks across settings: those that contradict each other or have no effect.
+
+Among them: settings of large messages, routes, patterns that fit no table, and what a target that passes
+rows on cannot do.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
-from tidesink.config.database_url import database_url_problems
-from tidesink.config.kafka import KafkaProperties
-from tidesink.config.kafka_checks import file_problems, kafka_problems, security_problems
-from tidesink.config.large_messages import large_message_problems
-from tidesink.config.layout import layout_problems
-from tidesink.config.merged import Words, merged_problems, words_of
-from tidesink.config.models import Config
-from tidesink.config.modes import mode_problems
-from tidesink.config.passed_on import message_target_problems
-from tidesink.config.problems import Problem
-from tidesink.config.route_checks import route_problems
-from tidesink.config.schema_change_checks import schema_change_problems
-from tidesink.config.sequence import sequence_problems
+from tidesink.config.fields import Problem, database_url_problems
+from tidesink.config.kafka_properties import KafkaProperties, file_problems, kafka_problems, security_problems
+from tidesink.config.models import Config, Route, references
 from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
-from tidesink.config.target_messages import HttpSettings, KafkaSettings
+from tidesink.config.table_checks import (
+    Words,
+    layout_problems,
+    merged_problems,
+    mode_problems,
+    schema_change_problems,
+    sequence_problems,
+    words_of,
+)
+from tidesink.config.targets import HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
 from tidesink.schema_registry.naming import TopicRule
+
+_UPSTREAM_REMEDY = "give a URL such as mysql+pymysql://${env:TIDB_USER}:${env:TIDB_PASSWORD}@tidb:4000"
+
+
+def large_message_problems(config: Config) -> Iterator[Problem]:
+    """What TiCDC would refuse too (tiflow c7b2588), and an upstream that no driver is there for."""
+    source = config.source
+    option = source.large_message_handle_option
+    if option != "none" and not source.enable_tidb_extension and source.protocol == "canal-json":
+        yield Problem(
+            "source.large-message-handle-option",
+            f"{option} needs the TiDB extension: TiCDC refuses it without",
+            "set enable-tidb-extension: true as the changefeed has it",
+        )
+    if option == "claim-check" and source.claim_check_storage_uri is None:
+        yield Problem(
+            "source.claim-check-storage-uri",
+            "required with large-message-handle-option claim-check",
+            "give the changefeed's claim-check-storage-uri, or a directory that holds the same files",
+        )
+    if source.upstream_url is not None:
+        url = source.upstream_url.get_secret_value()
+        yield from database_url_problems("source.upstream-url", url, remedy=_UPSTREAM_REMEDY)
+
+
+def message_target_problems(config: Config) -> Iterator[Problem]:
+    """Settings that contradict a target which keeps no rows."""
+    if not isinstance(config.target, KafkaSettings | HttpSettings):
+        return
+    deletes = [("defaults", config.defaults.deletes)]
+    deletes += [(f"tables[{number}]", entry.deletes or "hard") for number, entry in enumerate(config.tables)]
+    for place, mode in deletes:
+        if mode == "soft":
+            yield Problem(
+                f"{place}.deletes",
+                f"a {config.target.type} target sends deletes on and keeps no row to mark",
+                "use deletes: hard",
+            )
+    if isinstance(config.target, KafkaSettings):
+        yield from _kafka_target(config, config.target)
+
+
+def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
+    source = config.source
+    if set(target.brokers) & set(source.brokers) and target.topic in source.topics:
+        yield Problem(
+            "target.topic",
+            "is a topic rule that the pipeline reads from the same brokers",
+            "give it a prefix, such as copy_{schema}_{table}",
+        )
+    tells_none = source.protocol in ("flat-avro", "canal-json") and not source.enable_tidb_extension
+    if tells_none and target.protocol.startswith("debezium"):
+        yield Problem(
+            "target.protocol",
+            f"{target.protocol} says the commit_ts of each row, and the source tells none",
+            "set enable-tidb-extension = true at the changefeed and under source, or write flat-avro or "
+            "canal-json",
+        )
+    elif tells_none and target.enable_tidb_extension:
+        yield Problem(
+            "target.enable-tidb-extension",
+            "says the commit_ts of each row, and the source tells none",
+            "set enable-tidb-extension = true at the changefeed and under source, or remove it here",
+        )
+
+
+# Targets whose tables several source tables can share; held to their capabilities by a test.
+SHARING_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
+
+
+def route_problems(config: Config) -> Iterator[Problem]:
+    """What is wrong with the routes of a config."""
+    shared: dict[str, Route] = {}
+    patterns: set[str] = set()
+    for number, route in enumerate(config.routes):
+        place = f"routes[{number}]"
+        if route.match in patterns:
+            yield Problem(
+                f"{place}.match", "is an earlier route's: this one is never asked", "join the two routes"
+            )
+        patterns.add(route.match)
+        yield from _groups(place, route)
+        yield from _shard(place, route)
+        yield from _together(place, route, shared)
+        if route.shard_column is not None:
+            yield from _obstacles(place, config)
+        shared.setdefault(route.to, route)
+
+
+def _groups(place: str, route: Route) -> Iterator[Problem]:
+    texts: Mapping[str, str] = {"to": route.to, "shard": route.shard or ""}
+    for name, text in texts.items():
+        for group in sorted(references(text)):
+            if group > route.groups:
+                yield Problem(
+                    f"{place}.{name}",
+                    f"names group ${group}, and {route.match!r} has {route.groups}",
+                    "put the part of the name into ( )",
+                )
+
+
+def _shard(place: str, route: Route) -> Iterator[Problem]:
+    if route.shard_column is None:
+        if route.shard is not None:
+            yield Problem(f"{place}.shard", "has no effect without shard-column", "give one, or remove it")
+        if route.merges:
+            yield Problem(
+                f"{place}.shard-column",
+                f"several source tables may go to {route.to}, and rows of one key would overwrite each other",
+                "name a column for the source table of each row, or put all that differs between the "
+                "names into groups that stand in to",
+            )
+    elif route.shard is not None and route.merges and not references(route.shard):
+        yield Problem(
+            f"{place}.shard",
+            "is the same for all source tables, so that nothing tells their rows apart",
+            "name a group, as in $1, or leave it out",
+        )
+
+
+def _together(place: str, route: Route, shared: Mapping[str, Route]) -> Iterator[Problem]:
+    """Routes to one table must agree on the column that tells its rows apart."""
+    other = shared.get(route.to)
+    if other is None:
+        return
+    if route.shard_column is None or other.shard_column != route.shard_column:
+        yield Problem(
+            f"{place}.shard-column",
+            f"two routes go to {route.to}, with the shard columns {other.shard_column or '(none)'} and "
+            f"{route.shard_column or '(none)'}",
+            "give both the same shard-column",
+        )
+
+
+def _obstacles(place: str, config: Config) -> Iterator[Problem]:
+    if config.target.type not in SHARING_TARGETS:
+        yield Problem(
+            f"{place}.shard-column",
+            f"several source tables cannot share a table of a target of type {config.target.type}",
+            "send each to a table of its own, or use another target",
+        )
+    orders = [config.defaults.sequence_by, *(entry.sequence_by for entry in config.tables)]
+    if "source" in orders:
+        yield Problem(
+            f"{place}.shard-column",
+            "tables ordered by the source cannot share a table in this version",
+            "use sequence_by: kafka, or send each to a table of its own",
+        )
+    modes = {config.defaults.mode, *(entry.mode for entry in config.tables)} - {None, "upsert"}
+    for mode in sorted(map(str, modes)):
+        yield Problem(
+            f"{place}.shard-column",
+            f"tables in mode {mode} cannot share a table in this version",
+            "use mode: upsert, or send each to a table of its own",
+        )
+
 
 FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
 
@@ -291,7 +452,7 @@ def carries_ddl(source: SourceSettings) -> bool:
     return source.protocol != "flat-avro" or source.avro_enable_watermark
 
 
-def _kafka(config: Config) -> Iterator[Problem]:
+def _kafka_clients(config: Config) -> Iterator[Problem]:
     for place, properties in _clients(config):
         yield from kafka_problems(properties, place)
         yield from security_problems(properties, place)
@@ -324,9 +485,30 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
     layout_problems,
     route_problems,
     schema_change_problems,
-    _kafka,
+    _kafka_clients,
     _files,
     _dead_letters,
     message_target_problems,
     _state,
 )
+
+
+_IDLE: Final = (
+    "{place}: {pattern!r} fits none of the tables that were found ({names}), so that nothing under it has an "
+    "effect: is it spelt as the changefeed has them?"
+)
+_SHOWN: Final = 5
+
+
+def idle_patterns(config: Config, tables: Iterable[TableId]) -> Iterator[str]:
+    """A warning for each ``match`` of ``tables`` and ``routes`` that fits none of some tables."""
+    known = sorted(set(tables))
+    if not known:
+        return
+    names = ", ".join(map(str, known[:_SHOWN])) + (", …" if known[_SHOWN:] else "")
+    for number, entry in enumerate(config.tables):
+        if entry.match is not None and not any(entry.covers(table) for table in known):
+            yield _IDLE.format(place=f"tables[{number}].match", pattern=entry.match, names=names)
+    for number, route in enumerate(config.routes):
+        if not any(route.fits(table) for table in known):
+            yield _IDLE.format(place=f"routes[{number}].match", pattern=route.match, names=names)

@@ -1,4 +1,8 @@
-"""From a YAML file to a Config, with every problem found at once."""
+"""From a YAML file to a Config, with every problem found at once; and the config's JSON Schema.
+
+The JSON Schema is for editors and other programs. The registry's settings can also stand in a file of their
+own, for those who use the registry and no workers.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from typing import Any
 import yaml
 from pydantic import SecretStr, ValidationError
 
-from tidesink.config.checks import cross_problems
-from tidesink.config.interpolate import Interpolated
-from tidesink.config.kafka_checks import kafka_problems
+from tidesink.config.checks import cross_problems, registry_auth_problems
+from tidesink.config.fields import Interpolated, Problem, place_of, problems_of, shown_seconds
+from tidesink.config.kafka_properties import kafka_problems
 from tidesink.config.models import Config
-from tidesink.config.problems import Problem, place_of, problems_of
+from tidesink.config.source import RegistrySettings, registry_section
 from tidesink.errors import ConfigError
 
 _SECRET_PLACES = (
@@ -157,3 +161,85 @@ def read_yaml(file: Path) -> Any:
 def _listing(path: str | Path, problems: list[Problem]) -> str:
     count = "1 setting is wrong" if len(problems) == 1 else f"{len(problems)} settings are wrong"
     return "\n".join([f"{count} in {Path(path).name}", *(f"  {problem}" for problem in problems)])
+
+
+def load_registry_settings(path: str | Path) -> RegistrySettings:
+    """The settings in a YAML file: the same members as ``source.schema-registry`` in a config.
+
+    Raises:
+        ConfigError: the file cannot be read, or settings are wrong; the message lists all of them.
+    """
+    file = Path(path)
+    found = Interpolated(read_yaml(file), base=file.resolve().parent)
+    problems = list(found.problems)
+    settings = _validated_registry(found.data, file, problems)
+    if settings is None or problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise ConfigError(f"these settings of a registry are wrong:\n{listed}", file=str(file))
+    return settings
+
+
+def _validated_registry(data: Any, file: Path, problems: list[Problem]) -> RegistrySettings | None:
+    if not isinstance(data, dict):
+        problems.append(Problem("(file)", "is no mapping of settings", "write urls: http://host:port"))
+        return None
+    context = {"base": file.resolve().parent}
+    try:
+        settings = RegistrySettings.model_validate(registry_section(data), context=context)
+    except ValidationError as error:
+        # A secret may stand anywhere in it: no value is repeated.
+        problems += problems_of(error, RegistrySettings, hidden=lambda _field: True)
+        return None
+    problems += registry_auth_problems(settings, "registry")
+    return settings
+
+
+# A reference may stand for any value; it is replaced before the value is checked.
+_REFERENCE = {"type": "string", "pattern": r"\$\{(env|file):[^}]+\}"}
+_NO_TEXT = frozenset({"boolean", "integer", "number"})
+
+
+def config_schema() -> dict[str, Any]:
+    """The schema (draft 2020-12) that every right config fulfils; ``tidesink validate`` checks more."""
+    schema = _plain(Config.model_json_schema())
+    registry = schema["$defs"]["RegistrySettings"]
+    registry["properties"]["url"] = registry["properties"]["urls"]
+    registry["oneOf"] = [{"required": ["urls"]}, {"required": ["url"]}]
+    del registry["required"]
+    target = schema["properties"]["target"]
+    target["anyOf"] = target.pop("oneOf")  # a reference as type fits all of them
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "tidesink pipeline",
+    }
+
+
+def _plain(part: Any) -> Any:
+    """Without pydantic's titles and Python's markup; patterns anchored; references let through."""
+    if isinstance(part, list):
+        return [_plain(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    kept = {name: _member(name, value) for name, value in part.items() if name != "title"}
+    if isinstance(kept.get("default"), float):
+        kept["default"] = shown_seconds(kept["default"])  # durations alone are such numbers
+    if isinstance(kept.get("description"), str):
+        kept["description"] = kept["description"].replace("``", "`").replace("\n", " ")
+    if isinstance(kept.get("pattern"), str) and not kept["pattern"].startswith(("^", r"\$")):
+        kept["pattern"] = f"^{kept['pattern']}$"
+    return _referable(kept)
+
+
+def _member(name: str, value: Any) -> Any:
+    # Below these, names are the settings' own: one may be called type or title.
+    if name in ("properties", "$defs"):
+        return {own: _plain(schema) for own, schema in value.items()}
+    return _plain(value)
+
+
+def _referable(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") not in _NO_TEXT and not part.keys() & {"const", "enum", "pattern"}:
+        return part
+    outside: dict[str, Any] = {name: part.pop(name) for name in ("description", "default") if name in part}
+    return {**outside, "anyOf": [part, _REFERENCE]}

@@ -1,15 +1,22 @@
-"""The models of the config file. Names are TiCDC's for the codec, Databricks' for merge semantics."""
+"""The models of the config file. Names are TiCDC's for the codec, Databricks' for merge semantics.
+
+Here are also the ``routes`` of a pipeline (the target table of each source table), table definitions (SQL
+in place, or the name of a file), and what a codec needs to know of a config's tables: which tables a
+flat-avro topic holds, and their keys. Where the topic rule is ambiguous, the registry decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
-from tidesink.config.definition import Definition, DefinitionFile, DefinitionText, read_definition
 from tidesink.config.fields import (
     MOST_BYTES,
     MOST_RECORDS,
@@ -27,25 +34,203 @@ from tidesink.config.fields import (
     TableName,
     TablePattern,
 )
-from tidesink.config.inherited import without_use
-from tidesink.config.metadata_names import Metadata
-from tidesink.config.mode_words import Mode, ScdType, TableMode, said_mode
-from tidesink.config.routes import Destination, Route, destination
-from tidesink.config.schema_changes import SchemaChanges, merged_changes
-from tidesink.config.selection import selection
 from tidesink.config.source import SourceSettings
-from tidesink.config.target import TargetSettings
+from tidesink.config.table_options import (
+    Metadata,
+    Mode,
+    ScdType,
+    SchemaChanges,
+    TableMode,
+    merged_changes,
+    said_mode,
+    selection,
+    without_use,
+)
+from tidesink.config.targets import TargetSettings
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.events import TableId
-from tidesink.schema_registry.naming import TopicRule, sanitize_name
+from tidesink.errors import ConfigError, SchemaNotFoundError
+from tidesink.events import SequenceBy, TableId
+from tidesink.schema_registry.base import SchemaReader
+from tidesink.schema_registry.naming import TopicRule, sanitize_name, subject
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.row_filter import read_filter
-from tidesink.typemap.target_schema import MetadataKind, beside_log
+from tidesink.typemap.target_schema import MetadataKind, Shard, beside_log
+
+# A shard's name must fit into a key: this many characters of four bytes are a third of MySQL's longest.
+LONGEST_SHARD: Final = 255
+_REFERENCE: Final = re.compile(r"\$([1-9$])")
+_GROUP: Final = re.compile(r"(?<!\\)\((?:\?P<\w+>|(?!\?))(?:[^()\\]|\\.)*\)")
+# What fits more than one text: words for classes of characters, and everything but plain characters.
+_VARIABLE: Final = re.compile(r"\\[A-Za-z0-9]|(?<!\\)[.^$*+?{}\[\]|()]")
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"correct the regular expression: {error}") from error
+    return text
+
+
+def _table_text(text: str) -> str:
+    schema, dot, name = text.partition(".")
+    if not (schema and dot and name) or "." in name:
+        raise ValueError("give the table as schema.table, as in sales.orders or $1.orders")
+    return _vetted(text)
+
+
+def _vetted(text: str) -> str:
+    if "$" in _REFERENCE.sub("", text):
+        raise ValueError("$ stands before the number of a group ($1 to $9); a $ itself is $$")
+    return text
+
+
+class Route(Model):
+    """Where the source tables go whose whole name, `schema.table`, a regular expression matches."""
+
+    match: Annotated[str, Field(min_length=1), AfterValidator(_regex)]
+    """A regular expression (Python's) for the whole of `schema.table`, in any case; the first route that
+    matches counts. A table that none matches keeps its name."""
+    to: Annotated[str, AfterValidator(_table_text)]
+    """The table at the target, `schema.table`; `$1` to `$9` stand for what the groups matched."""
+    shard_column: Annotated[str, Field(min_length=1)] | None = None
+    """A column, added to the target's key, which says the source table of each row. Needed where several
+    source tables may go to one table."""
+    shard: Annotated[str, Field(min_length=1), AfterValidator(_vetted)] | None = None
+    """What stands in the shard column: text with `$1` to `$9`; `schema.table` of the source if not given.
+    Two source tables of one target table must not have the same."""
+
+    @property
+    def groups(self) -> int:
+        """How many groups the expression has."""
+        return re.compile(self.match).groups
+
+    @property
+    def merges(self) -> bool:
+        """Whether several source tables may go to one table, as far as the texts tell."""
+        if _VARIABLE.search(_GROUP.sub("", self.match)):
+            return True
+        return not references(self.to) >= set(range(1, self.groups + 1))
+
+    def fits(self, table: TableId) -> re.Match[str] | None:
+        """What the expression matched of a table's name."""
+        return re.compile(self.match, re.IGNORECASE).fullmatch(str(table))
+
+
+class Destination(NamedTuple):
+    """The target's table, and what tells the source table's rows from those of others there."""
+
+    table: TableId
+    shard: Shard | None = None
+
+
+def references(text: str) -> set[int]:
+    """The numbers of the groups a text names."""
+    return {int(found) for found in _REFERENCE.findall(text) if found != "$"}
+
+
+def destination(routes: Sequence[Route], table: TableId) -> Destination:
+    """Where a source table goes.
+
+    Raises:
+        ConfigError: what the groups matched makes no name of a table, or a shard's name that is too long.
+    """
+    for route in routes:
+        found = route.fits(table)
+        if found is not None:
+            return _destination(route, found, table)
+    return Destination(table)
+
+
+def _destination(route: Route, found: re.Match[str], table: TableId) -> Destination:
+    schema, name = (_expanded(part, found) for part in route.to.split("."))
+    if not (schema and name):
+        raise ConfigError(
+            f"the route {route.match!r} makes no name of {table}: {route.to} becomes {schema}.{name}",
+            table=str(table),
+        )
+    goal = TableId(schema, name)
+    if route.shard_column is None:
+        return Destination(goal)
+    value = str(table) if route.shard is None else _expanded(route.shard, found)
+    if not 0 < len(value) <= LONGEST_SHARD:
+        raise ConfigError(
+            f"the shard of {table} has {len(value)} characters, and 1 to {LONGEST_SHARD} can stand in a key: "
+            f"give the route {route.match!r} a shard, such as $1",
+            table=str(table),
+        )
+    return Destination(goal, Shard(route.shard_column, value))
+
+
+def _expanded(text: str, found: re.Match[str]) -> str:
+    """A text with what the groups matched; a group that took no part is empty."""
+
+    def value(reference: re.Match[str]) -> str:
+        name = reference[1]
+        return "$" if name == "$" else found[int(name)] or ""
+
+    return _REFERENCE.sub(value, text)
+
+
+Dialect = Literal["mysql", "postgres"]
+
+
+class Definition(Model):
+    """``CREATE TABLE`` text in the source's SQL; ``file`` says where it was read from."""
+
+    sql: str
+    file: str | None = None
+    dialect: Dialect = "mysql"
+
+    def declare_in(self, definitions: TableDefinitions, default_schema: str) -> None:
+        """Declare what the text defines.
+
+        Raises:
+            ConfigError: the text cannot be read.
+        """
+        if self.dialect == "mysql":
+            definitions.declare(self.sql, default_schema)
+            return
+        from tidesink.ddl.catalog import read_postgres_tables
+
+        for schema in read_postgres_tables(self.sql, default_schema):
+            definitions.put(schema)
+
+
+class DefinitionFile(Model):
+    """SQL kept in a file of its own."""
+
+    file: str
+    """Read from beside the config."""
+    dialect: Dialect = "mysql"
+    """Whose SQL it is."""
+
+
+class DefinitionText(Model):
+    """SQL in place, of another database than TiDB and MySQL."""
+
+    sql: str
+    """The CREATE TABLE statement."""
+    dialect: Dialect = "mysql"
+    """Whose SQL it is."""
+
+
+def read_definition(value: Any, info: ValidationInfo) -> Any:
+    """Text is the SQL itself, TiDB's or MySQL's; ``{file: path}`` is read from beside the config."""
+    if isinstance(value, str):
+        return {"sql": value}
+    if not isinstance(value, dict) or "file" not in value or "sql" in value:
+        return value
+    path = ((info.context or {}).get("base") or Path()) / str(value["file"])
+    try:
+        return {**value, "sql": path.read_text(encoding="utf-8"), "file": str(path)}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"give a readable file of SQL: {path} cannot be read") from error
+
 
 Deletes = Literal["hard", "soft"]
 BadRecord = Literal["pause", "dead-letter"]
-SequenceBy = Literal["kafka", "source"]
 
 
 class HistorySettings(Model):
@@ -351,7 +536,7 @@ class Config(Model):
 
         None where neither tells (``shop_order_items`` by ``{schema}_{table}``), and for canal-json,
         where each message says its table. ``record``: the (sanitised) names in the topic's Avro record,
-        which pick one of several readings; ``tidesink.config.identity`` asks the registry for them.
+        which pick one of several readings; ``tidesink.config.models`` asks the registry for them.
         """
         if self.source.protocol == "canal-json":
             return None
@@ -412,3 +597,46 @@ _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored
 def _first(overrides: list[TableOverride], name: str) -> Any:
     found = (getattr(entry, name) for entry in overrides)
     return next((value for value in found if value is not None), None)
+
+
+def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], TableId | None]:
+    """``table_of_topic`` for ``open_codec``: answers are kept; the registry is asked only where needed."""
+    known: dict[str, TableId | None] = {}
+
+    def table_of(topic: str) -> TableId | None:
+        if topic not in known:
+            known[topic] = _table(config, registry, topic)
+        return known[topic]
+
+    return table_of
+
+
+def stated_keys(config: Config) -> dict[TableId, tuple[str, ...]]:
+    """The keys that a config gives to tables by name."""
+    return {entry.table: entry.keys for entry in config.tables if entry.table and entry.keys}
+
+
+def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None:
+    table = config.table_of_topic(topic)
+    if table is not None or config.source.protocol == "canal-json":
+        return table
+    table = config.table_of_topic(topic, record=_record(registry, topic))
+    if table is None:
+        raise ConfigError(
+            "the topic rule can be read as several tables, and the registry does not tell which: "
+            f"name the table under tables: {{name: schema.table, topic: {topic}}}",
+            topic=topic,
+        )
+    return table
+
+
+def _record(registry: SchemaReader, topic: str) -> TableId | None:
+    """Database and table as the topic's newest Avro record names them (sanitised); None without one."""
+    for part in ("value", "key"):
+        try:
+            record = json.loads(registry.latest(subject(topic, part)).schema_text)
+        except SchemaNotFoundError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("namespace"), str):
+            return TableId(record["namespace"].rpartition(".")[2], str(record.get("name")))
+    return None

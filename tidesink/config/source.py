@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo
 
 from tidesink.codecs.base import (
     BinaryHandling,
@@ -26,9 +26,22 @@ from tidesink.codecs.base import (
 )
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
-from tidesink.config.fields import MOST_BYTES, ByteSize, Listed, LocalPath, Model, PositiveDuration, Texts
-from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka, spark_properties
-from tidesink.config.large_messages import ClaimCheckPlace
+from tidesink.config.fields import (
+    MOST_BYTES,
+    ByteSize,
+    Listed,
+    LocalPath,
+    Model,
+    PositiveDuration,
+    Texts,
+    beside_config,
+)
+from tidesink.config.kafka_properties import (
+    KafkaProperties,
+    confluent_properties,
+    normalised_kafka,
+    spark_properties,
+)
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, OAuthClient, TlsOptions
 from tidesink.schema_registry.base import SchemaRegistry
@@ -36,6 +49,15 @@ from tidesink.schema_registry.client import open_registry
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.schema_registry.transport import Timeouts
 from tidesink.typemap.render import DecimalMode, UnsignedMode
+
+
+def _place(value: Any, info: ValidationInfo) -> Any:
+    return beside_config(value, info) if isinstance(value, str) else value
+
+
+# TiCDC takes an S3 access key behind the URI's ?, so that all of it is secret.
+ClaimCheckPlace = Annotated[SecretStr, BeforeValidator(_place, json_schema_input_type=str)]
+
 
 Protocol = Literal["flat-avro", "canal-json", "debezium-avro", "debezium-json"]
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeVar
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.config import Config, load_config
-from tidesink.config.identity import stated_keys, topic_tables
+from tidesink.config.models import stated_keys, topic_tables
 from tidesink.consumer.group import ConsumerGroup, Place, Start
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import Event, Message

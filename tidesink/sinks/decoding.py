@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from tidesink.codecs.columns_base import DecodeColumns
-from tidesink.config.definition import Definition
-from tidesink.config.merged import check_merged
+from tidesink.config.models import Definition
+from tidesink.config.table_checks import check_merged
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ToldNames
 from tidesink.errors import ConfigError

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, Literal
 
 from tidesink.config import Config, TableConfig
-from tidesink.config.schema_change_checks import TELLING_PROTOCOLS
+from tidesink.config.table_checks import TELLING_PROTOCOLS
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.shape import ShapeColumn, TableShape, without
 from tidesink.sinks.targets import target_module

@@ -10,7 +10,7 @@ from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.config import Config
-    from tidesink.config.routes import Destination
+    from tidesink.config.models import Destination
 
 
 class Goals:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from tidesink.errors import ProgressError, SchemaRefusedError
 from tidesink.events import ChangeEvent, ColumnType, Op, Row
-from tidesink.sinks.reduce import Key, OrderKey, row_events
+from tidesink.reduce import Key, OrderKey, row_events
 from tidesink.sinks.shape import ShapeColumn, TableShape
 
 # The exact commit_ts of a version's two ends: the first is inside, the last outside, null for none yet.

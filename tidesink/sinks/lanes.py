@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tidesink.config.identity import topic_tables
+from tidesink.config.models import topic_tables
 from tidesink.errors import ConfigError, SourceError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.debezium_tables import debezium_tables

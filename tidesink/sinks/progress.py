@@ -15,7 +15,7 @@ from tidesink.errors import ProgressError, StaleProgressError
 from tidesink.events import TableId
 
 if TYPE_CHECKING:
-    from tidesink.config.models import SequenceBy
+    from tidesink.events import SequenceBy
 
 
 FORMAT_VERSION: Final = 1

@@ -64,7 +64,7 @@ from tidesink.typemap.target_schema import TableShape
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.config.models import SequenceBy
+    from tidesink.events import SequenceBy
 
 _SCATTERED_TRUNCATE: Final = (
     "the table was truncated, and its topic has several partitions: nothing says which rows of the others "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidesink.codecs.columns_base import DecodeColumns
-from tidesink.config.routes import LONGEST_SHARD, Destination
+from tidesink.config.models import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import ColumnType, TableId
 from tidesink.sinks.decoding_around import DecodingAround

@@ -9,7 +9,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.codecs.columns_base import DecodeColumns
-from tidesink.config.routes import Destination
+from tidesink.config.models import Destination
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.routing import routed_shape
 from tidesink.typemap.target_schema import TableShape, quoted

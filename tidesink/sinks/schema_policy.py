@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from tidesink.config.schema_changes import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
+from tidesink.config.table_options import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.decoding import ToldColumns
 from tidesink.sinks.modes import names_of

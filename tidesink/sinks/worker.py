@@ -15,7 +15,7 @@ from typing import Final, Literal
 import structlog
 
 from tidesink.config import Config
-from tidesink.config.idle_patterns import idle_patterns
+from tidesink.config.checks import idle_patterns
 from tidesink.errors import SourceError
 from tidesink.sinks.assembly import assembled
 from tidesink.sinks.heartbeat import Heartbeat

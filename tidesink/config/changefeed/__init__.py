@@ -1,8 +1,7 @@
 """A TiCDC changefeed: its sink URI and TOML, its rules, and the config that reads what it writes."""
 
-from tidesink.config.changefeed.changefeed import Changefeed, ChangefeedRefusedError, read_changefeed
-from tidesink.config.changefeed.given import read_toml, read_toml_file
-from tidesink.config.changefeed.options import Refusal
+from tidesink.config.changefeed.options import Refusal, read_toml, read_toml_file
+from tidesink.config.changefeed.resolve import Changefeed, ChangefeedRefusedError, read_changefeed
 
 __all__ = [
     "Changefeed",

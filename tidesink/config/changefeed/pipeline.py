@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from tidesink.codecs.dispatch import Dispatcher, TableFilter
 from tidesink.codecs.open import DEBEZIUM_ALIASES
-from tidesink.config.changefeed.changefeed import Changefeed
-from tidesink.config.changefeed.given import Given
+from tidesink.config.changefeed.options import Given
+from tidesink.config.changefeed.resolve import Changefeed
 from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError

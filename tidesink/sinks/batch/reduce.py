@@ -23,7 +23,7 @@ from tidesink.errors import SchemaMismatchError
 from tidesink.events import Op
 
 if TYPE_CHECKING:
-    from tidesink.config.models import SequenceBy
+    from tidesink.events import SequenceBy
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

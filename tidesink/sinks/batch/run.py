@@ -25,6 +25,7 @@ from tidesink.errors import (
     SchemaMismatchError,
     TransientTargetError,
 )
+from tidesink.reduce import mixed_message
 from tidesink.sinks.accounting import Account, account_of
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.batch_progress import next_progress
@@ -40,7 +41,6 @@ from tidesink.sinks.modes import kept_shape, names_of, row_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange, cut_before
-from tidesink.sinks.reduce import mixed_message
 from tidesink.sinks.reduce_spark import refuse_beyond, refuse_truncates, refuse_undated, refuse_unplaced
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
 from tidesink.sinks.schema_policy import Accepted, Judgement, Pending, Policies, judge

@@ -23,7 +23,7 @@ from tidesink.sinks.progress import Progress
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.config.schema_changes import ChangeKind
+    from tidesink.config.table_options import ChangeKind
     from tidesink.sinks.history import HistoryNames
     from tidesink.sinks.shape import TableShape
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config
-    from tidesink.config.target_messages import HttpSettings
+    from tidesink.config.targets import HttpSettings
     from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = Capabilities(

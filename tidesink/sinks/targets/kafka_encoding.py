@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from tidesink.codecs.base import PLACEHOLDER, Codec, CodecOptions, EncodedRecord
 from tidesink.codecs.open import open_codec
-from tidesink.config.target_messages import AVRO_PROTOCOLS
+from tidesink.config.targets import AVRO_PROTOCOLS
 from tidesink.errors import (
     EncodeError,
     IncompatibleSchemaError,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.config import Config
-    from tidesink.config.target_messages import KafkaSettings
+    from tidesink.config.targets import KafkaSettings
     from tidesink.schema_registry.base import SchemaRegistry
     from tidesink.sinks.state_store import StateStore
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
-from tidesink.config.target_messages import KafkaSettings
+from tidesink.config.targets import KafkaSettings
 from tidesink.errors import StaleProgressError, TargetError, TransientTargetError
 
 _TIMEOUT: Final = 15.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tidesink.config import Config
-    from tidesink.config.target_messages import KafkaSettings
+    from tidesink.config.targets import KafkaSettings
     from tidesink.events import TableId
 
 NO_TRUNCATE: Final = (

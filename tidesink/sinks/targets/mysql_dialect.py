@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
-from tidesink.config.schema_changes import ChangeKind
+from tidesink.config.table_options import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.identifier import quote_mysql, text_mysql
 from tidesink.sinks.targets.mysql_connection import connect, load, pymysql

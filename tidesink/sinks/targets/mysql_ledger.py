@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from tidesink.config.routes import LONGEST_SHARD
+from tidesink.config.models import LONGEST_SHARD
 from tidesink.sinks.targets.mysql_errors import code_of
 
 _ADDED_BY_ANOTHER: Final = "1060"

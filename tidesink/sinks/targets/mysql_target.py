@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.config import Config
-    from tidesink.config.target_sql import MysqlSettings
+    from tidesink.config.targets import MysqlSettings
     from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = capabilities_of(MysqlDialect())

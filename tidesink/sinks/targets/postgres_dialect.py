@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
-from tidesink.config.schema_changes import ChangeKind
+from tidesink.config.table_options import ChangeKind
 from tidesink.errors import ConfigError, TidesinkError, TransientTargetError
 from tidesink.sinks.targets.identifier import quote_postgres, text_postgres
 from tidesink.sinks.targets.postgres_errors import code_of, error_of

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.config import Config
-    from tidesink.config.target_sql import PostgresSettings
+    from tidesink.config.targets import PostgresSettings
     from tidesink.sinks.state_store import StateStore
 
 CAPABILITIES: Final = capabilities_of(PostgresDialect())

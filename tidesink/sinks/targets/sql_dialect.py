@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from tidesink.config.schema_changes import ChangeKind
+from tidesink.config.table_options import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.sql_endpoint import Endpoint
 from tidesink.sinks.targets.sql_limits import SqlLimits

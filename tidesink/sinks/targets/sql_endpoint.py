@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
-    from tidesink.config.target_sql import SqlSettings
+    from tidesink.config.targets import SqlSettings
 
 CONNECT_SECONDS = 10
 # How long a statement waits for another's lock before the batch is tried again.

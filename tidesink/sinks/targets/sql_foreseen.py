@@ -16,7 +16,7 @@ from tidesink.typemap.render_sql import shown_type
 
 if TYPE_CHECKING:
     from tidesink.config import Config
-    from tidesink.config.target_sql import SqlSettings
+    from tidesink.config.targets import SqlSettings
     from tidesink.sinks.targets.sql_dialect import Dialect
 
 

@@ -15,7 +15,7 @@ from tidesink.sinks.targets.sql_place import Place, place_in
 from tidesink.sinks.targets.sql_table import SqlTable
 
 if TYPE_CHECKING:
-    from tidesink.config.target_sql import SqlSettings
+    from tidesink.config.targets import SqlSettings
     from tidesink.sinks.targets.sql_dialect import Dialect
 
 DEFAULT_TEMPLATE: Final = "{schema}.{table}"

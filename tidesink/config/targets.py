@@ -1,29 +1,217 @@
-"""Settings of the targets that tables are sent to as messages: a Kafka topic, an HTTP endpoint."""
+"""Where tables go: one model of settings for each type of target, picked by ``type``.
+
+Delta; Iceberg, in any catalog that Spark knows; SQL databases; and messages, to a Kafka topic or an HTTP
+endpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SecretStr,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.open import DEBEZIUM_ALIASES, protocol_named
-from tidesink.config.fields import MOST_BYTES, ByteSize, Count, Model, PositiveDuration, Texts
-from tidesink.config.kafka import KafkaProperties, confluent_properties, normalised_kafka
-from tidesink.config.source import (
-    Brokers,
-    RegistrySettings,
-    RegistryTls,
-    known_time_zone,
-    registry_section,
+from tidesink.config.fields import (
+    MOST_BYTES,
+    ByteSize,
+    Count,
+    LocalPath,
+    Model,
+    PositiveDuration,
+    Texts,
+    beside_config,
 )
+from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
+from tidesink.config.source import Brokers, RegistrySettings, RegistryTls, known_time_zone, registry_section
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.render import DecimalMode, UnsignedMode
+
+
+def _names_tables(template: str) -> str:
+    if "{schema}" not in template or "{table}" not in template:
+        raise ValueError("use both placeholders, as in {schema}.{table}: two tables could share one name")
+    levels = template.replace("{schema}", "s").replace("{table}", "t").split(".")
+    if not all(level.isidentifier() for level in levels) or len(levels) < 2:
+        raise ValueError(
+            "give names of letters, digits and _ with dots between, and the placeholders {schema} and "
+            "{table} alone, as in lake.{schema}_{table}: a namespace, and the table's own name last"
+        )
+    return template
+
+
+CatalogName = Annotated[str, AfterValidator(_names_tables)]
+"""A table's name in a catalog, with the placeholders {schema} and {table}."""
+
+
+def _no_session_catalog(name: str) -> str:
+    if name.lower() == "spark_catalog":
+        raise ValueError("spark_catalog is Delta's: give the catalog its own name")
+    return name
+
+
+def _with_paths(properties: Any, info: ValidationInfo) -> Any:
+    """A warehouse given as a path is read from the config file's folder; numbers and booleans are text."""
+    if not isinstance(properties, dict):
+        return properties
+    texts = {name: _text(value) for name, value in properties.items()}
+    warehouse = texts.get("warehouse")
+    if isinstance(warehouse, str) and warehouse.startswith(("./", "../", "~")):
+        texts["warehouse"] = beside_config(warehouse, info)
+    return texts
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+class IcebergSettings(Model):
+    """Iceberg tables of one catalog, each named by ``table``; ``catalog-properties`` are kept secret."""
+
+    type: Literal["iceberg"]
+    """`iceberg`: Iceberg tables in a catalog."""
+    catalog: Annotated[
+        str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_no_session_catalog)
+    ] = "iceberg"
+    """The catalog's name in Spark."""
+    catalog_properties: Annotated[dict[str, SecretStr], BeforeValidator(_with_paths)] = Field(
+        default_factory=dict
+    )
+    """What the catalog is, in Iceberg's words: `type` (`rest`, `hive`, `hadoop`, `glue`, `jdbc`, `nessie`)
+    or `catalog-impl`, `uri`, `warehouse`, …; their values are never shown. Without any, `spark.conf` says it
+    under `spark.sql.catalog.NAME`."""
+    table: CatalogName = "{schema}.{table}"
+    """A table's namespace and name; must contain `{schema}` and `{table}`."""
+
+    def catalog_values(self) -> dict[str, str]:
+        """``catalog-properties`` in plain text: never log it."""
+        return {name: value.get_secret_value() for name, value in self.catalog_properties.items()}
+
+
+TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
+
+
+def _database_url(scheme: str, url: str, *, needs_database: bool) -> str:
+    parts = urlsplit(url)
+    example = f"{scheme}://db.example.com:{5432 if scheme == 'postgresql' else 3306}/shop"
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("put user and password under user and password, and TLS under tls, not into the URL")
+    try:
+        fits = parts.scheme == scheme and parts.hostname and (parts.port or 1) > 0
+    except ValueError:
+        fits = False
+    if not fits or "/" in parts.path.strip("/") or (needs_database and not parts.path.strip("/")):
+        raise ValueError(f"give a URL such as {example}")
+    return url.rstrip("/")
+
+
+def _postgres_url(url: str) -> str:
+    return _database_url("postgresql", url, needs_database=True)
+
+
+def _mysql_url(url: str) -> str:
+    return _database_url("mysql", url, needs_database=False)
+
+
+def _names_a_table(template: str) -> str:
+    if "{schema}" not in template or "{table}" not in template:
+        raise ValueError("use both placeholders, as in {schema}.{table}: two tables could share one place")
+    rest = template.replace("{schema}", "").replace("{table}", "")
+    if "{" in rest or "}" in rest:
+        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+    if template.count(".") != 1 or not all(template.split(".")):
+        raise ValueError(
+            "give two names with a dot between them, as in {schema}.{table} or lake.{schema}_{table}"
+        )
+    return template
+
+
+def _names_a_view(template: str) -> str:
+    rest = template.replace("{table}", "")
+    if "{table}" not in template or not rest or "{" in rest or "}" in rest or "." in rest:
+        raise ValueError(
+            "give one name with {table} and more in it, as in {table}_live, for a view beside it"
+        )
+    return template
+
+
+SqlTemplate = Annotated[str, AfterValidator(_names_a_table)]
+
+
+class SqlTls(Model):
+    """TLS to a database, in Postgres's words."""
+
+    mode: TlsMode = "prefer"
+    """`disable`; `prefer`: where the server has it; `require`: without a look at its certificate;
+    `verify-ca`; `verify-full`: the certificate is signed by `ca` and names the host."""
+    ca: LocalPath | None = None
+    """A PEM file with the authorities that sign the server's certificate."""
+    certificate: LocalPath | None = None
+    """A PEM file with the worker's own certificate."""
+    key: LocalPath | None = None
+    """A PEM file with its private key."""
+
+
+class SqlSettings(Model):
+    """What every SQL database needs."""
+
+    default_port: ClassVar[int]
+
+    url: str
+    user: str
+    """The user that the worker logs in as."""
+    password: SecretStr | None = None
+    """Its password, as `${env:NAME}` or `${file:path}`."""
+    table: SqlTemplate = "{schema}.{table}"
+    view: Annotated[str, AfterValidator(_names_a_view)] | None = None
+    """The name of a view beside each table, as `{table}_live`, which shows its living rows without tidesink's
+    own columns; must contain `{table}`, the table's own name. It is made, and kept in step with the table."""
+    tls: SqlTls = Field(default_factory=SqlTls)
+    """TLS to the database."""
+
+
+class PostgresSettings(SqlSettings):
+    """Tables in a Postgres database."""
+
+    default_port: ClassVar[int] = 5432
+
+    type: Literal["postgres"]
+    """`postgres`: tables in a Postgres database."""
+    url: Annotated[str, AfterValidator(_postgres_url)]
+    """The database, as `postgresql://host:5432/database`, without user and password."""
+    table: SqlTemplate = "{schema}.{table}"
+    """A table's schema and name; must contain `{schema}` and `{table}`. Schemas are made where missing."""
+
+
+class MysqlSettings(SqlSettings):
+    """Tables in a MySQL or MariaDB server."""
+
+    default_port: ClassVar[int] = 3306
+
+    type: Literal["mysql"]
+    """`mysql`: tables in a MySQL or MariaDB server."""
+    url: Annotated[str, AfterValidator(_mysql_url)]
+    """The server, as `mysql://host:3306`, without user and password."""
+    table: SqlTemplate = "{schema}.{table}"
+    """A table's database and name; must contain `{schema}` and `{table}`. Databases are made where
+    missing."""
+
 
 WrittenProtocol = Literal["flat-avro", "canal-json", "debezium-json", "debezium-avro"]
 AVRO_PROTOCOLS: Final = ("flat-avro", "debezium-avro")
@@ -248,3 +436,59 @@ class HttpSettings(Model):
     def tls_options(self) -> TlsOptions:
         """The same as a client takes it; raises ConfigError for a file that is not there."""
         return (self.tls or RegistryTls()).options()
+
+
+DEFAULT_TYPE: Final = "delta"
+
+
+def _tells_tables_apart(template: str) -> str:
+    if "{schema}" not in template or "{table}" not in template:
+        raise ValueError("use both placeholders, as in {schema}/{table}: two tables could share one place")
+    rest = template.replace("{schema}", "").replace("{table}", "")
+    if "{" in rest or "}" in rest:
+        raise ValueError("it holds another placeholder: use {schema} and {table} only")
+    return template
+
+
+TableTemplate = Annotated[str, AfterValidator(_tells_tables_apart)]
+
+
+class DeltaSettings(Model):
+    """Delta tables under one root, ``path``, each at ``table`` below it."""
+
+    type: Literal["delta"] = "delta"
+    """`delta`: Delta tables in a lake."""
+    path: LocalPath
+    """The lake's root: a folder, or a URL that Spark's file systems know."""
+    table: TableTemplate = "{schema}/{table}"
+    """A table's path under the root; must contain `{schema}` and `{table}`."""
+    catalog_table: CatalogName | None = None
+    """The name that each table has in Spark's catalog besides, as `{schema}.{table}` or with the catalog
+    before: readers find it there, and its rows stay at its path."""
+
+
+class MemorySettings(Model):
+    """Tables in the worker's own memory."""
+
+    type: Literal["memory"]
+    """`memory`: gone with the process, for trying things out."""
+
+
+def _type_of(settings: Any) -> str | None:
+    """The type that settings name; Delta where they name none, None where they are no settings."""
+    named = settings.get("type", DEFAULT_TYPE) if isinstance(settings, Mapping) else None
+    named = getattr(settings, "type", named)
+    return named if isinstance(named, str) else None
+
+
+TargetSettings = Annotated[
+    Annotated[DeltaSettings, Tag("delta")]
+    | Annotated[HttpSettings, Tag("http")]
+    | Annotated[KafkaSettings, Tag("kafka")]
+    | Annotated[IcebergSettings, Tag("iceberg")]
+    | Annotated[PostgresSettings, Tag("postgres")]
+    | Annotated[MysqlSettings, Tag("mysql")]
+    | Annotated[MemorySettings, Tag("memory")],
+    Discriminator(_type_of),
+]
+"""The settings of a target. A new type is one model and one line here."""

@@ -15,7 +15,8 @@ from tidesink.errors import MixedPartitionsError, ProgressError, UnnamedRowError
 from tidesink.events import UNAVAILABLE, ChangeEvent, Op, Position, Row, Value
 
 if TYPE_CHECKING:
-    from tidesink.config.models import SequenceBy
+    from tidesink.events import SequenceBy
+
 
 Key = tuple[Value, ...]
 OrderKey = tuple[int | tuple[int, ...], ...]

@@ -1,0 +1,483 @@
+"""Checks of one table's settings, once all of its sections are merged.
+
+They find settings of columns and rows that contradict each other, have no effect, or cannot be read;
+targets that cannot hold a table in its mode; histories (``mode: history``) and orders by the source's
+position (``sequence_by: source``) that are not possible; and policies for changes of columns that a
+pipeline cannot have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from tidesink.config.fields import Model, Problem
+from tidesink.config.models import Config, HistorySettings, TableConfig, TableDefaults, TableOverride
+from tidesink.config.table_options import CHANGE_RULES, ChangeKind, SchemaChanges, TableMode
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import SequenceBy
+from tidesink.typemap.projection import laid_out
+from tidesink.typemap.row_filter import ALWAYS, read_filter
+from tidesink.typemap.target_schema import row_keyed, shape_of
+
+ENDS_A_VERSION: Final = (
+    "has no effect in a history, where a delete ends a version and takes nothing away",
+    "remove it",
+)
+
+
+class Clash(NamedTuple):
+    """A setting that does not go with the others."""
+
+    setting: str
+    reason: str
+    remedy: str
+
+
+class Words(NamedTuple):
+    """What decides over the other settings of a section, or of a table."""
+
+    mode: TableMode
+    sequence_by: SequenceBy
+
+
+Section = TableDefaults | TableOverride | TableConfig
+
+
+def words_of(config: Config, section: TableDefaults | TableOverride) -> Words:
+    """The words for what a section is of: a named table's own, or what a pattern's tables are told."""
+    if isinstance(section, TableOverride) and section.table is not None:
+        settings = config.table_config(section.table)
+        return Words(settings.mode, settings.sequence_by)
+    return Words(section.mode or config.defaults.mode, section.sequence_by or config.defaults.sequence_by)
+
+
+def section_problems(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    """What a section says that does not go with the words of its tables."""
+    if section.filter is not None or section.ignore_null_updates:
+        for found in _clashes(words_of(config, section), section):
+            yield Problem(f"{place}.{found.setting}", found.reason, found.remedy)
+
+
+def _clashes(words: Words, section: Section) -> Iterator[Clash]:
+    for check in _CHECKS:
+        yield from check(words, section)
+
+
+def merged_problems(config: Config) -> Iterator[Problem]:
+    """The clashes of the tables that have a name in the config."""
+    for number, entry in enumerate(config.tables):
+        if entry.table is not None:
+            settings = config.table_config(entry.table)
+            for found in _table_clashes(settings):
+                yield Problem(f"tables[{number}].{found.setting}", found.reason, found.remedy)
+
+
+def check_merged(settings: TableConfig) -> None:
+    """Hold a table that only the run knows to what a named one is held to by ``tidesink validate``.
+
+    Raises:
+        ConfigError: its merged settings contradict each other.
+    """
+    for found in _table_clashes(settings):
+        raise ConfigError(
+            f"{found.setting} of {settings.table}: {found.reason}; {found.remedy}", table=str(settings.table)
+        )
+
+
+def _table_clashes(settings: TableConfig) -> Iterator[Clash]:
+    words = Words(settings.mode, settings.sequence_by)
+    yield from _clashes(words, settings)
+    if words.mode == "append" and words.sequence_by == "source":
+        yield Clash("sequence_by", *without_keys("sequence_by"))
+    if words.mode == "append" and settings.deletes == "soft":
+        yield Clash("deletes", *without_keys("deletes"))
+    if words.mode == "history" and settings.deletes == "soft":
+        yield Clash("deletes", *ENDS_A_VERSION)
+
+
+def without_keys(name: str) -> tuple[str, str]:
+    """Why a setting of rows of one key does nothing in a log, and what to do."""
+    return (
+        "has no effect in mode append, where every change is a row of its own",
+        f"remove it, or use mode: upsert for the tables that need {name}",
+    )
+
+
+def _filter_clashes(words: Words, section: Section) -> Iterator[Clash]:
+    said = section.filter
+    if words.mode == "append" and said is not None and said.strip().lower() != ALWAYS:
+        yield Clash(
+            "filter",
+            "mode: append keeps every change, whatever its row is: rows that come to fit a filter, or fit it "
+            "no more, would be other changes than those of the source",
+            "remove it, or set filter: 'true' for this table where it is said elsewhere, and make a view of "
+            "the log that has the filter",
+        )
+
+
+def _null_clashes(words: Words, section: Section) -> Iterator[Clash]:
+    if not section.ignore_null_updates:
+        return
+    if words.mode != "upsert":
+        yield Clash("ignore_null_updates", f"mode: {words.mode} keeps each row as it was", "remove it")
+    if words.sequence_by == "source":
+        yield Clash(
+            "ignore_null_updates",
+            "under sequence_by: source a change may come late, and nothing tells which value it left",
+            "use sequence_by: kafka, or remove it",
+        )
+
+
+_CHECKS: Final[tuple[Callable[[Words, Section], Iterator[Clash]], ...]] = (_filter_clashes, _null_clashes)
+
+
+# What tidesink's own columns begin with; held to them by a test.
+OWN_PREFIX: Final = "_tidesink_"
+# Targets with rows whose values can stay; held to their capabilities by a test.
+KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
+
+
+def layout_problems(config: Config) -> Iterator[Problem]:
+    """What is wrong with the layouts of tables, as far as the config alone tells."""
+    sections: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
+    sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
+    found = []
+    for place, section in sections:
+        found += [*_lists(place, section), *_renames(place, section), *_filter_problems(place, section)]
+        found += [*_metadata(config, place, section), *_null_problems(config, place, section)]
+        found += section_problems(config, place, section)
+    yield from found
+    if not found:
+        yield from _defined(config)
+
+
+def _lists(place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    if section.columns is not None and section.except_column_list is not None:
+        yield Problem(f"{place}.except_column_list", "excludes columns beside a list of columns", "keep one")
+    for name, listed in (("columns", section.columns), ("except_column_list", section.except_column_list)):
+        for twice in _twice(listed or ()):
+            yield Problem(f"{place}.{name}", f"{twice} is listed twice", "remove one")
+
+
+def _renames(place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    renames = section.rename or {}
+    for twice in _twice(renames):
+        yield Problem(f"{place}.rename", f"{twice} is renamed twice", "keep one: names match in any case")
+    for twice in _twice(renames.values()):
+        yield Problem(f"{place}.rename", f"two columns would be called {twice}", "give one another name")
+    if any(not name.strip() for names in renames.items() for name in names):
+        yield Problem(f"{place}.rename", "has an empty name", "give {source: target}")
+    for new in sorted({new for new in renames.values() if new.lower().startswith(OWN_PREFIX)}):
+        yield Problem(
+            f"{place}.rename",
+            f"{new} would be called as tidesink's own columns are, which all begin with {OWN_PREFIX}",
+            "give it another name",
+        )
+    listed = section.columns
+    left_out = {name.lower() for name in section.except_column_list or ()}
+    chosen = None if listed is None else {name.lower() for name in listed}
+    for name in renames:
+        if name.lower() in left_out or (chosen is not None and name.lower() not in chosen):
+            yield Problem(f"{place}.rename", f"has no effect on {name}, which is left out", "remove it")
+
+
+def _filter_problems(place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    if section.filter is None:
+        return
+    try:
+        read_filter(section.filter)
+    except ConfigError as error:
+        yield Problem(
+            f"{place}.filter", error.message, "give one condition in Spark's SQL on a row's columns"
+        )
+
+
+def _metadata(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    names = section.metadata or {}
+    for twice in _twice(names.values()):
+        yield Problem(f"{place}.metadata", f"two columns would be called {twice}", "give one another name")
+    if any(not name.strip() for name in names.values()):
+        yield Problem(f"{place}.metadata", "has an empty name", "give {kind: column}")
+    source = config.source
+    told = source.protocol.startswith("debezium") or source.enable_tidb_extension
+    for kind in sorted({"commit_ts", "position"} & names.keys()):
+        if not told:
+            yield Problem(
+                f"{place}.metadata",
+                f"{kind} is told by events only where the changefeed has enable-tidb-extension=true",
+                f"set source.enable-tidb-extension: true if it has, or remove {kind}",
+            )
+
+
+def _null_problems(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    if not section.ignore_null_updates:
+        return
+    field = f"{place}.ignore_null_updates"
+    if config.target.type not in KEEPING_TARGETS:
+        yield Problem(field, f"a {config.target.type} target keeps no values that could stay", "remove it")
+    if config.source.protocol.startswith("debezium"):
+        yield Problem(
+            field,
+            "Debezium's records can leave a value out, which is not the same as NULL, and the two are not "
+            "told apart in this version",
+            "remove it",
+        )
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, times in Counter(name.lower() for name in names).items() if times > 1]
+
+
+def _defined(config: Config) -> Iterator[Problem]:
+    """Columns that a table defined in the config does not have."""
+    for number, entry in enumerate(config.tables):
+        if entry.definition is None or entry.table is None:
+            continue
+        definitions, settings = TableDefinitions(), config.table_config(entry.table)
+        try:
+            entry.definition.declare_in(definitions, entry.table.schema)
+            schema = definitions.get(entry.table)
+            if schema is not None and not settings.layout.plain:
+                shape = shape_of(schema, keys=settings.keys)
+                by_row_key = not shape.keys and config.source.codec_options().sends_row_keys
+                laid_out(settings.layout, row_keyed(shape) if by_row_key else shape, own=())
+        except (ConfigError, SchemaRefusedError) as error:
+            if not settings.layout.plain:
+                yield Problem(f"tables[{number}]", error.message, "correct the name, or the definition")
+
+
+_UPSERT: Final = "use mode: upsert, which needs no commit_ts"
+
+
+def history_problems(config: Config) -> Iterator[Problem]:
+    """What keeps tables from having a history, and settings that do nothing in one or without one."""
+    sections: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
+    sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
+    kept = any(section.mode == "history" for _, section in sections)
+    for place, section in sections:
+        if section.mode == "history":
+            for reason, remedy in _history_obstacles(config):
+                yield Problem(f"{place}.mode", reason, remedy)
+        yield from _unused_in_history(config, place, section)
+        if section.history is not None and "history" in section.model_fields_set:
+            yield from _history_columns(place, section.history, used=kept)
+
+
+def _history_obstacles(config: Config) -> Iterator[tuple[str, str]]:
+    if config.source.protocol.startswith("debezium"):
+        yield (
+            "a history is ordered by commit_ts, and positions of Debezium's sources are not compared in this "
+            "version",
+            "use mode: upsert",
+        )
+    elif not config.source.enable_tidb_extension:
+        yield (
+            "a history needs a commit_ts in every event, which the changefeed writes only with "
+            "enable-tidb-extension=true",
+            f"set source.enable-tidb-extension: true if it does, or {_UPSERT}",
+        )
+
+
+def _unused_in_history(
+    config: Config, place: str, section: TableDefaults | TableOverride
+) -> Iterator[Problem]:
+    given = section.model_fields_set & {"sequence_by", "deletes"}
+    if not given or words_of(config, section).mode != "history":
+        return
+    if "sequence_by" in given and section.sequence_by == "kafka":
+        yield Problem(
+            f"{place}.sequence_by",
+            "a history is ordered by commit_ts, whatever order its events come in",
+            "remove it, or set sequence_by: source",
+        )
+    if "deletes" in given:
+        yield Problem(f"{place}.deletes", *ENDS_A_VERSION)
+
+
+def _history_columns(place: str, names: HistorySettings, *, used: bool) -> Iterator[Problem]:
+    if not used:
+        yield Problem(f"{place}.history", "no table has mode: history", "set it, or remove this section")
+    said = [names.valid_from.lower(), names.valid_to.lower(), names.current.lower()]
+    if len(set(said)) < len(said):
+        yield Problem(f"{place}.history", "two columns have one name", "give each a name of its own")
+
+
+# The targets of each mode beside ``upsert``, which all of them have; held to their capabilities by a test.
+MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
+    {
+        "append": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
+        "history": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
+    }
+)
+# What says how rows of one key follow each other, and has no effect where each change is a row of its own:
+# the field, its name in the file, and the value that is as if nothing were said.
+_OF_KEYS: Final = (
+    ("sequence_by", "sequence_by", "kafka"),
+    ("deletes", "deletes", "hard"),
+    ("tombstone_retention", "tombstone-retention", None),
+)
+
+
+def mode_problems(config: Config) -> Iterator[Problem]:
+    """The tables whose mode the target does not have, and what a mode does not go with."""
+    yield from history_problems(config)
+    places: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
+    places += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
+    for place, section in places:
+        mode = section.mode
+        if mode is not None and mode != "upsert" and config.target.type not in MODE_TARGETS[mode]:
+            yield Problem(
+                f"{place}.mode",
+                f"a target of type {config.target.type} holds no table in mode {mode}",
+                "use mode: upsert, or another target",
+            )
+        yield from _unused_in_mode(config, place, section)
+
+
+def _unused_in_mode(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
+    said = [
+        name
+        for field, name, nothing in _OF_KEYS
+        if field in section.model_fields_set and getattr(section, field) not in (nothing, None)
+    ]
+    if said and words_of(config, section).mode == "append":
+        yield from (Problem(f"{place}.{name}", *without_keys(name)) for name in said)
+
+
+# Targets that keep each row's position beside it; held to their capabilities by a test.
+SEQUENCED_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
+_KAFKA: Final = (
+    "use sequence_by: kafka, which is right where a key stays in one partition (TiCDC dispatchers table and "
+    "index-value, and Debezium's default)"
+)
+
+
+def sequence_problems(config: Config) -> Iterator[Problem]:
+    """What keeps the tables that ask for it from being ordered by the source."""
+    yield from _unused_sequence(config)
+    asked = [("defaults", config.defaults.sequence_by)]
+    asked += [
+        (f"tables[{number}]", entry.sequence_by or "kafka") for number, entry in enumerate(config.tables)
+    ]
+    for place, order in asked:
+        if order == "source":
+            for reason, remedy in _sequence_obstacles(config):
+                yield Problem(f"{place}.sequence_by", reason, remedy)
+
+
+def _unused_sequence(config: Config) -> Iterator[Problem]:
+    orders = [config.defaults.sequence_by, *(entry.sequence_by for entry in config.tables)]
+    sections: list[tuple[str, Model, bool]] = [("defaults", config.defaults, "source" in orders)]
+    sections += [
+        (f"tables[{number}]", entry, _order(config, entry) == "source")
+        for number, entry in enumerate(config.tables)
+    ]
+    for place, section, used in sections:
+        if "tombstone_retention" in section.model_fields_set and not used:
+            yield Problem(
+                f"{place}.tombstone-retention",
+                "has no effect under sequence_by: kafka, where deleted rows are gone at once",
+                "set sequence_by: source, or remove it",
+            )
+
+
+def _order(config: Config, entry: TableOverride) -> SequenceBy:
+    """The order of the table that an entry is of, or of those that its pattern fits."""
+    if entry.table is not None:
+        return config.table_config(entry.table).sequence_by
+    return entry.sequence_by or config.defaults.sequence_by
+
+
+def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
+    if config.target.type not in SEQUENCED_TARGETS:
+        yield f"a target of type {config.target.type} does not keep the positions of its rows", _KAFKA
+    if config.source.protocol.startswith("debezium"):
+        # TiCDC's messages have a commit_ts; that others have none is said in plan and by the worker.
+        if config.source.debezium.unwrapped:
+            yield "rows flattened by ExtractNewRecordState have no position of the source's", _KAFKA
+    elif not config.source.enable_tidb_extension:
+        yield (
+            "events have a position only where the changefeed has enable-tidb-extension=true",
+            f"set source.enable-tidb-extension: true if it has, or {_KAFKA}",
+        )
+
+
+# Kinds that only DDL tells for sure: a registry can hold an older schema as its newest.
+TOLD_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
+# The protocols whose topics tell the worker DDL.
+TELLING_PROTOCOLS: Final = frozenset({"canal-json"})
+# The targets that can carry a kind out, where not all can; held to their capabilities by a test.
+APPLYING_TARGETS: Final[Mapping[ChangeKind, frozenset[str]]] = MappingProxyType(
+    {
+        "drop": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
+        "rename": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
+    }
+)
+_IN_A_LOG: Final = (
+    "has no effect in mode append: what is logged stays as it was, and a renamed column is a new one",
+    "remove it",
+)
+# Targets that pass rows on as messages, each with the columns its row has.
+PASSING_TARGETS: Final = frozenset({"http", "kafka"})
+
+
+def schema_change_problems(config: Config) -> Iterator[Problem]:
+    """The policies that have no effect on a pipeline, or that its target cannot follow."""
+    sections: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
+    sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
+    for place, section in sections:
+        changes = section.schema_changes
+        said = [kind for kind in TOLD_KINDS if changes is not None and kind in changes.model_fields_set]
+        logs = bool(said) and _is_all_logs(config, section)
+        for kind in said:
+            assert changes is not None  # noqa: S101  (some kind is said)
+            for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config, kind, changes):
+                yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
+
+
+def _is_all_logs(config: Config, section: TableDefaults | TableOverride) -> bool:
+    """Whether no table can get a policy from a section but logs; one of another mode may inherit it."""
+    if words_of(config, section).mode != "append":
+        return False
+    named = isinstance(section, TableOverride) and section.name is not None
+    return named or all(entry.mode in (None, "append") for entry in config.tables)
+
+
+def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iterator[tuple[str, str]]:
+    target, protocol = config.target.type, config.source.protocol
+    if target in PASSING_TARGETS:
+        yield (
+            f"has no effect: a target of type {target} passes rows on with the columns they have",
+            "remove it",
+        )
+    elif protocol not in TELLING_PROTOCOLS:
+        yield f"has no effect: with {protocol} nothing tells of such a change for sure", "remove it"
+    elif section.policy(kind) == "apply" and target not in APPLYING_TARGETS.get(kind, frozenset({target})):
+        others = " or ".join(policy for policy in CHANGE_RULES[kind].allowed if policy != "apply")
+        yield f"a target of type {target} cannot {kind} a column", f"use {others}"
+
+
+def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
+    """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
+    passing = logs or config.target.type in PASSING_TARGETS
+    told = config.source.protocol in TELLING_PROTOCOLS and not passing
+    kinds = [kind for kind in CHANGE_RULES if told or kind not in TOLD_KINDS]
+    return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
+
+
+def untold_changes(config: Config) -> Iterator[str]:
+    """What of a table's changes nothing tells, or the target cannot do."""
+    if config.target.type in PASSING_TARGETS:
+        yield (
+            f"a target of type {config.target.type} passes rows on with the columns they have: columns "
+            "that are dropped or renamed at the source are so in its messages"
+        )
+    elif config.source.protocol not in TELLING_PROTOCOLS:
+        yield (
+            f"with {config.source.protocol} nothing tells for sure that a column was dropped, renamed or "
+            "made narrower: the old one stays at the target"
+        )
