@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition
 from tests.unit.config_samples import CANAL_JSON, right
 from tidesink.codecs import open_codec
 from tidesink.consumer import group
-from tidesink.consumer.events import EventConsumer
+from tidesink.consumer.consume import EventConsumer
 
 PLACES: Final = [TopicPartition("app", 0, 7)]
 ROUNDS: Final = 8
