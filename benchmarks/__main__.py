@@ -23,7 +23,7 @@ from benchmarks.events import OPTIONS, write_events
 from benchmarks.rows import Row, Rows, batch_rows, codec_rows, fetch_row, job_rows, show, stage_rows, write
 from benchmarks.sql_targets import sql_rows
 from benchmarks.table_sizes import size_rows
-from tidesink.dev.ports import free_ports
+from tidesink.dev.processes import free_ports
 from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 

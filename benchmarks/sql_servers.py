@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tidesink.dev.ports import free_ports
+from tidesink.dev.processes import free_ports
 from tidesink.errors import TidesinkError
 from tidesink.sinks.targets.mysql_dialect import MysqlDialect
 from tidesink.sinks.targets.sql_connections import Connections

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.full import TEST_ALL
-from tidesink.dev.ivy import broker_jars, registry_runner
+from tidesink.dev.stack import broker_jars, registry_runner
 from tidesink.sinks.class_archive import make_class_archive
 from tidesink.sinks.ivy import fetch
 from tidesink.sinks.jar_set import JarSet

@@ -14,10 +14,8 @@ from tests.cli.samples import run
 from tests.servers import local_stack
 from tidesink.cli.local_stack import running_stack
 from tidesink.config import load_config
-from tidesink.dev.broker import Broker
 from tidesink.dev.processes import DaemonFiles, start_of
-from tidesink.dev.registry import API, Registry
-from tidesink.dev.stack import DIRECTORY
+from tidesink.dev.stack import API, DIRECTORY, Broker, Registry
 
 README: Final = Path(__file__).resolve().parents[2] / "README.md"
 

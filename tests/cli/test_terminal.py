@@ -21,8 +21,8 @@ from tidesink.cli.run_worker import show_report
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import parse_create_table
-from tidesink.dev.check import TableCheck
 from tidesink.dev.demo import DemoResult
+from tidesink.dev.lake_check import TableCheck
 from tidesink.dev.workload import WorkloadReport
 from tidesink.events import TableId
 from tidesink.schema_registry import MemorySchemaRegistry

@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.sql_beds import DATABASES, reader
 from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.sql_beside import Server, connected, target_of
-from tidesink.dev.lake_reader import open_lake_table
+from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import TableId
 from tidesink.sinks.targets.sql_target import SqlTarget
 

@@ -19,8 +19,8 @@ from confluent_kafka import Producer
 from tests.golden.vectors import unbase64
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
-from tidesink.dev.check import check_table
-from tidesink.dev.workload.expected import ExpectedTable
+from tidesink.dev.lake_check import check_table
+from tidesink.dev.workload.shop import ExpectedTable
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry, subject
 from tidesink.sinks.report import RunReport, TableReport

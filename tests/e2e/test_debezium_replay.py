@@ -30,7 +30,7 @@ from tests.sessions import SMALL_SPARK
 from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.base import DebeziumModes
 from tidesink.config import load_config
-from tidesink.dev.lake_reader import open_lake_table
+from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import ChangeEvent, DdlEvent, Message
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.report import RunReport

@@ -17,8 +17,8 @@ from typing import IO, Any, Final
 import pytest
 
 from tests.full import FULL
-from tidesink.dev.check import check_table
-from tidesink.dev.workload.expected import load_expected
+from tidesink.dev.lake_check import check_table
+from tidesink.dev.workload.shop import load_expected
 from tidesink.events import TableId
 
 # Some of these are three demos one after the other.

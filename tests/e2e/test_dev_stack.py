@@ -20,10 +20,8 @@ from confluent_kafka.admin import AdminClient
 
 from tests.full import FULL
 from tests.servers import create_topics, delete_topic, local_stack
-from tidesink.dev.broker import Broker, _run_format
-from tidesink.dev.ports import LOOPBACK, free_ports
-from tidesink.dev.processes import accepts, start_of
-from tidesink.dev.stack import DevStack
+from tidesink.dev.processes import LOOPBACK, accepts, free_ports, start_of
+from tidesink.dev.stack import Broker, DevStack, _run_format
 from tidesink.errors import DevStackError
 from tidesink.sinks.ivy import silent
 

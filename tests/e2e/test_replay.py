@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.replay import CONFIGURATIONS, Servers, final_state, replay, replay_config, wrong_values
 from tests.full import FULL
 from tidesink.config import load_config
-from tidesink.dev.lake_reader import open_lake_table
+from tidesink.dev.lake_check import open_lake_table
 from tidesink.sinks.observers import Recorder
 from tidesink.sinks.report import RunReport
 from tidesink.sinks.worker import run

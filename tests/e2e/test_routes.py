@@ -14,7 +14,7 @@ from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.full import quick_on
-from tidesink.dev.lake_reader import open_lake_table
+from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.postgres_dialect import PostgresDialect
 from tidesink.sinks.targets.sql_connections import Connections

@@ -18,7 +18,7 @@ from tests.servers import create_topics
 from tidesink.cli.table_plans import table_plans
 from tidesink.codecs.canal_json.codec import keyed_by_row
 from tidesink.config import Config, load_config
-from tidesink.dev.lake_reader import open_lake_table
+from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import ChangeEvent
 from tidesink.sinks.report import TableReport
 from tidesink.sinks.worker import run

@@ -21,9 +21,8 @@ from confluent_kafka.admin import (
 
 from tests.certificates import self_signed
 from tests.full import FULL
-from tidesink.dev.broker import Broker
-from tidesink.dev.ports import free_ports
-from tidesink.dev.processes import READY_SECONDS, stop_daemons
+from tidesink.dev.processes import READY_SECONDS, free_ports, stop_daemons
+from tidesink.dev.stack import Broker
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, fetch
 

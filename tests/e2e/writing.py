@@ -15,7 +15,7 @@ from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions, EncodedRecord
-from tidesink.dev.lake_reader import open_lake_table
+from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema
 from tidesink.schema_registry import open_registry
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from tests.hand_made_lake import HandMadeTable
-from tidesink.dev.check import TableCheck, check_table
-from tidesink.dev.workload.expected import ExpectedTable
+from tidesink.dev.lake_check import TableCheck, check_table
+from tidesink.dev.workload.shop import ExpectedTable
 from tidesink.events import TableId
 
 ORDERS = TableId("shop", "orders")

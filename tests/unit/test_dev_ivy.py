@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.dev.ivy import APICURIO, KAFKA
+from tidesink.dev.stack import APICURIO, KAFKA
 from tidesink.errors import ConfigError
 from tidesink.sinks import ivy
 from tidesink.sinks.ivy import MARKER, cache_directory, is_complete

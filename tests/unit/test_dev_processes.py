@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.dev import ports
-from tidesink.dev.ports import LOOPBACK, free_ports, port_owner
+from tidesink.dev import processes as ports
 from tidesink.dev.processes import (
+    LOOPBACK,
     DaemonFiles,
     RunningDaemon,
     accepts,
     find_running,
+    free_ports,
     interrupts_wait,
+    port_owner,
     read_pid_file,
     require_free_port,
     start_daemon,

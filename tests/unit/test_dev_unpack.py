@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.dev.ivy import unpack
+from tidesink.dev.stack import unpack
 from tidesink.errors import DevStackError
 
 

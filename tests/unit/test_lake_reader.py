@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.hand_made_lake import HandMadeTable
-from tidesink.dev.lake_reader import deleted_rows, open_lake_table
+from tidesink.dev.lake_check import deleted_rows, open_lake_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from tests.scripted_registry import (
     registry_clients,
     scripted_registries,
 )
-from tidesink.dev.ports import free_ports
+from tidesink.dev.processes import free_ports
 from tidesink.errors import RegistryError, RegistryUnavailableError
 from tidesink.schema_registry import (
     RetryPolicy,

@@ -24,8 +24,8 @@ from tidesink.sinks.class_archive import make_class_archive
 from tidesink.sinks.ivy import all_connector_jars, jar_directory
 
 if TYPE_CHECKING:
-    from tidesink.dev.check import TableCheck
     from tidesink.dev.demo import DemoResult
+    from tidesink.dev.lake_check import TableCheck
     from tidesink.sinks.report import TableReport
 
 

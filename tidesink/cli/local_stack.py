@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tidesink.dev.broker import Broker
 from tidesink.dev.processes import find_running
-from tidesink.dev.registry import Registry
-from tidesink.dev.stack import DIRECTORY, StackAddresses
+from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
 
 
 def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
-from tidesink.dev.check import TableCheck, check_table
-from tidesink.dev.ports import free_ports
+from tidesink.dev.lake_check import TableCheck, check_table
+from tidesink.dev.processes import free_ports
 from tidesink.dev.stack import DevStack, StackAddresses
 from tidesink.dev.workload import WorkloadOptions, WorkloadReport, write_workload
-from tidesink.dev.workload.expected import load_expected
+from tidesink.dev.workload.shop import load_expected
 from tidesink.errors import DevStackError
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.ivy import spark_connector_jars

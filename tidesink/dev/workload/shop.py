@@ -1,10 +1,28 @@
-"""The shop: the tables of the workload, as the DDL that made them."""
+"""The shop of the workload: its tables, a seeded stream of changes, and the state they must end in.
+
+The stream has what a changefeed has: inserts, updates, deletes, key changes (split into delete and insert
+with one commit_ts, as TiCDC does by default), and a column added in mid-stream. The same seed and count
+give the same events, commit_ts included.
+
+The expected state is one JSON file beside the topics, read by the check: ``{"tables": {"shop.orders":
+{"columns": {name: type text}, "key": [names], "rows": [[value text or null, ...]]}}}``. Values are text:
+binary as hex, decimals padded to their scale, floats as Python's repr, dates and times as MySQL's text
+(TIMESTAMP in UTC).
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
-from tidesink.events import TableId, Value
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.dev.workload.values import random_value
+from tidesink.events import ChangeEvent, ColumnType, DdlEvent, Op, Position, Row, TableId, TableSchema, Value
 
 SCHEMA = "shop"
 
@@ -98,3 +116,243 @@ ALTER: dict[TableId, AddedColumn] = {
         "ALTER TABLE `shop`.`orders` ADD COLUMN `channel` VARCHAR(20) NOT NULL DEFAULT 'web'",
     ),
 }
+
+
+Change = ChangeEvent | DdlEvent
+Key = tuple[Value, ...]
+
+_START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC: the same seed gives the same bytes any day
+_NOWHERE = Position(topic="", partition=0, offset=0)
+
+
+@dataclass
+class ShopTables:
+    """The tables' rows by key, and their definitions, as the source holds them."""
+
+    definitions: TableDefinitions
+    rows: dict[TableId, dict[Key, dict[str, Value]]] = field(default_factory=dict)
+
+    def schema(self, table: TableId) -> TableSchema:
+        """The present definition of a table."""
+        schema = self.definitions.get(table)
+        assert schema is not None, f"{table} was never created"  # noqa: S101
+        return schema
+
+
+class ShopChanges:
+    """Transactions of the shop, one call of ``transactions`` a run."""
+
+    def __init__(self, seed: int, events: int) -> None:
+        self.random = Random(seed)  # noqa: S311 - repeatable on purpose
+        self._events = events
+        self._written = 0
+        self._clock_ms = _START_MS
+        self._next_id = 1
+        self.tables = ShopTables(TableDefinitions())
+
+    def transactions(self) -> Iterator[list[Change]]:
+        """Transactions until at least the asked number of row events is reached."""
+        yield [self._create(table, sql) for table, sql in CREATE.items()]
+        altered = False
+        while self._written < self._events:
+            if not altered and self._written >= self._events // 2:
+                altered = True
+                yield [self._alter(table, added) for table, added in ALTER.items()]
+            changes = self._transaction()
+            self._written += len(changes)
+            yield changes
+
+    def _commit_ts(self) -> int:
+        self._clock_ms += self.random.randint(1, 400)
+        return self._clock_ms << 18 | self.random.randrange(16)
+
+    def _create(self, table: TableId, sql: str) -> Change:
+        self.tables.rows[table] = {}
+        return self._ddl(table, sql, "CREATE")
+
+    def _alter(self, table: TableId, added: AddedColumn) -> Change:
+        for row in self.tables.rows[table].values():
+            row[added.name] = added.in_old_rows
+        return self._ddl(table, added.sql, "ALTER")
+
+    def _ddl(self, table: TableId, sql: str, kind: str) -> Change:
+        query = " ".join(sql.split())
+        self.tables.definitions.apply(query, table.schema)
+        return DdlEvent(table, query, kind, self._commit_ts(), _NOWHERE)
+
+    def _transaction(self) -> list[Change]:
+        (step,) = self.random.choices([step for step, _ in _STEPS], [weight for _, weight in _STEPS])
+        commit_ts = self._commit_ts()
+        return [event for event in step(self, commit_ts) if event is not None]
+
+    def new_id(self) -> int:
+        """The next id, with gaps."""
+        self._next_id += self.random.randint(1, 3)
+        return self._next_id
+
+    def insert(self, table: str, values: dict[str, Value], commit_ts: int) -> ChangeEvent:
+        """A new row with these values, the rest at random."""
+        schema = self.tables.schema(TableId(SCHEMA, table))
+        row = {
+            c.name: values[c.name] if c.name in values else random_value(self.random, c)
+            for c in schema.columns
+        }
+        return self.event(Op.INSERT, schema, None, row, commit_ts)
+
+    def event(
+        self, op: Op, schema: TableSchema, before: Row | None, after: dict[str, Value] | None, commit_ts: int
+    ) -> ChangeEvent:
+        """One row event, applied to the tables."""
+        image = after if after is not None else before or {}
+        key = {column.name: image[column.name] for column in schema.handle_columns}
+        rows = self.tables.rows[schema.table]
+        if after is None:
+            rows.pop(tuple(key.values()), None)
+        else:
+            rows[tuple(key.values())] = dict(after)
+        return ChangeEvent(op, schema.table, key, before, after, commit_ts, _NOWHERE, schema)
+
+    def any_row(self, table: str) -> dict[str, Value] | None:
+        """A row of the table, the newer the likelier; None while it is empty."""
+        rows = self.tables.rows[TableId(SCHEMA, table)]
+        if not rows:
+            return None
+        # A random pick that costs no list of all keys: the newest rows are the busiest, as in a shop.
+        skip = min(int(self.random.expovariate(1 / 200)), len(rows) - 1)
+        for number, key in enumerate(reversed(rows)):
+            if number == skip:
+                return rows[key]
+        return None
+
+    def update(self, table: str, commit_ts: int) -> ChangeEvent | None:
+        """One to three columns of some row changed."""
+        before = self.any_row(table)
+        if before is None:
+            return None
+        schema = self.tables.schema(TableId(SCHEMA, table))
+        after = dict(before)
+        free = [column for column in schema.columns if not column.handle]
+        for column in self.random.sample(free, min(len(free), self.random.randint(1, 3))):
+            after[column.name] = random_value(self.random, column)
+        return self.event(Op.UPDATE, schema, dict(before), after, commit_ts)
+
+    def delete(self, table: str, commit_ts: int) -> ChangeEvent | None:
+        """Some row deleted."""
+        before = self.any_row(table)
+        schema = self.tables.schema(TableId(SCHEMA, table))
+        return None if before is None else self.event(Op.DELETE, schema, dict(before), None, commit_ts)
+
+
+Step = Callable[[ShopChanges, int], list["ChangeEvent | None"]]
+
+
+def _new_customer(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
+    # Ids near 2^64 too: an unsigned key must never turn negative.
+    number = source.new_id()
+    identity = 2**64 - number if number % 5 == 0 else number
+    return [source.insert("customers", {"id": identity, "email": f"c{number}@example.com"}, ts)]
+
+
+def _new_product(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
+    return [source.insert("products", {"sku": f"sku-{source.new_id()}"}, ts)]
+
+
+def _place_order(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
+    order = source.new_id()
+    customer = source.any_row("customers")
+    identity = customer["id"] if customer else 1
+    lines = range(1, source.random.randint(1, 4) + 1)
+    items: list[ChangeEvent | None] = [
+        source.insert("order_items", {"order_id": order, "line": line, "price": Decimal("9.90")}, ts)
+        for line in lines
+    ]
+    return [source.insert("orders", {"id": order, "customer_id": identity}, ts), *items]
+
+
+def _every_type(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
+    return [source.insert("every_type", {"id": source.new_id()}, ts)]
+
+
+def _update_something(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
+    names = ("customers", "customers", "orders", "orders", "products", "order_items", "every_type")
+    return [source.update(source.random.choice(names), ts)]
+
+
+def _delete_something(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
+    names = ("orders", "order_items", "order_items", "products", "customers", "every_type")
+    return [source.delete(source.random.choice(names), ts)]
+
+
+def _rename_product(source: ShopChanges, ts: int) -> list[ChangeEvent | None]:
+    """A key change, split as TiCDC splits it: delete, then insert, one commit_ts."""
+    before = source.any_row("products")
+    if before is None:
+        return []
+    renamed = {**before, "sku": f"sku-{source.new_id()}-b"}
+    schema = source.tables.schema(TableId(SCHEMA, "products"))
+    return [
+        source.event(Op.DELETE, schema, dict(before), None, ts),
+        source.event(Op.INSERT, schema, None, renamed, ts),
+    ]
+
+
+_STEPS: tuple[tuple[Step, int], ...] = (
+    (_new_customer, 12),
+    (_new_product, 6),
+    (_place_order, 14),
+    (_every_type, 8),
+    (_update_something, 40),
+    (_delete_something, 14),
+    (_rename_product, 4),
+)
+
+
+@dataclass(frozen=True)
+class ExpectedTable:
+    """One table's final state; ``rows`` are value texts in column order."""
+
+    table: TableId
+    columns: dict[str, str]
+    key: tuple[str, ...]
+    rows: list[list[str | None]]
+
+
+def value_text(value: Value) -> str | None:
+    """A value as the expected-state file holds it."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def save_expected(path: Path, tables: ShopTables) -> None:
+    """Write the final state of all tables."""
+    document = {str(table): _table(tables, table) for table in tables.rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"tables": document}, ensure_ascii=False), encoding="utf-8")
+
+
+def _table(tables: ShopTables, table: TableId) -> dict[str, object]:
+    schema = tables.schema(table)
+    names = [column.name for column in schema.columns]
+    return {
+        "columns": {column.name: _type_text(column.type) for column in schema.columns},
+        "key": [column.name for column in schema.handle_columns],
+        "rows": [[value_text(row[name]) for name in names] for row in tables.rows[table].values()],
+    }
+
+
+def _type_text(column_type: ColumnType) -> str:
+    return column_type.sql or column_type.name
+
+
+def load_expected(path: Path) -> list[ExpectedTable]:
+    """The final states in a file that ``save_expected`` wrote."""
+    document = json.loads(path.read_text(encoding="utf-8"))["tables"]
+    return [
+        ExpectedTable(TableId(*name.split(".", 1)), table["columns"], tuple(table["key"]), table["rows"])
+        for name, table in document.items()
+    ]
