@@ -9,9 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.config_samples import CANAL_JSON, changed
-from tidesink.cli.failures import error_block
+from tidesink.cli.dead_letters import (
+    check_one_topic,
+    chosen_record,
+    error_name,
+    group_json,
+    not_kept,
+    record_json,
+)
 from tidesink.cli.main import app
-from tidesink.cli.records import check_one_topic, chosen_record, error_name, group_json, not_kept, record_json
+from tidesink.cli.terminal import error_block
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId

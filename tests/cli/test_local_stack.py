@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.samples import run
 from tests.servers import local_stack
-from tidesink.cli.local_stack import running_stack
+from tidesink.cli.sources import running_stack
 from tidesink.config import load_config
 from tidesink.dev.processes import DaemonFiles, start_of
 from tidesink.dev.stack import API, DIRECTORY, Broker, Registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.cli.registry_tables import Candidates, of_records
+from tidesink.cli.registry_check import Candidates, of_records
 from tidesink.cli.sources import Setting
 from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import TableDefinitions

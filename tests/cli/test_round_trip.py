@@ -11,10 +11,8 @@ import orjson
 import pytest
 
 from tests.golden.vectors import Record, VectorFolder, find_folders, find_workloads
-from tidesink.cli.decode import decoded_lines
-from tidesink.cli.encode import Encoded, given_bytes, joined
-from tidesink.cli.encoders import line_encoder
-from tidesink.cli.observed import Observed
+from tidesink.cli.decode import Observed, decoded_lines
+from tidesink.cli.encode import Encoded, given_bytes, joined, line_encoder
 from tidesink.cli.sources import FileDefinitions, Setting
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidesink.cli.progress_lines import ProgressLines
-from tidesink.cli.run_worker import report_json, show_report
+from tidesink.cli.main import report_json, show_report
+from tidesink.cli.terminal import ProgressLines
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.accounting import Account

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tidesink.cli import demo, failures
-from tidesink.cli.log_lines import LogFormat, log_to_stderr
-from tidesink.cli.output import show_table
-from tidesink.cli.registry_verdicts import show_verdicts
-from tidesink.cli.run_worker import show_report
+from tidesink.cli import dev as demo
+from tidesink.cli import terminal as failures
+from tidesink.cli.main import show_report
+from tidesink.cli.registry_check import show_verdicts
+from tidesink.cli.terminal import LogFormat, log_to_stderr, show_table
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.schema import value_record
 from tidesink.ddl.catalog import parse_create_table

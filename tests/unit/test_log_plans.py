@@ -7,7 +7,7 @@ import pytest
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tests.unit.flat_avro_cases import change, codec_with
-from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
+from tidesink.cli.table_plans import flat_avro_warnings, planned_shape
 from tidesink.codecs.flat_avro.record import parse_record
 from tidesink.config import TableConfig
 from tidesink.events import TableId

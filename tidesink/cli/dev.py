@@ -1,21 +1,54 @@
-"""``tidesink dev``: a broker and a registry on this machine, and something to write to them."""
+"""``tidesink dev``: a broker and a registry on this machine, something to write to them, and the demo.
+
+``dev demo`` runs the main job from nothing, with a line per step, and on a terminal what runs at the
+moment; ``dev jars`` downloads what it needs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
 
-from tidesink.cli import exits
+from tidesink.cli import terminal
 from tidesink.cli.codec_options import CodecCommand, Given, codec_options, with_codec_options
-from tidesink.cli.failures import guarded
-from tidesink.cli.local_stack import running_stack
-from tidesink.cli.output import Output, OutputFormat, note, show_table, write_json
+from tidesink.cli.sources import running_stack
+from tidesink.cli.status import named_table
+from tidesink.cli.terminal import (
+    LogFormat,
+    Output,
+    OutputFormat,
+    guarded,
+    log_to_stderr,
+    note,
+    show_table,
+    write_json,
+)
 from tidesink.dev.stack import CONTROLLER_PORT, DIRECTORY, KAFKA_PORT, REGISTRY_PORT, DevStack
+from tidesink.dev.workload import WorkloadReport
+from tidesink.sinks.class_archive import make_class_archive
+from tidesink.sinks.ivy import all_connector_jars, jar_directory
+from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, WorkerEvent
+
+if TYPE_CHECKING:
+    from tidesink.dev.demo import DemoResult
+    from tidesink.dev.lake_check import TableCheck
+    from tidesink.sinks.report import TableReport
+
 
 app = typer.Typer(
     help="A real broker and registry on this machine, without Docker, and a workload for them.",
@@ -78,7 +111,7 @@ def status(
         rows = [(entry.name, entry.state, entry.pid, entry.port, entry.detail) for entry in found]
         show_table(None, ("service", "state", "pid", "port", "detail"), rows, folded=("detail",))
     if any(service.state != "running" for service in found):
-        raise typer.Exit(exits.UNWELL)
+        raise typer.Exit(terminal.UNWELL)
 
 
 class Protocol(str, Enum):
@@ -159,3 +192,209 @@ def _counting(events: int) -> Callable[[int], None]:
             note(f"{sent} of about {events} row events sent")
 
     return tell
+
+
+def demo(
+    events: Annotated[int, typer.Option(min=1, help="Row events to write, about.")] = 20_000,
+    protocol: Annotated[Protocol, typer.Option(help="The codec to show.")] = Protocol.FLAT_AVRO,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same changes.")] = 1,
+    batch_records: Annotated[int, typer.Option(min=1, help="The most records of one batch.")] = 4_000,
+    directory: Directory = DIRECTORY,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Kafka to Delta on this machine, from nothing, and the proof that every value is right.
+
+    Starts a broker and a registry, writes a workload, runs the worker until the topics are drained, and
+    checks every column of every row. Exit code 1 where a value is wrong. Nothing is left running.
+    """
+    from tidesink.dev.demo import DemoOptions, run_demo
+
+    log_to_stderr(LogFormat.TEXT)
+    # A terminal that is closed ends the demo as Ctrl-C does: it must not leave a broker behind.
+    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    options = DemoOptions(
+        directory, protocol=protocol.value, events=events, seed=seed, batch_records=batch_records
+    )
+    steps = DemoSteps(Console(stderr=True, highlight=False))
+    with steps.shown():
+        result = run_demo(options, steps.say, listener=steps, on_workload=steps.written)
+    if output is OutputFormat.JSON:
+        write_json(demo_json(result))
+    else:
+        _show(result)
+    if not result.right:
+        raise typer.Exit(terminal.FAILED)
+
+
+def jars(output: Output = OutputFormat.TEXT) -> None:
+    """Fetch the connector jars of Spark and of every target, so that a worker starts without a network.
+
+    Keeps Spark's classes there too, in a form the JVM starts from in two thirds of the time.
+    """
+    found = all_connector_jars(progress=note)
+    kept = make_class_archive(note)
+    if output is OutputFormat.JSON:
+        names = [jar.name for jar in found]
+        write_json({"directory": str(jar_directory()), "jars": names, "classes": kept})
+    else:
+        typer.echo(f"{len(found)} jars in {jar_directory()}")
+
+
+def demo_json(result: DemoResult) -> dict[str, Any]:
+    """What the demo found, as JSON."""
+    return {
+        "right": result.right,
+        "workload": {**dataclasses.asdict(result.workload), "expected": str(result.workload.expected)},
+        "tables": [_table_json(check, report) for check, report in _pairs(result)],
+        "error": result.run.error,
+        "seconds": result.seconds,
+        "config": str(result.config),
+        "lake": str(result.lake),
+    }
+
+
+def _table_json(check: TableCheck, report: TableReport | None) -> dict[str, Any]:
+    run = {} if report is None else dataclasses.asdict(report)
+    table = named_table(check.table, () if report is None else (report.table,))
+    return {**run, **dataclasses.asdict(check), "table": table._asdict(), "right": check.right}
+
+
+def _pairs(result: DemoResult) -> Iterator[tuple[TableCheck, TableReport | None]]:
+    """Each table's check with what the worker says of it; None where the worker never saw it."""
+    reports = {str(report.table): report for report in result.run.tables}
+    for check in result.checks:
+        yield check, reports.get(check.table)
+
+
+def _show(result: DemoResult) -> None:
+    pairs = list(_pairs(result))
+    show_table("\nThe tables in the lake", _TABLE_COLUMNS, [_table_row(*pair) for pair in pairs])
+    title = "\nRow events: read = applied + superseded + filtered + dead letters"
+    show_table(title, _ACCOUNT_COLUMNS, [_account_row(*pair) for pair in pairs])
+    for line in (line for pair in pairs for line in _remarks(*pair)):
+        typer.echo(line)
+    typer.echo(_verdict(result))
+    typer.echo(f"The lake stays in {_from_here(result.lake)}. How its tables stand:")
+    typer.echo(f"  {shlex.join([own_command(), 'status', str(_from_here(result.config))])}")
+
+
+# Narrow enough for 80 characters.
+_TABLE_COLUMNS = ("table", "rows", "columns", "last commit_ts", "lag", "batches", "every value")
+_ACCOUNT_COLUMNS = (
+    "table",
+    "read",
+    "applied",
+    "superseded",
+    "filtered",
+    "dead\nletters",
+    "holds",
+    "dates\nto NULL",
+)
+
+
+def _table_row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
+    said = "right" if check.right else f"WRONG: {len(check.differences)} differences below"
+    if report is None:
+        return check.table, check.rows, check.columns, None, None, 0, said
+    return (
+        check.table,
+        check.rows,
+        check.columns,
+        report.commit_ts,
+        report.lag,
+        report.batches,
+        said,
+    )
+
+
+def _account_row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
+    counters = {} if report is None else report.counters
+    read, *parts = (counters.get(name, 0) for name in _COUNTERS)
+    nulled = 0 if report is None else sum(report.zero_dates.values())
+    return check.table, read, *parts, "yes" if read == sum(parts) else "NO", nulled
+
+
+_COUNTERS = ("read", "applied", "superseded", "filtered", "dead_lettered")
+
+
+def _remarks(check: TableCheck, report: TableReport | None) -> list[str]:
+    remarks = [f"{check.table}: {difference}" for difference in check.differences]
+    if report is not None and report.error:
+        remarks.append(f"{check.table} is {report.state}: {report.error}")
+    return remarks
+
+
+def _verdict(result: DemoResult) -> str:
+    values = sum(check.rows * check.columns for check in result.checks)
+    rows = sum(check.rows for check in result.checks)
+    took = ", ".join(f"{name} {count:.1f} s" for name, count in result.seconds.items())
+    if not result.right:
+        return f"\nNOT right: see above. ({took})"
+    return (
+        f"\nRight: {values:,} values in {rows:,} rows of {len(result.checks)} tables are what the source "
+        f"holds after {result.workload.events:,} row events.\n({took})"
+    )
+
+
+def own_command() -> str:
+    """``tidesink`` as whoever reads this can call it from here: its path where it is not on PATH."""
+    called = Path(sys.argv[0])
+    own = called if called.name == "tidesink" else Path(sys.executable).with_name("tidesink")
+    found = shutil.which("tidesink")
+    if not own.is_file() or (found is not None and Path(found).samefile(own)):
+        return "tidesink"
+    return str(_from_here(own.absolute()))
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+class DemoSteps:
+    """Lines on stderr with the seconds since the start; a spinner where a person looks.
+
+    A listener of the worker as well: it counts the records applied so far. Its methods may be called from
+    several threads.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._records = 0
+        self._applied = 0
+        self._status = Status("the demo starts", console=console) if console.is_terminal else None
+
+    def shown(self) -> AbstractContextManager[object]:
+        """Where a terminal is there, shows the spinner while the context is open."""
+        return self._status if self._status is not None else nullcontext()
+
+    def say(self, text: str) -> None:
+        """Tell that something begins."""
+        seconds = time.monotonic() - self._started
+        self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {escape(text)}", soft_wrap=True)
+        self._now(text)
+
+    def written(self, workload: WorkloadReport) -> None:
+        """Take note of how many records there are to apply."""
+        self._records = sum(workload.by_topic.values())
+        self.say(
+            f"workload: {self._records:,} records in {len(workload.by_topic)} topics, "
+            f"{workload.resent:,} of them sent again as after a restart of the changefeed"
+        )
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Show where the worker is."""
+        with self._lock:
+            if isinstance(event, BatchStarted):
+                self._now(f"worker: {event.table} batch {event.batch}, {event.records:,} records")
+            elif isinstance(event, BatchApplied):
+                self._applied += event.account.read
+                of = f"{self._applied:,} of {self._records:,} records are in the lake"
+                self.say(f"worker: {event.table} batch {event.batch} is applied; {of}")
+            elif isinstance(event, StepRetried):
+                self.say(f"worker: {type(event.error).__name__}, again in {event.pause:.1f} s")
+
+    def _now(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(escape(text))

@@ -1,29 +1,188 @@
-"""``tidesink init``: a commented config to start from, for a changefeed that runs or is yet to be made."""
+"""``tidesink init`` and ``tidesink topics``: commands that start from a changefeed.
+
+The changefeed is given by its sink URI, its file, and which TiCDC runs it; it may not exist yet. ``init``
+fills the template beside this module to a commented config. ``topics`` says where the changefeed sends each
+table, by its dispatchers.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+import yaml
 
-from tidesink.cli.changefeed_options import (
-    ChangefeedFile,
-    Definitions,
-    Producer,
-    ProducerOption,
-    SinkUri,
-    changefeed_of,
+from tidesink.cli import terminal
+from tidesink.cli.sources import definitions_of, running_stack
+from tidesink.cli.terminal import DEFAULT_CONFIG, Output, OutputFormat, note, show_table, warn, write_json
+from tidesink.codecs.dispatch import Dispatcher
+from tidesink.config import parse_config
+from tidesink.config.changefeed import Changefeed, read_changefeed, read_toml_file
+from tidesink.config.changefeed.pipeline import (
+    CLAIM_CHECK_VARIABLE,
+    KAFKA_VARIABLE,
+    REGISTRY_VARIABLE,
+    key_of,
+    lost_order,
+    pipeline_draft,
 )
-from tidesink.cli.local_stack import running_stack
-from tidesink.cli.options import DEFAULT_CONFIG
-from tidesink.cli.output import Output, OutputFormat, note, write_json
-from tidesink.cli.pipeline_text import PipelineText, checked, codec_lines, kafka_lines, scalar, tables_lines
-from tidesink.cli.sources import definitions_of
-from tidesink.config.changefeed.pipeline import pipeline_draft
+from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.stack import DIRECTORY, StackAddresses
 from tidesink.errors import ConfigError
+from tidesink.events import TableId
+from tidesink.schema_registry.naming import subject
+
+# Words, paths and URLs; or addresses such as 127.0.0.1:9092. Anything else is quoted.
+_PLAIN: Final = re.compile(r"[A-Za-z./][\w./:+-]*|\d+(\.\d+){3}:[\w.:,-]+", re.ASCII)
+_WORDS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
+# What stands in other places of the template, or is written by lines of its own.
+_ELSEWHERE: Final = ("brokers", "protocol", "topics", "kafka")
+_KAFKA_EXAMPLE: Final = """\
+  # Kafka client properties:
+  # kafka:
+  #   security.protocol: SASL_SSL
+  #   sasl.mechanism: SCRAM-SHA-512
+  #   sasl.username: tidesink
+  #   sasl.password: ${env:KAFKA_PASSWORD}
+  #   ssl.ca.location: ca.pem
+"""
+_TABLES_EXAMPLE: Final = """\
+# tables:
+#   - name: shop.orders
+#     keys: [id]         # where neither a key record nor pkNames says them
+#     deletes: soft
+#   - name: shop.customers
+#     except_column_list: [card_number]        # or columns: [id, name, ...]
+#     rename: {total: amount}                  # source: target
+#     filter: "status <> 'draft'"              # rows for which it is true (docs/how-to-columns.md)
+#   - match: "audit.*"
+#     bad-record: dead-letter
+"""
+
+
+@dataclass(frozen=True)
+class PipelineText:
+    """The places of the template as YAML text; ``codec``, ``kafka`` and ``tables`` are whole lines."""
+
+    brokers: str
+    protocol: str
+    topics: str
+    codec: str
+    kafka: str
+    tables: str
+
+    def filled(self, **more: str) -> str:
+        """The template with every place filled."""
+        text = (files("tidesink.cli") / "pipeline.yaml").read_text(encoding="utf-8")
+        values = asdict(self) | more
+        return re.sub(r"@(\w+)@", lambda place: values[place[1]], text)
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
+    if isinstance(value, str) and (value.startswith("${") or _is_plain(value)):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_plain(text: str) -> bool:
+    return _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS and not text.endswith(":")
+
+
+def codec_lines(source: Mapping[str, Any]) -> str:
+    """The registry and the codec options of ``source``."""
+    lines = ["  # As in the changefeed:"]
+    for name, value in source.items():
+        if name not in _ELSEWHERE:
+            lines += _lines(name, value, "  ")
+    return "\n".join(lines) + "\n"
+
+
+def _lines(name: str, value: Any, indent: str) -> list[str]:
+    if not isinstance(value, Mapping):
+        return [f"{indent}{name}: {scalar(value)}"]
+    inner = [line for part, found in value.items() for line in _lines(part, found, indent + "  ")]
+    return [f"{indent}{name}:", *inner]
+
+
+def kafka_lines(properties: Mapping[str, str] | None) -> str:
+    """The Kafka client properties, or an example of them."""
+    if not properties:
+        return _KAFKA_EXAMPLE
+    return "\n".join(["  # Kafka client properties:", *_lines("kafka", properties, "  ")]) + "\n"
+
+
+def tables_lines(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The tables that have settings of their own, or an example of them."""
+    if not tables:
+        return _TABLES_EXAMPLE
+    lines = ["tables:"]
+    for table in tables:
+        first, *rest = [f"{name}: {scalar(value)}" for name, value in table.items()]
+        lines += [f"  - {first}", *(f"    {line}" for line in rest)]
+    return "\n".join(lines) + "\n"
+
+
+def checked(text: str) -> str:
+    """The text itself, if it is a right config.
+
+    Files it names and variables it refers to need not be there yet.
+
+    Raises:
+        ConfigError: something in the changefeed is not for a pipeline; lists all of it.
+    """
+    unset = dict.fromkeys((KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE), "-")
+    _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
+    left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
+    if left:
+        lines = ["the config of this changefeed would be wrong", *(f"  {one}" for one in left)]
+        raise ConfigError("\n".join(lines))
+    return text
+
+
+class Producer(str, Enum):
+    """Which TiCDC a changefeed runs on."""
+
+    CLASSIC = "classic"
+    NEW = "new"
+
+
+SinkUri = Annotated[
+    str | None,
+    typer.Option(
+        "--sink-uri",
+        envvar="TIDESINK_SINK_URI",
+        show_envvar=False,
+        help="The changefeed's sink URI; TIDESINK_SINK_URI keeps its passwords out of the shell's history.",
+    ),
+]
+ChangefeedFile = Annotated[Path | None, typer.Option("--changefeed", help="The changefeed's TOML file.")]
+ProducerOption = Annotated[
+    Producer, typer.Option("--producer", help="Which TiCDC runs it: classic, or the new architecture.")
+]
+Definitions = Annotated[
+    Path | None, typer.Option("--table-definition", help="SQL DDL: tells the tables' keys and indexes.")
+]
+
+
+def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -> Changefeed:
+    """The changefeed that a command line describes.
+
+    Raises:
+        ConfigError: there is no sink URI, the file cannot be read, or TiCDC refuses the changefeed.
+    """
+    if sink_uri is None:
+        raise ConfigError("a changefeed needs --sink-uri: its brokers, topic and protocol stand in it")
+    settings = read_toml_file(file) if file is not None else None
+    return read_changefeed(sink_uri, settings, producer=producer.value)
+
 
 _DEFAULT = StackAddresses("127.0.0.1:9092", "http://127.0.0.1:8081")
 _RULE = "{schema}_{table}"
@@ -155,3 +314,93 @@ def _addresses(brokers: str | None, registry: str | None) -> StackAddresses:
             )
             return local
     return StackAddresses(brokers or _DEFAULT.brokers, registry or _DEFAULT.registry_url)
+
+
+def topics(
+    *,
+    sink_uri: SinkUri = None,
+    changefeed: ChangefeedFile = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="A table, schema.table; may be repeated.")
+    ] = None,
+    table_definition: Definitions = None,
+    producer: ProducerOption = Producer.CLASSIC,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show the topic and the partition rule of each table of a changefeed, as TiCDC resolves them.
+
+    Tables are those of --table and of the SQL file. Exit code 2 where TiCDC refuses the changefeed, or where
+    one row's changes could be in several partitions, which loses their order.
+    """
+    feed = changefeed_of(sink_uri, changefeed, producer)
+    definitions = definitions_of(table_definition, None)
+    names = [*map(_table_id, table or ()), *definitions]
+    if not names:
+        raise ConfigError("which tables? Give --table schema.table, or --table-definition FILE")
+    lines = [_line(feed, one, definitions) for one in dict.fromkeys(names)]
+    for text in feed.warnings:
+        warn(text)
+    if output is OutputFormat.JSON:
+        write_json({"protocol": feed.options["protocol"], "tables": lines, "warnings": list(feed.warnings)})
+    else:
+        _show(lines)
+    if any(line["problem"] for line in lines):
+        raise typer.Exit(terminal.USAGE)
+
+
+def _table_id(text: str) -> TableId:
+    schema, dot, name = text.partition(".")
+    if not (schema and dot and name):
+        raise ConfigError(f"--table {text!r}: give schema.table")
+    return TableId(schema, name)
+
+
+def _line(feed: Changefeed, table: TableId, definitions: TableDefinitions) -> dict[str, Any]:
+    dispatcher = feed.router.dispatcher_of(table)
+    topic = feed.router.topic_of(table)
+    registered = feed.options["protocol"] in ("avro", "debezium-avro")
+    fits = any(one is dispatcher for one in feed.router.dispatchers)
+    return {
+        "table": table._asdict(),
+        "topic": topic,
+        "partition": dispatcher.partition,
+        "columns": _columns(dispatcher, table, definitions),
+        "index": dispatcher.index or None,
+        "matcher": list(dispatcher.matcher.patterns) if fits else None,
+        "subject": subject(topic, "value") if registered else None,
+        "problem": _problem(dispatcher, table, definitions),
+    }
+
+
+def _columns(dispatcher: Dispatcher, table: TableId, definitions: TableDefinitions) -> list[str] | None:
+    """The columns whose values choose the partition; None where the table's definition would tell them."""
+    if dispatcher.partition == "columns":
+        return list(dispatcher.columns)
+    if dispatcher.partition != "index-value":
+        return []
+    schema = definitions.get(table)
+    if schema is None:
+        return None
+    if dispatcher.index:
+        return list(definitions.unique_index(table, dispatcher.index)) or None
+    return [column.name for column in schema.handle_columns]
+
+
+def _problem(dispatcher: Dispatcher, table: TableId, definitions: TableDefinitions) -> str | None:
+    schema = definitions.get(table)
+    if schema is not None and dispatcher.index and not definitions.unique_index(table, dispatcher.index):
+        return f"{table} has no unique index {dispatcher.index}: TiCDC would stop; correct the dispatcher"
+    return lost_order(dispatcher, key_of(definitions, table))
+
+
+def _show(lines: list[dict[str, Any]]) -> None:
+    rows = []
+    for line in lines:
+        columns = "the handle key" if line["columns"] is None else ", ".join(line["columns"])
+        rule = line["partition"] + (f": {columns}" if columns else "")
+        matcher = ", ".join(line["matcher"] or ["(none fits)"])
+        rows.append((TableId(**line["table"]), line["topic"], rule, matcher))
+    show_table(None, ("table", "topic", "partition by", "dispatcher"), rows)
+    for line in lines:
+        if line["problem"]:
+            typer.echo(f"PROBLEM: {TableId(**line['table'])}: {line['problem']}")

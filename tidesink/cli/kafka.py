@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tidesink.cli.output import warn
+from tidesink.cli.terminal import warn
 from tidesink.consumer.group import message_of
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Message

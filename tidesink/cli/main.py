@@ -1,31 +1,143 @@
-"""``tidesink``: the commands put together."""
+"""``tidesink``: the commands put together; ``tidesink run``: the worker.
+
+The worker runs until it is stopped, or until there is nothing left to do.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidesink.cli import (
-    accept_restored,
-    ddl,
-    decode,
-    demo,
-    dev,
-    dlq,
-    encode,
-    failures,
-    init,
-    pausing,
-    plan,
-    registry,
-    run_worker,
-    status,
-    topics,
-    validate,
-)
+from tidesink.cli import dead_letters, decode, dev, encode, init, plan, registry, status, terminal
 from tidesink.cli.codec_options import CodecCommand
+from tidesink.cli.status import COUNTS, commit_time, counts_row, unmatched_lines
+from tidesink.cli.terminal import (
+    ConfigArgument,
+    ConfigOption,
+    LogFormat,
+    Output,
+    OutputFormat,
+    chosen_config,
+    log_to_stderr,
+    note,
+    show_table,
+    write_json,
+)
+from tidesink.config import Config
+from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.version import __version__
+
+if TYPE_CHECKING:
+    from tidesink.sinks.listener import Listener
+    from tidesink.sinks.report import RunReport, TableReport
+
+
+class Until(str, Enum):
+    """When a run ends by itself."""
+
+    DRAINED = "drained"
+
+
+def run_worker(
+    config: ConfigArgument = None,
+    config_option: ConfigOption = None,
+    *,
+    until: Annotated[
+        Until | None, typer.Option(help="End when all that was in the topics is applied.")
+    ] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="End after N batches of each table.")] = None,
+    log: Annotated[LogFormat, typer.Option(help="How steps are told on stderr.")] = LogFormat.TEXT,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address to serve metrics on.")] = "127.0.0.1",
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Run the worker. Exit code 3 where some table is paused or failing at the end."""
+    settings = chosen_config(config, config_option)
+    if until is not None and batches is not None:
+        raise ConfigError("--until and --batches exclude each other: keep one")
+    log_to_stderr(log)
+    listeners = [_listener(log, settings), *_metrics(metrics_host, metrics_port)]
+    from tidesink.sinks.worker import run
+
+    note(f"{settings.pipeline}: starting Spark")
+    try:
+        report = run(settings, until=until.value if until else None, batches=batches, listeners=listeners)
+    except SourceUnavailableError as error:
+        raise error.with_context(brokers=settings.source.bootstrap_servers) from None
+    if output is OutputFormat.JSON:
+        write_json(report_json(report))
+    else:
+        show_report(report)
+    if report.exit_code != terminal.DONE:
+        raise typer.Exit(report.exit_code)
+
+
+def _listener(log: LogFormat, config: Config) -> Listener:
+    from tidesink.cli.terminal import ProgressLines
+    from tidesink.sinks.observers import LogListener
+
+    if log is LogFormat.JSON:
+        return LogListener()
+    return ProgressLines(note, brokers=config.source.bootstrap_servers)
+
+
+def _metrics(host: str, port: int | None) -> list[Listener]:
+    if port is None:
+        return []
+    from prometheus_client import start_http_server
+
+    from tidesink.sinks.observers import MetricsListener
+
+    metrics = MetricsListener()
+    try:
+        start_http_server(port, addr=host, registry=metrics.registry)
+    except OSError as error:
+        raise ConfigError(f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
+    return [metrics]
+
+
+def report_json(report: RunReport) -> dict[str, Any]:
+    """A run's report as JSON."""
+    shown = dataclasses.asdict(report)
+    shown["exit_code"] = report.exit_code
+    for entry, found in zip(shown["tables"], report.tables, strict=True):
+        entry["table"] = {"schema": found.table.schema, "name": found.table.name}
+    return shown
+
+
+def show_report(report: RunReport) -> None:
+    """A run's report for people."""
+    show_table(None, ("table", "state", "batches", "lag", "last commit"), map(_row, report.tables))
+    typer.echo("")
+    show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in report.tables])
+    for entry in report.tables:
+        for line in _remarks(entry):
+            typer.echo(f"{entry.table}: {line}", err=True)
+    if report.error:
+        typer.echo(f"error: {report.error}", err=True)
+    ending = "interrupted" if report.interrupted else "done"
+    typer.echo(f"{report.pipeline}: {ending} after {report.seconds:.1f} s")
+
+
+def _row(entry: TableReport) -> tuple[Any, ...]:
+    return str(entry.table), entry.state, entry.batches, entry.lag, commit_time(entry.commit_ts)
+
+
+def _remarks(entry: TableReport) -> list[str]:
+    remarks = [f"error: {entry.error}"] if entry.error else []
+    remarks += [f"warning: {warning}" for warning in entry.warnings]
+    remarks += unmatched_lines(entry.counters)
+    return remarks + [
+        f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
+        for column, count in entry.zero_dates.items()
+        if count
+    ]
+
 
 app = typer.Typer(
     name="tidesink",
@@ -38,24 +150,24 @@ app = typer.Typer(
 
 _COMMANDS = (
     ("init", init.init),
-    ("validate", validate.validate),
+    ("validate", plan.validate),
     ("plan", plan.plan),
-    ("run", run_worker.run_worker),
+    ("run", run_worker),
     ("status", status.status),
-    ("pause", pausing.pause),
-    ("resume", pausing.resume),
-    ("topics", topics.topics),
-    ("accept-restored", accept_restored.accept_restored),
+    ("pause", status.pause),
+    ("resume", status.resume),
+    ("topics", init.topics),
+    ("accept-restored", status.accept_restored),
 )
 _CODEC_COMMANDS = (("decode", decode.decode), ("encode", encode.encode))
 for _name, _command in _COMMANDS:
-    app.command(_name)(failures.guarded(_command))
+    app.command(_name)(terminal.guarded(_command))
 for _name, _codec_command in _CODEC_COMMANDS:
-    app.command(_name, cls=CodecCommand)(failures.guarded(_codec_command))
-dev.app.command("demo")(failures.guarded(demo.demo))
-dev.app.command("jars")(failures.guarded(demo.jars))
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(ddl.app, name="ddl")
+    app.command(_name, cls=CodecCommand)(terminal.guarded(_codec_command))
+dev.app.command("demo")(terminal.guarded(dev.demo))
+dev.app.command("jars")(terminal.guarded(dev.jars))
+app.add_typer(dead_letters.app, name="dlq")
+app.add_typer(dead_letters.ddl_app, name="ddl")
 app.add_typer(registry.app, name="registry")
 app.add_typer(dev.app, name="dev")
 
@@ -74,10 +186,10 @@ def options(
     ] = False,
 ) -> None:
     """TiCDC change topics to correct tables."""
-    failures.set_debug(debug)
+    terminal.set_debug(debug)
 
 
 def run() -> None:
     """The entry point of the ``tidesink`` script."""
-    failures.interrupt_on_sigterm()
+    terminal.interrupt_on_sigterm()
     app()

@@ -1,23 +1,38 @@
-"""``tidesink plan``: what the worker would do with each table, and what is lost, if anything."""
+"""``tidesink plan`` and ``tidesink validate``.
+
+``plan`` says what the worker would do with each table, and what would be lost. ``validate`` says per field
+what is wrong and what to do; with ``--connect`` also which servers answer.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Final
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from tidesink.cli import exits
-from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
-from tidesink.cli.output import Output, OutputFormat, console, show_table, write_json
+from tidesink.cli import terminal
 from tidesink.cli.status import read_statuses
 from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved_tables
-from tidesink.config import Config
+from tidesink.cli.terminal import (
+    ConfigArgument,
+    ConfigOption,
+    Output,
+    OutputFormat,
+    chosen_config,
+    config_path,
+    console,
+    error_block,
+    show_table,
+    write_json,
+)
+from tidesink.config import Config, Problem, check_config
 from tidesink.config.checks import carries_ddl, keeps_bad_records
 from tidesink.config.fields import without_secrets
 from tidesink.config.table_checks import untold_changes
-from tidesink.errors import TidesinkError
+from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.goals import Goals
 
@@ -60,7 +75,7 @@ def plan(
         told = {"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables}
         write_json({**told, **more, "dead_letters_problem": refused})
     else:
-        _show(settings, plans, zero_dates)
+        _show_plans(settings, plans, zero_dates)
         for warning in unserved:
             typer.echo(f"warning: {warning}")
         for text, named in limits_said(plans):
@@ -72,7 +87,7 @@ def plan(
         if refused is not None:
             typer.echo(f"dead letters: PROBLEM: {refused}")
     if refused is not None or any(entry.problem for entry in plans):
-        raise typer.Exit(exits.USAGE)
+        raise typer.Exit(terminal.USAGE)
 
 
 def stored_records(config: Config) -> dict[str, str]:
@@ -128,7 +143,9 @@ def _zero_dates(config: Config) -> dict[TableId | None, dict[str, int]]:
     return {entry.table: dict(entry.zero_dates) for entry in read_statuses(config)}
 
 
-def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | None, dict[str, int]]) -> None:
+def _show_plans(
+    config: Config, plans: list[TablePlan], zero_dates: dict[TableId | None, dict[str, int]]
+) -> None:
     screen = console()
     if not plans:
         typer.echo(f"no topic fits {', '.join(config.source.topics)} yet")
@@ -159,3 +176,126 @@ def _show(config: Config, plans: list[TablePlan], zero_dates: dict[TableId | Non
         if entry.problem:
             typer.echo(f"  PROBLEM: {entry.problem}")
         typer.echo("")
+
+
+class Answer(NamedTuple):
+    """What one part of the outside said."""
+
+    part: str
+    ok: bool
+    detail: str
+
+
+def validate(
+    config: ConfigArgument = None,
+    config_option: ConfigOption = None,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect",
+            help="Also ask the broker, the registry, the state store, the target's path and the dead "
+            "letters' topic.",
+        ),
+    ] = False,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Check the config: per field what is wrong and what to do."""
+    path = config_path(config, config_option)
+    settings, problems = check_config(path)
+    answers = list(_answers(settings)) if settings is not None and connect else []
+    if output is OutputFormat.JSON:
+        write_json(_report(path, problems, answers))
+    else:
+        _show_problems(path, problems, answers)
+    if problems:
+        raise typer.Exit(terminal.USAGE)
+    if not all(answer.ok for answer in answers):
+        raise typer.Exit(terminal.FAILED)
+
+
+def _report(path: Path, problems: list[Problem], answers: list[Answer]) -> dict[str, Any]:
+    return {
+        "config": str(path),
+        "ok": not problems and all(answer.ok for answer in answers),
+        "problems": [problem._asdict() for problem in problems],
+        "connections": [answer._asdict() for answer in answers],
+    }
+
+
+def _show_problems(path: Path, problems: list[Problem], answers: list[Answer]) -> None:
+    if problems:
+        count = "1 setting is wrong" if len(problems) == 1 else f"{len(problems)} settings are wrong"
+        typer.echo(f"{path}: {count}", err=True)
+        for problem in problems:
+            typer.echo(f"  {problem.field}\n    {problem.reason}\n    -> {problem.remedy}", err=True)
+        return
+    typer.echo(f"{path}: every setting is right")
+    for answer in answers:
+        typer.echo(f"{answer.part}: {'ok' if answer.ok else 'FAILED'}, {answer.detail}", err=not answer.ok)
+
+
+def _answers(config: Config) -> Iterator[Answer]:
+    checks: tuple[tuple[str, Callable[[Config], str]], ...] = (
+        ("kafka", _kafka),
+        ("registry", _registry),
+        ("state store", _state_store),
+        ("target", _target),
+        ("dead letters", _dead_letters),
+    )
+    needless = {
+        "registry": config.source.schema_registry is None,
+        "dead letters": config.dead_letters.topic is None,
+    }
+    for part, check in checks:
+        if needless.get(part):
+            continue
+        try:
+            yield Answer(part, True, check(config))
+        except TidesinkError as error:
+            yield Answer(part, False, error_block(error).strip())
+
+
+def _kafka(config: Config) -> str:
+    from tidesink.cli.kafka import topic_names
+
+    topics = topic_names(config.source.confluent_properties())
+    missing = [topic for topic in config.fixed_topics if topic not in topics]
+    if missing:
+        raise ConfigError(f"the broker has no topic {', '.join(missing)}: is it spelt as in the changefeed?")
+    read = config.topics_among(topics)
+    if not read:
+        return f"{len(topics)} topics, none fits {', '.join(config.source.topics)} yet"
+    return f"{len(read)} of {len(topics)} topics are read: {', '.join(read[:5])}{', …' if read[5:] else ''}"
+
+
+def _registry(config: Config) -> str:
+    registry = config.source.open_registry()
+    try:
+        return f"{len(registry.subjects())} subjects"
+    except SchemaNotFoundError as error:
+        raise ConfigError(f"this is no Confluent-compatible registry: {error.message}") from error
+    finally:
+        registry.close()
+
+
+def _state_store(config: Config) -> str:
+    from tidesink.sinks.state_store import open_state_store
+
+    store = open_state_store(config.state)
+    try:
+        return f"{len(store.statuses(config.pipeline))} tables known"
+    finally:
+        store.close()
+
+
+def _dead_letters(config: Config) -> str:
+    from tidesink.sinks.kafka.letter_store import check_topic, dead_letters_of
+
+    topic = dead_letters_of(config).topic
+    return f"{topic.place} {'is there' if check_topic(topic) else 'is made when the first letter comes'}"
+
+
+def _target(config: Config) -> str:
+    from tidesink.sinks.targets import target_module
+
+    return target_module(config.target).try_target(config.target)

@@ -1,4 +1,7 @@
-"""What ``decode`` and ``encode`` work with: a codec with its registry and definitions, and records."""
+"""What ``decode`` and ``encode`` work with: a codec with its registry and definitions, and records.
+
+Commands that get no address use the stack that ``tidesink dev up`` started here.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from tidesink.config import Config, load_config
 from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
 from tidesink.ddl.catalog import TableDefinitions
+from tidesink.dev.processes import find_running
+from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
 from tidesink.errors import ConfigError
 from tidesink.events import Message, TableId, TableSchema
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
@@ -238,3 +243,15 @@ def _from_topic(
     if not properties:
         raise ConfigError("--topic needs a broker: give --brokers host:port or --config FILE")
     return read_topic(properties, topic, start=parse_start(start), limit=limit)
+
+
+def running_stack(directory: Path = DIRECTORY) -> StackAddresses | None:
+    """Where the broker and the registry of this directory run; None unless both do."""
+    # The pid files know the ports, whatever options the stack was started with.
+    broker = find_running(Broker(directory, 0, 0).files)
+    registry = find_running(Registry(directory, 0).files)
+    if broker is None or registry is None:
+        return None
+    return StackAddresses(
+        Broker(directory, broker.port, 0).address, Registry(directory, registry.port).address
+    )

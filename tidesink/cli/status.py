@@ -1,24 +1,41 @@
-"""``tidesink status``: how each table stands, from the worker's state store."""
+"""``tidesink status``, ``pause``, ``resume`` and ``accept-restored``: tables seen and controlled by people.
+
+Status comes from the worker's state store, and requests go there. ``accept-restored`` confirms that a table
+may continue from a backup.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from tidesink.cli import exits
-from tidesink.cli.options import ConfigArgument, ConfigOption, chosen_config
-from tidesink.cli.output import Output, OutputFormat, show_table, write_json
+from tidesink.cli import terminal
+from tidesink.cli.terminal import (
+    ConfigArgument,
+    ConfigOption,
+    Output,
+    OutputFormat,
+    chosen_config,
+    show_table,
+    write_json,
+)
 from tidesink.config import Config
+from tidesink.config.fields import nearest
+from tidesink.errors import ConfigError
 from tidesink.events import TableId, physical_ms
 
 if TYPE_CHECKING:
+    from tidesink.config.table_options import ChangePolicy
     from tidesink.sinks.state_store import StateStore, TableStatus
+    from tidesink.sinks.table_control import TableControl
+
 
 T = TypeVar("T")
 # A worker leaves a mark every 5 seconds; a slow state store may make some of them late.
@@ -55,7 +72,7 @@ def status(
             typer.echo(f"{table}: asked to rest; it does after its batch, or when a worker runs")
         typer.echo(_worker_line(seconds_since_turn(settings), found))
     if any(entry.state in UNWELL_STATES for entry in found):
-        raise typer.Exit(exits.UNWELL)
+        raise typer.Exit(terminal.UNWELL)
 
 
 def _around_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, Any]:
@@ -79,7 +96,7 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
     else:
         typer.echo(f"{'alive' if alive else 'not alive'}: the last turn was {seconds:.0f} s ago")
     if not alive:
-        raise typer.Exit(exits.FAILED)
+        raise typer.Exit(terminal.FAILED)
 
 
 def seconds_since_turn(config: Config) -> float | None:
@@ -219,3 +236,199 @@ def commit_time(commit_ts: int | None) -> str:
         return ""
     moment = datetime.fromtimestamp(physical_ms(commit_ts) / 1000, timezone.utc)
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{physical_ms(commit_ts) % 1000:03d}"
+
+
+Tables = Annotated[list[str], typer.Argument(metavar="TABLE...", help="Tables, as schema.table.")]
+Asked = tuple[TableId, "TableStatus | None", "TableControl"]
+_WHERE_IT_ENDS = {
+    True: "a worker is alive and heeds it at its next turn",
+    False: "no worker runs: the next one heeds it",
+}
+
+
+def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
+    """Let tables rest after the batch that is under way, until tidesink resume; also across restarts."""
+    settings = chosen_config(None, config_option)
+    asked = _ask(settings, tables, lambda _table, _status: lambda control: control.pause())
+    _show(settings, asked, output, word="rests")
+
+
+def resume(
+    tables: Tables,
+    config_option: ConfigOption = None,
+    *,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Accept the change of the columns that the status shows.")
+    ] = False,
+    ignore: Annotated[
+        bool, typer.Option("--ignore", help="With --accept: go on without the change, not with it.")
+    ] = False,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Let tables go on that rest, are paused or failing: each looks again at what it waited for.
+
+    Without --accept a change of the columns is looked at again, and the table goes on only if it is gone.
+    """
+    if ignore and not accept:
+        raise ConfigError("--ignore says how a change is accepted: give --accept too")
+    settings = chosen_config(None, config_option)
+    how: ChangePolicy = "ignore" if ignore else "apply"
+
+    def told(table: TableId, status: TableStatus | None) -> Callable[[TableControl], TableControl]:
+        accepted = _accepted(table, status, how) if accept else {}
+        return lambda control: control.resume(accepted)
+
+    _show(settings, _ask(settings, tables, told), output, word="goes on")
+
+
+def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> dict[str, ChangePolicy]:
+    pending = _pending(status)
+    if not pending:
+        raise ConfigError(
+            f"no change of {table}'s columns waits: tidesink resume without --accept lets it go on",
+            table=str(table),
+        )
+    for change in pending:
+        if how not in change["accepts"]:
+            ways = " or ".join(change["accepts"])
+            reason = change["reason"] or f"only {ways} is possible here"
+            raise ConfigError(
+                f"{change['kind']} of column {change['column']}: cannot be accepted as {how}: {reason}",
+                table=str(table),
+            )
+    return {change["digest"]: how for change in pending}
+
+
+def _pending(status: TableStatus | None) -> Sequence[dict[str, Any]]:
+    return status.details.get("pending", []) if status is not None else []
+
+
+def _ask(
+    config: Config,
+    names: Iterable[str],
+    change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
+) -> list[Asked]:
+    """Ask something of each table; of none where one of them cannot be asked."""
+    from tidesink.sinks.table_control import change_control
+
+    with worked_with(config) as store:
+        found = {status.table: status for status in store.statuses(config.pipeline)}
+        tables = [known_table(name, config, found) for name in dict.fromkeys(names)]
+        changes = [(table, change(table, found.get(table))) for table in tables]
+        return [
+            (table, found.get(table), change_control(store, config.pipeline, table, asked))
+            for table, asked in changes
+        ]
+
+
+def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word: str) -> None:
+    alive = _is_alive(config)
+    if output is OutputFormat.JSON:
+        tables = [_as_json(*one) for one in asked]
+        write_json({"pipeline": config.pipeline, "worker_alive": alive, "tables": tables})
+        return
+    for table, status, control in asked:
+        typer.echo(f"{table}: {word}")
+        for change in [] if control.rests else _pending(status):
+            typer.echo(f"  {_change_line(change, control)}")
+    typer.echo(_WHERE_IT_ENDS[alive])
+
+
+def _change_line(change: dict[str, Any], control: TableControl) -> str:
+    said = f"{change['kind']} of column {change['column']}" if change["column"] else change["kind"]
+    how = control.accepted.get(change["digest"])
+    if how is not None:
+        return f"{said}: accepted ({how})"
+    return f"{said}: not accepted, so the table goes on only if the change is gone"
+
+
+def _as_json(table: TableId, status: TableStatus | None, control: TableControl) -> dict[str, Any]:
+    return {
+        "table": table._asdict(),
+        "rests": control.rests,
+        "state": status.state if status is not None else None,
+        "pending": list(_pending(status)),
+        "accepted": dict(control.accepted),
+    }
+
+
+def _is_alive(config: Config) -> bool:
+
+    seconds = seconds_since_turn(config)
+    return seconds is not None and seconds <= ALIVE_SECONDS
+
+
+def accept_restored(
+    table: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="The table, by its source's name.")],
+    config_option: ConfigOption = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Let a table whose target was brought back from a backup go on from there.
+
+    The next worker reads what came since from Kafka anew. It holds for this one going back, not for a later
+    one.
+    """
+    from tidesink.sinks.restored import accept_restored
+
+    settings = chosen_config(None, config_option)
+    with worked_with(settings) as store:
+        found = [status.table for status in store.statuses(settings.pipeline)]
+        known = known_table(table, settings, found)
+        batch = accept_restored(store, settings.pipeline, known)
+    if output is OutputFormat.JSON:
+        write_json({"pipeline": settings.pipeline, "table": known._asdict(), "accepted_below_batch": batch})
+    else:
+        typer.echo(f"{table}: goes on from a backup older than batch {batch}; start the worker again")
+
+
+@contextmanager
+def worked_with(config: Config) -> Iterator[StateStore]:
+    """The state store of a pipeline that was worked on.
+
+    Raises:
+        ConfigError: no worker ever made it.
+        StateStoreError: it does not answer.
+    """
+    from tidesink.sinks.state_store import open_state_store
+
+    if "://" not in config.state and not Path(config.state).exists():
+        raise ConfigError("no worker ever ran: tidesink run makes the state store", state=config.state)
+    store = open_state_store(config.state)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def tables_worked_on(config: Config) -> list[TableId]:
+    """The tables that a pipeline's state store knows; none before its first run."""
+    return [entry.table for entry in read_statuses(config)]
+
+
+def named_table(name: str, known: Iterable[TableId]) -> TableId:
+    """The table of a name as records keep it, ``schema.table``; either of its parts may hold a dot."""
+    found = {str(table): table for table in known}
+    schema, dot, rest = name.partition(".")
+    return found.get(name) or (TableId(schema, rest) if dot else TableId("", name))
+
+
+def known_table(name: str, config: Config, found: Iterable[TableId]) -> TableId:
+    """The table of a name, as the worker or the config spells it; either of its parts may hold a dot.
+
+    It may be given in any case, where no table that was worked on is spelt just so.
+
+    Raises:
+        ConfigError: neither knows it.
+    """
+    found = tuple(found)
+    spelt = {str(table): table for table in found}
+    if name in spelt:
+        return spelt[name]
+    named = [entry.table for entry in config.tables if entry.table is not None]
+    known = {str(table).lower(): table for table in (*named, *found)}
+    if name.lower() not in known:
+        raise ConfigError(
+            f"no table {name} is known to pipeline {config.pipeline}{nearest(name, known)}; tidesink status "
+            "lists those that were worked on"
+        )
+    return known[name.lower()]

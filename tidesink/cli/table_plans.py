@@ -1,15 +1,13 @@
-"""What the worker would do with each table, found out without Spark."""
+"""What the worker would do with each table, found without Spark: its columns, its mode, and its limits."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from tidesink.cli.column_plans import ColumnPlan, column_plan, reason_there
 from tidesink.cli.kafka import Start, read_topic, topic_names
-from tidesink.cli.log_plans import flat_avro_warnings, planned_shape
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, LoneCodec, Told
@@ -23,21 +21,78 @@ from tidesink.ddl.history import ToldNames, followed, left_out_too
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
-from tidesink.sinks.foretelling import foretold
+from tidesink.sinks.foretelling import column_type, foretold
+from tidesink.sinks.modes import kept_shape
 from tidesink.sinks.routing import routed_shape
 from tidesink.sinks.schema_policy import doubt_of
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.sinks.targets.foreseen import Foreseen, Limit
 from tidesink.typemap.projection import laid_out
+from tidesink.typemap.render import CALENDAR_READERS, type_words
+from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     UNTOLD_KEY,
+    WHY_OF,
+    ShapeColumn,
     TableShape,
     is_row_keyed,
     merged_in_order,
     row_keyed,
     shape_of,
 )
+
+_TEXTS: Final = frozenset({"string", "text", "longtext"})
+
+
+class ColumnPlan(NamedTuple):
+    """One column: its type in the source's words and in the target's; ``note`` says what is not the same."""
+
+    name: str
+    source_type: str
+    target_type: str
+    key: bool
+    note: str
+
+
+def column_plan(
+    config: Config, column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], told: str
+) -> ColumnPlan:
+    """The plan of a column of ``shape``; ``sources`` are the source's names of those that it has."""
+    was = sources.get(column.name, column.name)  # what a mode adds is not the source's
+    there = column_type(config, column)
+    notes = (told, f"{was} at the source" if was != column.name else "", _note(column, shape, there))
+    note = "; ".join(note for note in notes if note)
+    return ColumnPlan(column.name, type_words(column.type), there, column.key, note)
+
+
+def reason_there(config: Config, column: ShapeColumn) -> str | None:
+    """Why a column is not of the nearest type at the target; None where it is."""
+    return _reason(column, column_type(config, column))
+
+
+def _reason(column: ShapeColumn, there: str) -> str | None:
+    """Some targets have a type for numbers that are text to Spark."""
+    return column.reason if row_of(column.type).reader != "decimal" or there in _TEXTS else None
+
+
+def _note(column: ShapeColumn, shape: TableShape, there: str) -> str:
+    if shape.shard is not None and column.name == shape.shard.column:
+        return f"always {shape.shard.value}, by the route"
+    if column.hidden:
+        return WHY_OF[column.name]
+    row = row_of(column.type)
+    reason = _reason(column, there)
+    if reason:
+        return reason
+    if row.reader in CALENDAR_READERS:
+        policy = "error" if column.key else shape.zero_date
+        zone = f"; read in {shape.time_zone}" if row.reader == "timestamp" else ""
+        return f"days no calendar has: {policy}{zone}"
+    if row.reader in ("enum", "set"):
+        return "" if column.type.members is not None else row.lost
+    return row.lost if row.reader == "time" and there in _TEXTS else ""
+
 
 _NO_KEY = (
     "the topic names no key for this table, so no row can be found again: give its keys in the config, "
@@ -361,3 +416,47 @@ def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
         **({"filter": settings.filter} if settings.filter is not None else {}),
         **({"ignore_null_updates": "true"} if settings.ignore_null_updates else {}),
     }
+
+
+_NO_OLD_ROWS: Final = (
+    "the topic has no old rows: updates come as update_postimage alone, deletes with their key alone. New "
+    "TiCDC writes them with avro-include-before-value=true; canal-json has them always"
+)
+_NO_OPS: Final = (
+    "the topic does not tell inserts from updates, so both are called upsert: enable-tidb-extension=true in "
+    "the changefeed tells them"
+)
+_NO_MOMENTS: Final = (
+    "deletes of classic TiCDC's flat-avro have no commit_ts, so the table pauses before the first of them: "
+    "use canal-json with enable-tidb-extension=true. New TiCDC's delete markers have one"
+)
+_DELETE_WITHOUT_KEY: Final = (
+    "the table has no key: a delete without its row is a bad record (flat-avro has the row with "
+    "avro-include-before-value=true)"
+)
+
+
+def planned_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+    """The columns of the target's table.
+
+    Raises:
+        SchemaRefusedError: the source has a column of a name that the mode needs.
+    """
+    return kept_shape(shape, settings)
+
+
+def flat_avro_warnings(
+    records: Iterable[WriterRecord], keys: tuple[str, ...], settings: TableConfig
+) -> Iterator[str]:
+    """What flat-avro's schemas keep from a change log, and from what asks for a commit_ts in each event."""
+    newest = list(records)[-1]
+    if newest.before is None and (settings.mode == "history" or settings.sequence_by == "source"):
+        yield _NO_MOMENTS
+    if settings.mode != "append":
+        return
+    if newest.before is None:
+        yield _NO_OLD_ROWS
+    if "_tidb_op" not in newest.extension:
+        yield _NO_OPS
+    if not keys and newest.before is None:
+        yield _DELETE_WITHOUT_KEY

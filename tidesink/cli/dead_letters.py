@@ -1,0 +1,541 @@
+"""``tidesink dlq`` and ``tidesink ddl``: stored records and DDL events.
+
+``dlq`` lists, shows, replays and drops records that could not be decoded; ``ddl`` shows the DDL events that
+workers read and stored.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from tidesink.cli import terminal
+from tidesink.cli.capture import base64_text
+from tidesink.cli.decode import Observed, decoded_lines, human_lines
+from tidesink.cli.event_json import error_json
+from tidesink.cli.sources import setting
+from tidesink.cli.status import (
+    commit_time,
+    known_table,
+    named_table,
+    seconds_since_turn,
+    tables_worked_on,
+    worked_with,
+)
+from tidesink.cli.terminal import (
+    ConfigOption,
+    Output,
+    OutputFormat,
+    chosen_config,
+    config_path,
+    console,
+    guarded,
+    note,
+    show_table,
+    write_json,
+)
+from tidesink.config import Config
+from tidesink.config.fields import PositiveDuration, nearest, without_secrets
+from tidesink.errors import ConfigError, NotKeptError, RegistryError, TidesinkError
+from tidesink.events import Message, TableId
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tidesink.sinks.kafka.letter_store import Chosen, RecordGroup
+    from tidesink.sinks.replay import ReplayReport
+
+
+app = typer.Typer(
+    help="Dead letters: records that could not be decoded.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_COLUMNS: Final = ("table", "error", "count", "first", "last", "where")
+_DURATION: Final[TypeAdapter[float]] = TypeAdapter(PositiveDuration)
+
+
+def list_letters(
+    table: AnyTable = None, config: ConfigOption = None, output: Output = OutputFormat.TEXT
+) -> None:
+    """Count the dead letters by table, error and partition, with the time and the place of the first and
+    last of each."""
+    from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of
+
+    settings = chosen_config(None, config)
+    letters = dead_letters_of(settings)
+    groups, place = letters.groups(Chosen(settings.pipeline, table)), letters.place
+    if output is OutputFormat.JSON:
+        known = tables_worked_on(settings)
+        shown = [group_json(group, kind="error", known=known) for group in groups]
+        write_json({"pipeline": settings.pipeline, "place": place, "dead_letters": shown})
+    elif not groups:
+        typer.echo(f"no dead letters of {table or settings.pipeline} in {place}")
+    else:
+        show_table(None, _COLUMNS, map(group_row, groups))
+
+
+def show(
+    table: TableArgument,
+    place: PlaceArgument,
+    config: ConfigOption = None,
+    topic_id: TopicId = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show one dead letter: why it is one, its bytes, and what the codec says of it today.
+
+    Exit code 1 where there is none at this place.
+    """
+    settings = chosen_config(None, config)
+    row = _one(settings, chosen_record(settings.pipeline, table, place, topic_id), place)
+    decoded = _decoded(row, config_path(None, config))
+    if output is OutputFormat.JSON:
+        write_json({**record_json(row, tables_worked_on(settings)), "decoded": decoded})
+        return
+    typer.echo(f"{row['table']}  {place_of(row)}  {shown_moment(row['time'])}")
+    typer.echo(f"{row['error']}: {row['reason']}")
+    echo_bytes(row)
+    typer.echo("today:")
+    for event in decoded:
+        for text in human_lines(event):
+            console().print(f"  {text}")
+
+
+def drop(
+    table: AnyTable = None,
+    place: Annotated[
+        str | None, typer.Argument(metavar="[PLACE]", help="One letter: PARTITION@OFFSET.")
+    ] = None,
+    *,
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="The letters of every table.")] = False,
+    error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Only those whose Kafka timestamp is older than this: 90m, 12h, 168h.")
+    ] = None,
+    below: Annotated[
+        int | None, typer.Option(help="Only those of offsets below this one, in every partition.")
+    ] = None,
+    topic_id: TopicId = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Drop dead letters for good: of a table, one of them, or with --all of every table. Asks first.
+
+    Where nobody can be asked, --yes is needed, else nothing is dropped: exit code 2.
+    """
+    from tidesink.sinks.kafka.letter_store import counted, dead_letters_of
+
+    settings = chosen_config(None, config)
+    chosen = _to_drop(settings, table, place, topic_id, everything=everything)
+    if place is None:
+        before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
+        chosen = replace(chosen, before=before, below=below, kind=error_name(error))
+    elif (error, older_than, below) != (None, None, None):
+        raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
+    letters = dead_letters_of(settings)
+    groups = letters.groups(chosen)
+    if place is not None:
+        check_one_topic(((group.topic, group.topic_id) for group in groups), place)
+    count = counted(groups)
+    if count and not yes:
+        count = count if _agreed(count, letters.place) else 0
+    dropped = letters.remove(chosen) if count else 0
+    if output is OutputFormat.JSON:
+        write_json({"pipeline": settings.pipeline, "dropped": dropped})
+    else:
+        typer.echo(f"{dropped} dead letters dropped")
+
+
+def replay(
+    table: TableArgument,
+    place: Annotated[
+        str | None, typer.Argument(metavar="[PLACE]", help="One letter: PARTITION@OFFSET.")
+    ] = None,
+    *,
+    config: ConfigOption = None,
+    error: Annotated[str | None, typer.Option(help="Only those of this error, such as FramingError.")] = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Decode a table's dead letters again, by the config and the schemas of today, and apply them.
+
+    A newer change of the same row that was applied wins. What is dealt with is a dead letter no more; the
+    others stay, with today's reason. No worker may run. Exit code 3 where some letters stay.
+    """
+    from tidesink.sinks.kafka.letter_store import Chosen
+    from tidesink.sinks.replay import replay as replayed
+
+    settings = chosen_config(None, config)
+    table = _judged(settings, table)
+    chosen = replace(
+        chosen_record(settings.pipeline, table, place) if place else Chosen(settings.pipeline, table),
+        kind=error_name(error),
+    )
+    note(f"{settings.pipeline}: starting Spark")
+    report = replayed(settings, chosen)
+    if output is OutputFormat.JSON:
+        write_json(_replay_json(report))
+    else:
+        _show_replay(report)
+    if report.left:
+        raise typer.Exit(terminal.UNWELL)
+
+
+def _judged(config: Config, name: str) -> str:
+    """The table of a name, by what is known without Spark: its mode, and whether a worker is at work.
+
+    Raises:
+        ConfigError: it is none, or takes no replay.
+        StaleProgressError: a worker of the pipeline runs.
+    """
+    from tidesink.sinks.replay import refuse_replay
+
+    worked_on = tables_worked_on(config)
+    if worked_on:
+        table = known_table(name, config, worked_on)
+    else:  # the state store is new, or was lost: letters may be there all the same
+        table = TableId(*name.partition(".")[::2])
+        if not all(table):
+            raise ConfigError(f"{name!r} is no table: give it as schema.table")
+    refuse_replay(config, table, seconds_since_turn(config))
+    return str(table)
+
+
+def _replay_json(report: ReplayReport) -> dict[str, Any]:
+    counts = report.account.as_counters()
+    still_bad = counts.pop("dead_lettered")
+    left = {name: getattr(report, name) for name in ("waiting", "expired", "former")}
+    told = {"still_bad": still_bad, **left, "version": report.version}
+    return {"table": report.table._asdict(), **counts, **told}
+
+
+def _show_replay(report: ReplayReport) -> None:
+    shown = _replay_json(report)
+    names = ("table", "read", "applied", "superseded", "filtered", "still_bad")
+    columns = [name.replace("_", " ") for name in names]
+    show_table(None, columns, [[str(report.table), *(shown[name] for name in names[1:])]])
+    for name, meaning in _LEFT:
+        if shown[name]:
+            typer.echo(f"{shown[name]} letters stay: {meaning}")
+
+
+_LEFT: Final = (
+    ("still_bad", "they cannot be decoded today either; tidesink dlq show says why"),
+    ("waiting", "they lie behind what is applied, so that the worker reads them by itself"),
+    (
+        "expired",
+        "Kafka no longer holds all that was applied behind them, so that nobody can tell whether a newer "
+        "change of their row was. Compare the row with the source, let it be written again there, and drop "
+        "the letter",
+    ),
+    (
+        "former",
+        "their topic was deleted and made again under its name, so that nobody can tell whether a newer "
+        "change of their row was applied. Compare the row with the source, and drop the letter "
+        "(dlq drop TABLE --topic-id ID)",
+    ),
+)
+
+
+def _to_drop(
+    config: Config, table: str | None, place: str | None, topic_id: str | None, *, everything: bool
+) -> Chosen:
+    from tidesink.sinks.kafka.letter_store import Chosen
+
+    if (table is None) != everything:
+        raise ConfigError("whose dead letters? Give either a table, schema.table, or --all")
+    if place is None or table is None:
+        return Chosen(config.pipeline, table, topic_id=topic_id)
+    return chosen_record(config.pipeline, table, place, topic_id)
+
+
+def _age(text: str) -> timedelta:
+    try:
+        return timedelta(seconds=_DURATION.validate_python(text))
+    except ValidationError as exc:
+        raise ConfigError(f"--older-than {text}: give a number with a unit: 90m, 12h, 168h") from exc
+
+
+def _agreed(count: int, place: str) -> bool:
+    """What a person says; asked on stderr, since stdout is for the answer."""
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{count} dead letters in {place} would be dropped for good: say --yes to do it")
+    return typer.confirm(f"Drop {count} dead letters in {place} for good?", err=True)
+
+
+def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
+    """The letter at a place.
+
+    Raises:
+        ConfigError: there are several.
+        NotKeptError: there is none.
+    """
+    from tidesink.sinks.kafka.letter_store import dead_letters_of
+
+    letters = dead_letters_of(config)
+    found = letters.rows(chosen, limit=2)
+    check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
+    if not found:
+        raise not_kept("dead letter", chosen, command="tidesink dlq list", store=letters.place)
+    return found[0]
+
+
+def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
+    """What the codec says of a letter's bytes today; the reason where it cannot be asked."""
+    message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
+    found = setting(
+        protocol=None, given={}, schemas=None, schema_registry=None, definitions=None, config=config
+    )
+    codec = found.open_codec()
+    try:
+        return list(decoded_lines(codec, message, Observed(found)))
+    except RegistryError as error:
+        return [error_json(error, message)]
+
+
+for _name, _command in (("list", list_letters), ("show", show), ("drop", drop), ("replay", replay)):
+    app.command(_name)(guarded(_command))
+
+
+ddl_app = typer.Typer(
+    help="DDL events: what the topics told of changed tables.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_EVENT_COLUMNS: Final = ("table", "committed", "kind", "where", "statement")
+
+
+def list_events(
+    table: AnyTable = None,
+    config: ConfigOption = None,
+    most: Limit = 1000,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """List the DDL events, the oldest of each table first: when, what kind, and the statement."""
+    from tidesink.sinks.kafka.letter_store import Chosen
+
+    settings = chosen_config(None, config)
+    found, place = _events(settings, Chosen(settings.pipeline, table))[:most], _place(settings)
+    if output is OutputFormat.JSON:
+        known = tables_worked_on(settings)
+        shown = [record_json(row, known) for row in found]
+        write_json({"pipeline": settings.pipeline, "place": place, "ddl": shown})
+    elif not found:
+        typer.echo(f"no DDL events of {table or settings.pipeline} in {place}")
+    else:
+        show_table(None, _EVENT_COLUMNS, map(_row, found), folded=("statement",))
+
+
+def show_event(
+    table: TableArgument,
+    place: PlaceArgument,
+    config: ConfigOption = None,
+    topic_id: TopicId = None,
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Show one DDL event: its whole statement. Exit code 1 where there is none here."""
+    settings = chosen_config(None, config)
+    chosen = chosen_record(settings.pipeline, table, place, topic_id)
+    found = _events(settings, chosen)
+    check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
+    if not found:
+        raise not_kept("DDL event", chosen, command="tidesink ddl list", store=_place(settings))
+    row = found[0]
+    if output is OutputFormat.JSON:
+        write_json(record_json(row, tables_worked_on(settings)))
+        return
+    typer.echo(f"{row['table']}  {place_of(row)}  {row['kind']}  {commit_time(row['commit_ts'])}")
+    typer.echo(row["query"])
+
+
+def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
+    from tidesink.sinks.ddl_events import load_ddl
+    from tidesink.sinks.kafka.letter_store import moment
+
+    tables = tables_worked_on(config)
+    if not tables:
+        return []
+    with worked_with(config) as store:
+        found = load_ddl(store, config.pipeline, tables)
+    return [
+        {**event._asdict(), "pipeline": config.pipeline, "time": moment(event.time)}
+        for event in found
+        if chosen.fits(event, kind=event.kind)
+    ]
+
+
+def _place(config: Config) -> str:
+    return without_secrets(config.state)
+
+
+def _row(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"]
+
+
+for _event_name, _event_command in (("list", list_events), ("show", show_event)):
+    ddl_app.command(_event_name)(guarded(_event_command))
+
+
+TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="The source table, schema.table.")]
+AnyTable = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help="The source table, schema.table; all if not given.")
+]
+PlaceArgument = Annotated[
+    str, typer.Argument(metavar="PLACE", help="PARTITION@OFFSET, or TOPIC[PARTITION]@OFFSET.")
+]
+TopicId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        help="Kafka's id of the topic, where one was made again under its name: list -o json has it.",
+    ),
+]
+Limit = Annotated[int, typer.Option("--max", min=1, help="Show so many records at most.")]
+
+_PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
+_DUMPED: Final = 512
+
+
+def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
+    """Refuse a place of several topics, by name and id, one made again among them: it names no one record.
+
+    Raises: ConfigError.
+    """
+    found = sorted({(topic, topic_id or "") for topic, topic_id in topics})
+    if len(found) > 1:
+        shown = ", ".join(f"{topic} ({topic_id or 'id not kept'})" for topic, topic_id in found)
+        raise ConfigError(
+            f"records of several topics are at {place}: {shown}. Say which one, as TOPIC[PARTITION]@OFFSET, "
+            "and of a topic that was made again under its name with --topic-id"
+        )
+
+
+def chosen_record(pipeline: str, table: str, place: str, topic_id: str | None = None) -> Chosen:
+    """The one record at a place.
+
+    Raises:
+        ConfigError: the place is none.
+    """
+    from tidesink.sinks.kafka.letter_store import Chosen
+
+    found = _PLACE.fullmatch(place)
+    if found is None:
+        raise ConfigError(f"{place!r} is no place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
+    partition = int(found["inner"] or found["partition"] or 0)
+    offset = int(found["offset"])
+    return Chosen(pipeline, table, found["topic"], topic_id, partition=partition, offset=offset)
+
+
+def error_name(text: str | None) -> str | None:
+    """The error class that a person named; None where none is.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    known = {name.lower(): name for name in _names_below(TidesinkError)}
+    if text is None or text.lower() in known:
+        return None if text is None else known[text.lower()]
+    raise ConfigError(
+        f"--error {text}: there is no such error{nearest(text, known.values())}; tidesink dlq list shows "
+        "those of the letters, and docs/errors.md lists all"
+    )
+
+
+def _names_below(error: type[TidesinkError]) -> Iterator[str]:
+    for below in error.__subclasses__():
+        yield below.__name__
+        yield from _names_below(below)
+
+
+def not_kept(kind: str, chosen: Chosen, *, command: str, store: str) -> NotKeptError:
+    """That no record of a kind is at the one place that was chosen."""
+    place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
+    return NotKeptError(
+        f"no {kind} of table {chosen.table} at {place} is kept by pipeline {chosen.pipeline} in {store}: "
+        f"{command} shows those there are"
+    )
+
+
+def shown_moment(moment: datetime | None) -> str:
+    """A moment for people, UTC."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+
+
+def moment_json(moment: datetime | None) -> str | None:
+    """A moment for programs."""
+    return moment.astimezone(timezone.utc).isoformat() if moment else None
+
+
+def record_json(row: Mapping[str, Any], known: Iterable[TableId]) -> dict[str, Any]:
+    """A stored record as JSON, its bytes as base64; ``known`` are the pipeline's tables."""
+    shown = {name: value for name, value in row.items() if name not in ("key", "value")}
+    parts = {f"{name}_b64": base64_text(row[name]) for name in ("key", "value") if name in row}
+    table = named_table(row["table"], known)._asdict()
+    return {**shown, "table": table, "time": moment_json(row["time"]), **parts}
+
+
+def place_of(row: Mapping[str, Any]) -> str:
+    """Where a kept record is in Kafka."""
+    return f"{row['topic']}[{row['partition']}]@{row['offset']}"
+
+
+def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> dict[str, Any]:
+    """Kept records of one table, partition and sort as JSON; ``known`` are the pipeline's tables."""
+    return {
+        "table": named_table(group.table, known)._asdict(),
+        kind: group.kind,
+        "topic": group.topic,
+        "topic_id": group.topic_id,
+        "partition": group.partition,
+        "count": group.count,
+        "first_offset": group.first_offset,
+        "last_offset": group.last_offset,
+        "first_time": moment_json(group.first_time),
+        "last_time": moment_json(group.last_time),
+    }
+
+
+def group_row(group: RecordGroup) -> tuple[Any, ...]:
+    """The same as a row of a table: table, sort, count, first, last, and where."""
+    offsets = f"{group.first_offset}" + (f"-{group.last_offset}" if group.count > 1 else "")
+    where = f"{group.topic}[{group.partition}]@{offsets}"
+    times = shown_moment(group.first_time), shown_moment(group.last_time)
+    return group.table, group.kind, group.count, *times, where
+
+
+def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
+    """A record's key or value: as text where it is one, else in hexadecimal digits."""
+    if data is None:
+        yield f"{name}: null"
+        return
+    text = _text(data)
+    yield f"{name}: {len(data)} bytes"
+    if text is not None:
+        yield f"  {text}"
+        return
+    for at in range(0, min(len(data), _DUMPED), 16):
+        part = data[at : at + 16]
+        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        yield f"  {at:06x}  {part.hex(' '):<47}  {plain}"
+    if len(data) > _DUMPED:
+        yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
+
+
+def echo_bytes(row: Mapping[str, Any]) -> None:
+    """Print the key and the value of a kept record."""
+    for name in ("key", "value"):
+        for line in bytes_lines(name, row[name]):
+            typer.echo(line)
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return text if text and text.isprintable() else None

@@ -1,0 +1,314 @@
+"""What all commands share: output, failures, exit codes, common options, logs and progress.
+
+Commands print JSON for programs and rich tables for people. A command that fails prints one clear block on
+stderr and ends with the right exit code; a traceback is printed only on request. The worker's log on stderr
+is readable lines for people, JSON for programs; a run shows a line per batch, and one where a table's state
+changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
+
+import orjson
+import structlog
+import typer
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions
+from rich.table import Table
+from rich.text import Text
+
+from tidesink.config import Config, load_config
+from tidesink.errors import ConfigError, SourceUnavailableError, TidesinkError
+from tidesink.events import TableId
+from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, TableChanged, WorkerEvent
+
+
+class OutputFormat(str, Enum):
+    """How a command prints its result."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+_FILE_WIDTH = 200
+_FOLDED_WIDTH = 16
+_GAP = 2  # rich pads each side of a cell by one
+_PADDING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
+
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")]
+
+
+class _Screen(Console):
+    """rich's console, but a reader that has had enough is left to ``failures.guarded``."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich where stdout is closed; rich itself would end the process with 1."""
+        raise BrokenPipeError
+
+
+def console() -> Console:
+    """stdout as rich sees it now; plain text, and wide enough for tables, where it is no terminal."""
+    terminal = sys.stdout.isatty()
+    return _Screen(highlight=False, soft_wrap=not terminal, width=None if terminal else _FILE_WIDTH)
+
+
+def write_json(value: Any) -> None:
+    """One JSON value on one line of stdout."""
+    sys.stdout.write(orjson.dumps(value, default=str).decode("utf-8") + "\n")
+    sys.stdout.flush()
+
+
+def warn(text: str) -> None:
+    """A warning on stderr, where it cannot mix with output that programs read."""
+    sys.stderr.write(f"warning: {text}\n")
+
+
+def note(text: str) -> None:
+    """A line of progress on stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def show_table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: Sequence[str] = ()
+) -> None:
+    """A plain table on stdout; numbers stand at the right.
+
+    A cell is never broken, so that names and numbers can be read and copied on any terminal. Only the
+    ``folded`` columns' are: they hold sentences. A newline in a column's name is one in the heading.
+    """
+    listed = [["" if cell is None else cell for cell in row] for row in rows]
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    widths = []
+    for index, name in enumerate(columns):
+        cells = [row[index] for row in listed]
+        whole = name not in folded
+        widths.append(_width([name, *cells]) if whole else max(_width([name]), _FOLDED_WIDTH))
+        made.add_column(
+            name,
+            justify="right" if cells and all(isinstance(cell, int | float) for cell in cells) else "left",
+            vertical="bottom",
+            overflow="fold",
+            no_wrap=whole,
+            min_width=widths[-1],
+        )
+    for row in listed:
+        made.add_row(*(Text(str(cell)) for cell in row))
+    screen = console()
+    # rich would break cells to keep to a narrow terminal; the terminal itself only breaks the line.
+    # Height too: of a terminal it knows little of, rich heeds no width alone.
+    wide = max(screen.width, sum(widths) + _GAP * (len(widths) - 1))
+    screen.size = ConsoleDimensions(wide, screen.height)
+    with screen.capture() as shown:
+        screen.print(made)
+    screen.file.write(_PADDING.sub(_without_spaces, shown.get()))
+
+
+def _without_spaces(padding: re.Match[str]) -> str:
+    """A line's end without the blanks that fill its last cells: a narrow terminal would break the line for
+    them."""
+    return padding.group().replace(" ", "")
+
+
+def _width(cells: Iterable[Any]) -> int:
+    return max(cell_len(line) for cell in cells for line in str(cell).split("\n"))
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NEXT = {
+    "fix": "correct this and run it again",
+    "retry": "it may pass: run it again a little later",
+    "reject": "this record only: the others are not touched by it",
+    "stop": "this table stops here until a person has looked",
+    "re-read progress": "run it again: progress is asked of the target first",
+}
+
+_debug = threading.local()
+
+
+def set_debug(on: bool) -> None:
+    """Show tracebacks from now on, in this thread."""
+    _debug.on = on
+
+
+def debug() -> bool:
+    """Whether --debug was given, in this thread."""
+    return bool(getattr(_debug, "on", False))
+
+
+def error_block(error: TidesinkError) -> str:
+    """An error as people read it: what, where, and what to do next."""
+    lines = [f"{type(error).__name__}: {error.message}"]
+    where = error.where()
+    if where:
+        lines.append(f"  where: {where}")
+    lines.append(f"  next:  {_NEXT[error.remedy]}")
+    return "\n".join(lines) + "\n"
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """A command whose errors become exit codes: 2 for usage and config, 1 for what fails at run time."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except TidesinkError as error:
+            _show(error)
+            raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from None
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted\n")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Whoever read our output has had enough: what is left must not fail on exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(DONE) from None
+
+    return run
+
+
+def _show(error: TidesinkError) -> None:
+    if debug():
+        sys.stderr.write(traceback.format_exc())
+    sys.stderr.write(error_block(error))
+
+
+def interrupt_on_sigterm() -> None:
+    """Take SIGTERM as Ctrl-C, so that containers stop a command the same way as a person does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+UNWELL: Final = 3  # finished, but some table is paused or failing
+INTERRUPTED: Final = 130
+
+
+DEFAULT_CONFIG = Path("tidesink.yaml")
+
+ConfigArgument = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="The config file; tidesink.yaml if not given.")
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", envvar="TIDESINK_CONFIG", help="The config file, as an option."),
+]
+
+
+def config_path(argument: Path | None, option: Path | None) -> Path:
+    """Which config file is meant."""
+    return argument or option or DEFAULT_CONFIG
+
+
+def chosen_config(argument: Path | None, option: Path | None) -> Config:
+    """The config that a command was given.
+
+    Raises:
+        ConfigError: it cannot be read, or is wrong; all problems are listed.
+    """
+    return load_config(config_path(argument, option))
+
+
+class LogFormat(str, Enum):
+    """How the run's steps are told on stderr."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def log_to_stderr(form: LogFormat) -> None:
+    """Send the log to stderr: it must not mix with results, which programs read from stdout.
+
+    As text it tells of warnings and worse, and of all with --debug: steps are told by other lines. As JSON
+    it tells everything.
+    """
+    least = logging.WARNING if form is LogFormat.TEXT and not debug() else logging.DEBUG
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, *_RENDERERS[form]],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+
+
+def _line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
+    """``level: what (name: value, ...)``; a trace stands on lines of its own."""
+    rest = {name: value for name, value in event.items() if value is not None}
+    level, text, trace = rest.pop("level"), rest.pop("event"), rest.pop("trace", None)
+    told = ", ".join(f"{name}: {_said(value)}" for name, value in rest.items())
+    line = f"{level}: {text} ({told})" if told else f"{level}: {text}"
+    return line if trace is None else f"{line}\n{str(trace).rstrip()}"
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+_RENDERERS: Mapping[LogFormat, tuple[Callable[..., Any], ...]] = {
+    LogFormat.TEXT: (_line,),
+    LogFormat.JSON: (structlog.processors.TimeStamper(fmt="iso"), structlog.processors.JSONRenderer()),
+}
+
+
+class ProgressLines:
+    """Listens to the worker and writes lines; the worker's threads share it.
+
+    ``brokers``: where Kafka should be, to be named when it does not answer.
+    """
+
+    def __init__(self, write: Callable[[str], None], *, brokers: str) -> None:
+        self._write = write
+        self._brokers = brokers
+        self._lock = threading.Lock()
+        self._states: dict[TableId, tuple[str, str | None]] = {}
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Tell of one event."""
+        line = self._line(event)
+        if line is not None:
+            with self._lock:
+                self._write(line)
+
+    def _line(self, event: WorkerEvent) -> str | None:
+        if isinstance(event, BatchStarted):
+            return f"{event.table}  batch {event.batch}: {event.records} records"
+        if isinstance(event, BatchApplied):
+            counters = event.account.as_counters().items()
+            counts = ", ".join(f"{name} {count}" for name, count in counters if count)
+            seconds = sum(event.seconds.values())
+            return f"{event.table}  batch {event.batch}: {counts or 'nothing to do'} in {seconds:.1f} s"
+        if isinstance(event, StepRetried):
+            subject = event.table or "all tables"
+            return f"{subject}  {self._said(event.error)}; again in {event.pause:.1f} s"
+        return self._turned(event)
+
+    def _said(self, error: TidesinkError) -> str:
+        where = f" (brokers {self._brokers})" if isinstance(error, SourceUnavailableError) else ""
+        return f"{type(error).__name__}: {error}{where}"
+
+    def _turned(self, event: TableChanged) -> str | None:
+        status = event.status
+        before = self._states.get(status.table)
+        self._states[status.table] = (status.state, status.error)
+        if before == (status.state, status.error) or status.state in ("RUNNING", "IDLE"):
+            return None
+        return f"{status.table}  {status.state}: {status.error}"
