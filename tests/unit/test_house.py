@@ -75,6 +75,16 @@ def test_names_say_something() -> None:
     assert {name: found for name, parts in words.items() if (found := parts & REFUSED_NAMES)} == {}
 
 
+def _says_its_folder(path: Path) -> bool:
+    """Whether a file's name begins with its folder's, in the singular too."""
+    folder = path.parent.name
+    return path.stem == folder or path.stem.startswith((f"{folder}_", f"{folder.removesuffix('s')}_"))
+
+
+def test_names_do_not_repeat_their_folder() -> None:
+    assert [_name(path) for path in PACKAGE_FILES if _says_its_folder(path)] == []
+
+
 def test_modules_say_what_they_are() -> None:
     undocumented = [
         _name(path)
