@@ -18,7 +18,16 @@ from tidesink.config.fields import Model
 from tidesink.typemap.target_schema import MetadataKind, default_name
 
 TableMode = Literal["upsert", "append", "history"]
-ScdType = Literal[1, 2]
+
+
+def _no_boolean(value: object) -> object:
+    # For Python true is 1.
+    if isinstance(value, bool):
+        raise ValueError("must be 1 or 2")  # noqa: TRY004  (pydantic takes ValueErrors alone)
+    return value
+
+
+ScdType = Annotated[Literal[1, 2], BeforeValidator(_no_boolean)]
 MODE_OF_SCD_TYPE: Final[Mapping[object, TableMode]] = MappingProxyType({1: "upsert", 2: "history"})
 SOFT_DELETE: Final = "soft-delete"
 _Words = Literal["upsert", "append", "history", "soft-delete"]
