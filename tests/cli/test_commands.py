@@ -60,7 +60,8 @@ def test_an_unreachable_broker_is_a_failure_at_run_time() -> None:
 def test_settings_that_init_writes_as_comments_are_right(tmp_path: Path, protocol: str) -> None:
     file = tmp_path / "t.yaml"
     run("init", str(file), "--protocol", protocol)
-    shown = re.sub(r"(?m)^  # (?=mode:|schema-changes:)|^# (?=tables:|dead-letters:|  )", "", file.read_text())
+    comment = r"(?m)^  # (?=mode:|schema-changes:)|^# (?=tables:|dead-letters:|  )"
+    shown = re.sub(comment, "", file.read_text())
     shown = re.sub(r"(?m)^(?=mode:|schema-changes:)", "  ", shown)
     file.write_text(shown, encoding="utf-8")
     config = load_config(file)

@@ -131,4 +131,4 @@ def test_a_history_takes_no_column_of_the_sources_for_its_own() -> None:
 def test_true_is_no_scd_type() -> None:
     """For Python it is 1."""
     found = wrong(changed(DATED, defaults={"stored_as_scd_type": True}))
-    assert "must be 1 or 2" in found["defaults.stored_as_scd_type"].reason
+    assert found["defaults.stored_as_scd_type"].remedy == "must be 1 or 2"
