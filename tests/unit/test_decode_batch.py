@@ -84,6 +84,18 @@ def test_a_value_its_type_does_not_hold_is_a_fault_with_its_place() -> None:
     assert [row[0] for row in by_record(decoded)] == [0]
 
 
+def test_a_position_beyond_64_bits_is_a_fault() -> None:
+    def decode(message: Message) -> tuple[Event, ...]:
+        (event,) = _decode(message)
+        assert isinstance(event, ChangeEvent)
+        wide = event.position._replace(source=(1, 2**63))
+        return (event._replace(position=wide) if message.offset else event,)
+
+    decoded = rows_from_events(_records(b"1", b"2"), decode, OPTIONS)
+    assert [(record, name) for record, name, _, _ in faults_of(decoded)] == [(1, "ValueOutOfRangeError")]
+    assert [row[0] for row in by_record(decoded)] == [0]
+
+
 def test_control_events_stay_in_order_beside_rows() -> None:
     decoded = rows_from_events(_records(b"w", b"1", b"w"), _decode, OPTIONS)
     assert [event.position.offset for event in decoded.events] == [0, 2]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.errors import DecodeError, SchemaMismatchError
+from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import (
     UNAVAILABLE,
     ChangeEvent,
@@ -47,6 +47,7 @@ Indices = npt.NDArray[np.int64]
 OP_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
 TOPIC_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 NAMES_TYPE: Final = pa.list_(pa.string())
+_MOST: Final = 2**63 - 1
 # The values of ``op``, in the order of their dictionary.
 OPS: Final = tuple(op.value for op in Op)
 _OP_CODES: Final = {op: code for code, op in enumerate(Op)}
@@ -389,6 +390,9 @@ class _RowGroup:
             if unknown:
                 reason = "the row has a column that its schema lacks"
                 yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
+            if any(abs(number) > _MOST for number in (event.commit_ts or 0, *(event.position.source or ()))):
+                reason = "the event's position at its source has a number of more than 64 bits"
+                yield at, ValueOutOfRangeError(reason, table=str(event.table))
         for (_, name), column in self._columns.items():
             for at, error in column.errors.items():
                 yield at, error.with_context(table=str(self._schema.table), column=name)  # type: ignore[misc]
@@ -424,8 +428,8 @@ class _RowGroup:
             "topic": pa.array([one.position.topic for one in events], pa.string()).cast(TOPIC_TYPE),
             "partition": pa.array([one.position.partition for one in events], pa.int32()),
             "offset": pa.array([one.position.offset for one in events], pa.int64()),
-            "commit_ts": pa.array([one.commit_ts for one in events], pa.int64()),
-            "source": pa.array([one.position.source for one in events], pa.list_(pa.int64())),
+            "commit_ts": pa.array([_fitting(one.commit_ts) for one in events], pa.int64()),
+            "source": pa.array([_source(one) for one in events], pa.list_(pa.int64())),
             "key": self._structs("key", self._types.key),
             "before": self._structs("before", self._types.row),
             "after": self._structs("after", self._types.row),
@@ -505,6 +509,15 @@ def op_array(codes: Sequence[int] | npt.NDArray[np.int8]) -> pa.DictionaryArray:
 def op_code(op: Op) -> int:
     """The place of an op in ``OPS``."""
     return _OP_CODES[op]
+
+
+def _fitting(number: int | None) -> int | None:
+    """The number where 64 bits hold it: of a fault nothing is read."""
+    return None if number is None or abs(number) > _MOST else number
+
+
+def _source(event: ChangeEvent) -> list[int | None] | None:
+    return None if event.position.source is None else [_fitting(one) for one in event.position.source]
 
 
 def _unavailable(event: ChangeEvent) -> Sequence[str] | None:
