@@ -8,9 +8,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from tests.contracts.coded_changes import TOPIC, Changefeed
 from tests.contracts.message_beds import MessagesBed
 from tests.contracts.targets_bed import Bed
+from tests.decoded_batches import as_records
 from tests.sessions import raw_frame
 from tests.surroundings import surroundings
 from tests.unit.config_samples import right
@@ -18,6 +21,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config
 from tidesink.config.source import SourceSettings
 from tidesink.events import Message, TableId
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.lane import Lane
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
@@ -32,11 +36,28 @@ if TYPE_CHECKING:
 _DEFAULTS: Final = CodecOptions()
 
 
+@dataclass(frozen=True)
+class HeldFetch:
+    """The records of a range for the tasks that read one by themselves."""
+
+    messages: tuple[Message, ...]
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range."""
+        held = [
+            one
+            for one in self.messages
+            if one.partition == wanted.partition and wanted.start <= one.offset < wanted.end
+        ]
+        assert len(held) == wanted.end - wanted.start
+        yield as_records(held)
+
+
 class HeldTopic(KafkaSource):
     """A topic's records, of which the first ``sent`` are there so far."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        super().__init__({})
+        super().__init__({}, fetch=HeldFetch(tuple(messages)))
         self._messages = messages
         self.sent = 0
 

@@ -73,6 +73,7 @@ class LosingTopic(HeldTopic):
 
     def __init__(self, folder: Path, messages: Sequence[Message]) -> None:
         super().__init__(messages)
+        self.fetch = None  # what is killed is the JVM's reader
         self._folder = folder
         self._mark: Path | None = None
         self.observed = KafkaRead(0, 0)

@@ -20,7 +20,7 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import FlatAvroDecoder, SideSchemas
 from tidesink.sinks.batch.target_rows import TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
-from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
@@ -68,7 +68,7 @@ class Topic:
         sides = {part: SideSchemas(self.schemas(part)) for part in ("key", "value")} | unusable
         decoder = FlatAvroDecoder(TABLE, sides["key"], sides["value"], time_zone="UTC", zero_date="null")
         # As it travels to the tasks.
-        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), {}, decoder, rows)))  # noqa: S301
+        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), KafkaFetch({}), decoder, rows)))  # noqa: S301
         return task
 
     def batches(self, size: int) -> list[pa.RecordBatch]:

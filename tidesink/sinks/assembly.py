@@ -11,6 +11,7 @@ from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
 from tidesink.sinks.heartbeat import Heartbeat
+from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.kafka.letter_store import dead_letters_of
 from tidesink.sinks.listener import Listener, Listeners
 from tidesink.sinks.retry import RetryPolicy
@@ -43,7 +44,11 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         registry = _registry(config, closing)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
         spark = closing.enter_context(_spark_of(config))
-        source = KafkaSource(config.source.spark_properties(), opens_up_to=config.source.opens_up_to)
+        source = KafkaSource(
+            config.source.spark_properties(),
+            opens_up_to=config.source.opens_up_to,
+            fetch=KafkaFetch(config.source.confluent_properties()),
+        )
         yield Surroundings(
             config=config,
             spark=spark,

@@ -27,7 +27,7 @@ from tidesink.sinks.summary import BatchSummary
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
     from tidesink.sinks.surroundings import Surroundings
 
 # protocol in the config -> module with open_decoding(around, topic, table, session)
@@ -123,7 +123,7 @@ class Decoding(Protocol):
     def columns(self) -> DecodeColumns:
         """The plan as it stands."""
 
-    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
         """Tasks that fetch, decode and reduce ranges by the plan as it stands.
 
         None where the batch is decoded in the JVM.

@@ -13,7 +13,7 @@ from tidesink.sinks.ranges import OffsetRange
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
     from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
 
 
@@ -48,7 +48,7 @@ class DecodingAround(ABC):
             self._plans = inner, self._around(inner)
         return self._plans[1]
 
-    def range_task(self, _ranges: Sequence[OffsetRange]) -> RangeTask | None:
+    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:
         """None: what is around the plan is built for the JVM's path."""
         return None
 

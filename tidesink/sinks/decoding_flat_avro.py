@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.sinks.batch.decoders import SideSchemas
-    from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
 _NO_SUMS: Final = (
     "source.checksum is set, and no schema of this table has a checksum: no row is checked. Set "
@@ -37,7 +37,7 @@ class FlatAvroDecoding(RegisteredDecoding[FlatAvroColumns]):
         lacking = self._plan is not None and self._plan.lacks_checksums
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
 
-    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
         """Tasks for the ranges; None where checksums are asked for, which the JVM's path has."""
         plan = self.columns()
         if plan.checksum != "off" or plan.logs or not plan.shape.keys:
@@ -56,8 +56,7 @@ class FlatAvroDecoding(RegisteredDecoding[FlatAvroColumns]):
             zero_date=shape.zero_date,
         )
         wanted = tuple(FetchRange(*part) for part in ranges if part.records)
-        properties = self._around.config.source.confluent_properties()
-        return RangeTask(wanted, properties, decoder, TargetRows(shape, plan.values.dropped))
+        return RangeTask(wanted, fetch, decoder, TargetRows(shape, plan.values.dropped))
 
     def _side(self, part: SubjectPart, parts: Parts) -> SideSchemas:
         from tidesink.sinks.batch.decoders import SideSchemas

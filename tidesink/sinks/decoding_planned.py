@@ -17,7 +17,7 @@ from tidesink.sinks.surroundings import Surroundings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
 Plan = TypeVar("Plan", bound=DecodeColumns)
 
@@ -39,7 +39,7 @@ class PlannedDecoding(Generic[Plan]):
         columns = self._plan.shape.columns if self._plan else ()
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
 
-    def range_task(self, _ranges: Sequence[OffsetRange]) -> RangeTask | None:
+    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:
         """None: the batch is decoded in the JVM."""
         return None
 

@@ -114,6 +114,11 @@ class TableRecords:
         self._source = source
         self._name = full_name(table)
 
+    @property
+    def fetch(self) -> None:
+        """None: the records were read once for all tables."""
+        return None
+
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The records in the ranges; other ranges than the kept ones are read from Kafka."""
         if tuple(ranges) != self._kept.ranges:

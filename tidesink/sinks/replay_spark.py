@@ -106,6 +106,11 @@ class LetterReader:
         self._places = places
         self._following = [part for part in following if part.records > 0]
 
+    @property
+    def fetch(self) -> None:
+        """None: the letters are in a frame."""
+        return None
+
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The records in ranges, as Kafka has them."""
         return self._source.frame(session, ranges)

@@ -15,7 +15,7 @@ from tidesink.sinks.ranges import OffsetRange
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
 if TYPE_CHECKING:
-    from tidesink.sinks.batch.tasks import RangeTask
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
     from tidesink.sinks.decoding import Decoding, ToldColumns
 
 _TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST_SHARD})")
@@ -65,9 +65,9 @@ class RoutedDecoding(DecodingAround):
 
         return RoutedColumns(inner, self._goal)
 
-    def range_task(self, ranges: Sequence[OffsetRange]) -> RangeTask | None:
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
         """The tasks of the decoding inside, whose rows are the target table's; None for a shard."""
-        inner = self._decoding.range_task(ranges)
+        inner = self._decoding.range_task(ranges, fetch)
         if inner is None or self._goal.shard is not None:
             return None
         return replace(inner, rows=replace(inner.rows, shape=routed_shape(inner.rows.shape, self._goal)))

@@ -23,6 +23,7 @@ from tidesink.sinks.ranges import OffsetRange
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
+    from tidesink.sinks.batch.tasks import Fetch
     from tidesink.sinks.decoding import Apart
 
 _log = structlog.get_logger("tidesink.spark")
@@ -100,16 +101,25 @@ class RecordReader(Protocol):
     ) -> ReadFrame:
         """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
 
+    @property
+    def fetch(self) -> Fetch | None:
+        """How tasks read a range by themselves; None where they cannot."""
+
 
 class KafkaSource:
     """Reads ranges of offsets. ``properties`` are Spark's Kafka options and hold secrets.
+
+    ``fetch``: how Spark's tasks read a range by themselves.
 
     ``opens_up_to``: values may be compressed, and are opened before anything looks at them, up to so many
     bytes each. None: they are not looked at.
     """
 
-    def __init__(self, properties: Mapping[str, str], *, opens_up_to: int | None = None) -> None:
+    def __init__(
+        self, properties: Mapping[str, str], *, opens_up_to: int | None = None, fetch: Fetch | None = None
+    ) -> None:
         self._opens_up_to = opens_up_to
+        self.fetch = fetch
         self._properties = {**READER, **properties}
 
     def __repr__(self) -> str:

@@ -219,11 +219,11 @@ class Batch:
 
     def _range_task(self, plan: BatchPlan) -> RangeTask | None:
         """The batch as tasks that fetch, decode and reduce in Arrow; None where that is not built yet."""
-        settings, shared = self._settings, self._reader is not self._around.source
+        settings, fetch = self._settings, self._reader.fetch
         plain = settings.mode == "upsert" and not self._sequenced and not settings.metadata_columns
-        if shared or not plain or settings.ignore_null_updates or self._hold.horizon is not None:
+        if fetch is None or not plain or settings.ignore_null_updates or self._hold.horizon is not None:
             return None
-        return self._decoding.range_task(plan.ranges)
+        return self._decoding.range_task(plan.ranges, fetch)
 
     def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
         from tidesink.sinks.batch.range_frames import reduced_ranges

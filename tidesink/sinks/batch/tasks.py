@@ -12,8 +12,8 @@ One key lives in one partition under ``sequence_by: kafka``, so that a range is 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -28,10 +28,12 @@ from tidesink.errors import TidesinkError, UnnamedRowError
 from tidesink.events import DdlEvent, WatermarkEvent
 from tidesink.sinks.batch.reduce import ReducedTable, Reduction, key_hashes, named_rows, reduce_tables
 from tidesink.sinks.batch.target_rows import TargetRows
-from tidesink.sinks.kafka.fetch import FetchRange, fetch
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import TableShape
 
+# Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
+Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, hashes binary, "
     "payload binary, error binary"
@@ -149,13 +151,10 @@ class ReducedColumns:
 
 @dataclass(frozen=True)
 class RangeTask:
-    """Fetch, decode, reduce and pack ranges. A task is given the numbers of its ranges.
-
-    ``properties`` are librdkafka's and hold secrets.
-    """
+    """Fetch, decode, reduce and pack ranges. A task is given the numbers of its ranges."""
 
     ranges: tuple[FetchRange, ...]
-    properties: Mapping[str, str] = field(repr=False)
+    fetch: Fetch
     decoder: RecordDecoder
     rows: TargetRows
 
@@ -164,7 +163,7 @@ class RangeTask:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 wanted = self.ranges[number]
-                yield from self.packed(wanted, fetch(wanted, self.properties))
+                yield from self.packed(wanted, self.fetch(wanted))
 
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of one range. An error of ours is one payload with it, so that it keeps its class."""

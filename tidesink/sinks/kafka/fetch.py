@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -102,6 +102,17 @@ def fetch(
     with open_consumer(properties) as opened:
         yield from _RangeReader(opened, wanted, limits).batches(timestamps=timestamps)
         _check_topic(opened, wanted)
+
+
+@dataclass(frozen=True)
+class KafkaFetch:
+    """``fetch`` with its properties, which hold secrets; travels to Spark's tasks by pickle."""
+
+    properties: Mapping[str, Any] = field(repr=False)
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range; as ``fetch``."""
+        return fetch(wanted, self.properties)
 
 
 def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
