@@ -372,6 +372,7 @@ def test_two_tables_of_one_target_keep_apart(bed: Bed) -> None:
     assert bed.reopen().open_table(shape(table=TABLE), pipeline="shop").committed() is None
 
 
+@quick_on("memory", "iceberg", "postgres")
 def test_a_wide_table_and_big_values(bed: Bed) -> None:
     columns = [Column(f"column number {at}", ColumnType("int")) for at in range(997)]
     one = shape(ID, *columns, Column("text", ColumnType("longtext")), Column("blob", ColumnType("longblob")))

@@ -103,7 +103,7 @@ def unbounded(column: Column) -> bool:
     return text and column.type.length is None and column.type.members is None
 
 
-@quick_on("memory", "delta", "postgres", "mysql")
+@quick_on("memory", "postgres", "mysql")
 def test_every_type_can_be_a_key(bed: Bed) -> None:
     for number, (column, extremes) in enumerate(cases()):
         values = held(bed, extremes)

@@ -138,6 +138,7 @@ class _Meanwhile(KafkaOffsets):
         return super().lookup(topics)
 
 
+@FULL
 def test_rows_read_before_partition_0_is_read_as_far_as_their_ddl(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

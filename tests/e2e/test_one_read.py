@@ -149,6 +149,7 @@ def test_a_table_that_lags_reads_for_itself_and_joins_again(
     assert found.records >= 31
 
 
+@FULL
 def test_a_record_that_names_no_table_is_in_the_way_of_all(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

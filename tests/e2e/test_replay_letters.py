@@ -166,6 +166,7 @@ def test_letters_that_kafka_no_longer_backs_stay(
     assert (shop.names(), shop.letters()) == ({1: "older", 2: "new", 9: "new"}, [0])
 
 
+@FULL
 def test_a_replay_killed_before_it_settled_is_done_again(
     servers: Servers, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from tests.decoded_batches import as_records
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
-from tidesink.errors import SchemaMismatchError, SourceError
+from tidesink.errors import SourceError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.decoders import FlatAvroDecoder, SideSchemas
@@ -89,7 +90,7 @@ def run(task: RangeTask, batches: Sequence[pa.RecordBatch]) -> tuple[list[dict[s
     rows = [
         row
         for payload in payloads
-        for batch in unpack([payload.select(["payload"])])
+        for batch in unpack([payload.select(["payload", "error"])])
         for row in batch.to_pylist()
     ]
     return rows, [row for payload in payloads for row in payload.to_pylist()]
@@ -183,14 +184,71 @@ def test_an_empty_range_has_one_payload_without_rows() -> None:
     assert (rows, [one["records"] for one in payloads]) == ([], [0])
 
 
-def test_a_type_that_does_not_fit_is_refused_by_the_columns_name() -> None:
+def test_a_value_that_does_not_fit_is_a_bad_record() -> None:
     topic = Topic()
     topic.write(NEW, {"id": 1, "name": "a", "stock": 2**64 - 1})
+    topic.write(NEW, {"id": 2, "name": "b", "stock": 7})
     narrow = shape(NEW)
     columns = tuple(replace(one, spark="int") if one.name == "stock" else one for one in narrow.columns)
-    (payload,) = topic.task(TargetRows(replace(narrow, columns=columns))).packed(WANTED, topic.batches(9))
-    error = pickle.loads(payload.to_pylist()[0]["error"])  # noqa: S301
-    assert (type(error), error.context["column"]) == (SchemaMismatchError, "stock")
+    rows, _ = run(topic.task(TargetRows(replace(narrow, columns=columns))), topic.batches(9))
+    kinds = {row["_op"]: row for row in rows}
+    assert kinds["upsert"]["after"] == {"id": 2, "name": "b", "stock": 7}
+    assert kinds["bad"]["_detail"]["error"] == "SchemaMismatchError"
+    assert "column 'stock'" in kinds["bad"]["_detail"]["reason"]
+
+
+def test_a_payload_that_is_lost_and_cannot_be_made_again_is_no_empty_one() -> None:
+    """Spark runs a task again whose payload it lost; what that one raises must not read as no rows."""
+    error = pickle.dumps(SourceError("gone"))
+    batch = pa.record_batch({"payload": pa.nulls(1, pa.binary()), "error": pa.array([error], pa.binary())})
+    with pytest.raises(SourceError, match="gone"):
+        list(unpack([batch]))
+
+
+def test_a_null_key_is_never_that_of_the_row_before() -> None:
+    before = Topic()
+    before.codec = FlatAvroCodec(
+        registry=before.registry, options=replace(OPTIONS, avro_include_before_value=True)
+    )
+    event = ChangeEvent(
+        Op.UPDATE,
+        TABLE,
+        {"id": 1},
+        {"id": 1, "name": "a"},
+        {"id": 1, "name": None},
+        5,
+        Position("t", 0, 0),
+        OLD,
+    )
+    record = before.codec.encode(event, topic="t")
+    assert record is not None
+    before.send(record.key, record.value)
+    whole = shape(OLD)
+    columns = tuple(replace(column, key=column.name == "name") for column in whole.columns)
+    by_name = replace(whole, keys=("name",), columns=columns)
+    rows, _ = run(before.task(TargetRows(by_name)), before.batches(9))
+    assert [(row["_op"], row["_detail"]["error"]) for row in rows] == [("bad", "UnnamedRowError")]
+
+
+def test_keys_of_two_writers_compare_in_the_targets_type() -> None:
+    narrow = TableSchema(TABLE, (replace(ID, type=ColumnType("decimal", precision=10, scale=2)), NAME))
+    wide = TableSchema(TABLE, (replace(ID, type=ColumnType("decimal", precision=12, scale=4)), NAME))
+    rows, hashes = [], set()
+    for schema in (narrow, wide):
+        topic = Topic()
+        topic.write(schema, {"id": Decimal("5.00"), "name": "a"})
+        found, payloads = run(topic.task(TargetRows(shape(narrow, wide))), topic.batches(9))
+        rows += found
+        hashes.add(payloads[0]["hashes"])
+    assert rows[0]["key"] == rows[1]["key"] == {"id": Decimal("5.0000")}
+    assert len(hashes) == 1
+
+
+def test_a_watermark_beyond_64_bits_is_counted() -> None:
+    topic = Topic()
+    topic.send(None, b"\x02" + b"\xff" * 8)
+    rows, _ = run(topic.task(TargetRows(shape(OLD))), topic.batches(9))
+    assert [(row["_op"], row["_events"], row["_max_commit_ts"]) for row in rows] == [("watermark", 1, None)]
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ class FlatAvroDecoding(RegisteredDecoding[FlatAvroColumns]):
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks for the ranges; None where checksums are asked for, which the JVM's path has."""
+        """Tasks for the ranges; None where checksums are asked for, or ``keys`` override the records'."""
         plan = self.columns()
-        if plan.checksum != "off" or plan.logs or not plan.shape.keys:
+        if plan.checksum != "off" or plan.logs or not plan.shape.keys or self._settings.keys is not None:
             return None
         from tidesink.sinks.batch.decoders import FlatAvroDecoder
         from tidesink.sinks.batch.target_rows import TargetRows

@@ -67,7 +67,7 @@ def _raise_first(heads: Sequence[Any]) -> None:
 
 
 def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
-    return stored.select("payload").mapInArrow(unpack, ReducedColumns(task.rows.shape).ddl)
+    return stored.select("payload", "error").mapInArrow(unpack, ReducedColumns(task.rows.shape).ddl)
 
 
 def _mixed_keys(frame: DataFrame, heads: Sequence[Any]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ came in two. Keys compare as exact values, text byte by byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+# Puts the values of a key column, by its name, into the target's type.
+ConvertKey = Callable[[str, pa.Array], pa.Array]
 
 _DELETE: Final = OPS.index(Op.DELETE.value)
 _TRUNCATE: Final = OPS.index(Op.TRUNCATE.value)
-# Where a key's value is looked for. A delete has no row after it, and its old row may lack the key.
-_NEW_KEY: Final = ("after", "key", "before")
+# Where a key's value is looked for. A write has it in its row, or its record's key; a delete has no row after
+# it, and its old row may lack the key.
+_WRITTEN_KEY: Final = ("after", "key")
+_DELETED_KEY: Final = ("key", "before")
 # Before every position that a source has.
 _BEFORE_ALL: Final = -1
 # The columns of ``ChangeTable.rows`` that a reduction passes on.
@@ -87,18 +91,20 @@ def reduce_tables(
     *,
     sequence_by: SequenceBy = "kafka",
     versions: bool = False,
+    convert: ConvertKey | None = None,
 ) -> Reduction:
     """Reduce the changes of one table, whatever schemas they were written with.
 
     ``keys`` are the table's key columns. ``versions``: a key has a row for each commit_ts, as ``history``
-    needs: of its events a write, and of equal ones the first.
+    needs: of its events a write, and of equal ones the first. ``convert`` puts the values of a key column
+    into the target's type, so that keys of different writers compare; without it Arrow's widest type serves.
 
     Raises:
         SchemaMismatchError: a key column has types in two writers' schemas that do not compare, or a
             value that a row leaves out has another type in the row that has it.
         ValueError: ``sequence_by: source`` or ``versions`` over an event without the position they need.
     """
-    rows = _all_rows(tables, keys)
+    rows = _all_rows(tables, keys, convert or _as_written)
     if versions:
         winners = _last(_pairs(rows.codes, _dense(rows.commit_ts)), _version_order(rows))
     else:
@@ -126,8 +132,9 @@ def reduce_tables(
 def named_rows(changes: ChangeTable, keys: Sequence[str]) -> Flags:
     """Which rows have a value for each key column; of events that empty the table all count as named."""
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
-    found = _none_null([_first_value(images, name, _NEW_KEY) for name in keys], len(changes.rows))
-    found |= _op_codes(changes) == _TRUNCATE
+    ops = _op_codes(changes)
+    found = _none_null([_new_key(images, name, ops == _DELETE) for name in keys], len(changes.rows))
+    found |= ops == _TRUNCATE
     return found
 
 
@@ -166,8 +173,8 @@ class _Rows:
     truncates: tuple[int, ...]
 
 
-def _all_rows(tables: Sequence[ChangeTable], keys: Sequence[str]) -> _Rows:
-    parts = [_rows_of(one, keys) for one in tables]
+def _all_rows(tables: Sequence[ChangeTable], keys: Sequence[str], convert: ConvertKey) -> _Rows:
+    parts = [_rows_of(one, keys, convert) for one in tables]
     columns = [_joined([part.key.field(name) for part in parts], name) for name in keys]
     return _Rows(
         table=_concatenated([np.full(len(part.row), at) for at, part in enumerate(parts)], np.int64),
@@ -199,14 +206,14 @@ class _TableRows:
     truncates: tuple[int, ...]
 
 
-def _rows_of(changes: ChangeTable, keys: Sequence[str]) -> _TableRows:
+def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey) -> _TableRows:
     ops = _op_codes(changes)
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
     deleted, truncated = ops == _DELETE, ops == _TRUNCATE
-    new = [_first_value(images, name, _NEW_KEY) for name in keys]
+    new = [convert(name, _new_key(images, name, deleted)) for name in keys]
     named = ~truncated & _none_null(new, len(ops))
     # A partial old row holds what changed: a key column that it lacks kept its value.
-    old = [_first_value(images, name, ("before", "after")) for name in keys]
+    old = [convert(name, _first_value(images, name, ("before", "after"))) for name in keys]
     moved = named & ~deleted & _there(images["before"]) & _differ(old, new)
     whole, halves = np.nonzero(named)[0], np.nonzero(moved)[0]
     columns = [
@@ -227,6 +234,20 @@ def _rows_of(changes: ChangeTable, keys: Sequence[str]) -> _TableRows:
 def _op_codes(changes: ChangeTable) -> npt.NDArray[np.int8]:
     codes: npt.NDArray[np.int8] = changes.rows["op"].combine_chunks().indices.to_numpy(zero_copy_only=False)
     return codes
+
+
+def _as_written(_name: str, values: pa.Array) -> pa.Array:
+    return values
+
+
+def _new_key(images: Mapping[str, pa.StructArray], name: str, deleted: Flags) -> pa.Array:
+    """A key column's value: never that of the row before a write, which may be another row's."""
+    written, removed = (_first_value(images, name, order) for order in (_WRITTEN_KEY, _DELETED_KEY))
+    if not deleted.any():
+        return written
+    if deleted.all() or pa.types.is_null(written.type):
+        return pc.if_else(pa.array(deleted), removed, pa.scalar(None, removed.type))
+    return pc.if_else(pa.array(deleted), removed.cast(written.type), written)
 
 
 def _first_value(images: Mapping[str, pa.StructArray], name: str, order: Sequence[str]) -> pa.Array:

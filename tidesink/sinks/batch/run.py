@@ -23,6 +23,7 @@ from tidesink.errors import (
     CommitUnknownError,
     MixedPartitionsError,
     SchemaMismatchError,
+    SourceUnavailableError,
     TransientTargetError,
 )
 from tidesink.reduce import mixed_message
@@ -235,6 +236,12 @@ class Batch:
                 pass
             with self._step("reduced"):
                 summary = summarise(found.frame, self._shape())
+            if summary.messages != found.read.records:
+                raise SourceUnavailableError(
+                    f"{found.read.records} records were read, and {summary.messages} came out of the tasks: "
+                    "Spark ran some of them again, since it had lost what they gave. Nothing is written",
+                    table=str(self._settings.table),
+                )
             summary = replace(summary, mixed_keys=found.mixed_keys)
             return Reduction(plan, found.frame, summary, found.read, stored=found.stored)
 

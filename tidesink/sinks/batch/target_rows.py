@@ -6,7 +6,7 @@ earlier one had it: it was dropped. What a writer has beyond the shape is looked
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -38,6 +38,30 @@ class TargetRows:
     def keys(self) -> tuple[str, ...]:
         """The table's key columns."""
         return tuple(column.name for column in self.shape.key_columns)
+
+    def key_values(self, name: str, values: pa.Array) -> pa.Array:
+        """The values of a key column in the shape's type.
+
+        Raises:
+            SchemaMismatchError: they do not fit.
+        """
+        return _as_type(values, self.shape.by_name[name.lower()])
+
+    def unfit(self, changes: ChangeTable) -> dict[int, SchemaMismatchError]:
+        """By row, why a value does not fit into the shape; empty where all do."""
+        after = changes.rows["after"].combine_chunks()
+        names = {member.name.lower(): member.name for member in after.type}
+        found: dict[int, SchemaMismatchError] = {}
+        for column in self.shape.columns:
+            source = names.get(column.name.lower())
+            if source is None:
+                continue
+            values = pc.struct_field(after, [source])
+            try:
+                _as_type(values, column)
+            except SchemaMismatchError:
+                found = {**dict(_unfit_values(values, column)), **found}
+        return found
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
         """Keys in the shape's types.
@@ -113,6 +137,14 @@ def _as_type(values: pa.Array, column: ShapeColumn) -> pa.Array:
         return values.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _unfit(values.type, column) from error
+
+
+def _unfit_values(values: pa.Array, column: ShapeColumn) -> Iterator[tuple[int, SchemaMismatchError]]:
+    for at in range(len(values)):
+        try:
+            _as_type(values.slice(at, 1), column)
+        except SchemaMismatchError as error:
+            yield at, error
 
 
 def _unfit(kind: Any, column: ShapeColumn) -> SchemaMismatchError:

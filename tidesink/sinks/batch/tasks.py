@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch
 from tidesink.codecs.columns_base import DDL, DELETE, MESSAGE, UPSERT, WATERMARK
-from tidesink.errors import TidesinkError, UnnamedRowError
+from tidesink.errors import ConfigError, TidesinkError, UnnamedRowError
 from tidesink.events import DdlEvent, WatermarkEvent
 from tidesink.sinks.batch.reduce import ReducedTable, Reduction, key_hashes, named_rows, reduce_tables
 from tidesink.sinks.batch.target_rows import TargetRows
@@ -38,8 +38,11 @@ PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, hashes binary, "
     "payload binary, error binary"
 )
-# Rows of a payload. One of ordinary rows has a few MB then.
+# A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
+_PAYLOAD_BYTES: Final = 8 << 20
+# A range is decoded as a whole, and an Arrow array of text holds less than 2 GiB.
+_MOST_BYTES: Final = 1 << 30
 _PACKED: Final = pa.schema(
     [
         ("topic", pa.string()),
@@ -170,16 +173,26 @@ class RangeTask:
         try:
             found = _Found(wanted)
             for batch in records:
-                found.add(batch, self.decoder, self.rows.keys)
+                found.add(batch, self.decoder, self.rows)
             yield from _pack(found, self.rows)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
+        except Exception as error:
+            place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
+            raise RuntimeError(f"a task failed at {place}") from error
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of payloads, which are the first column."""
+    """The rows of payloads, from the columns ``payload`` and ``error``.
+
+    Raises:
+        TidesinkError: a payload that is an error: a task that Spark ran again, for a payload that was lost,
+            may fail where the first one did not.
+    """
     for batch in batches:
-        for payload in batch.column(0):
+        for payload, error in zip(batch.column(0), batch.column(1), strict=True):
+            if error.is_valid:
+                raise pickle.loads(error.as_py())  # noqa: S301  (our own task wrote it)
             if payload.is_valid:
                 with pa.ipc.open_stream(payload.as_buffer()) as stream:
                     yield from stream
@@ -208,31 +221,44 @@ class _Found:
         self.counted: dict[str, _Counted] = {}
         self.records = self.bytes = self.row_codec_records = 0
 
-    def add(self, batch: pa.RecordBatch, decoder: RecordDecoder, keys: Sequence[str]) -> None:
-        """Decode a batch of records."""
+    def add(self, batch: pa.RecordBatch, decoder: RecordDecoder, rows: TargetRows) -> None:
+        """Decode a batch of records.
+
+        Raises:
+            ConfigError: the range has more bytes than a task takes in.
+        """
         self.records += batch.num_rows
         self.bytes += sum(_bytes(batch.column(name)) for name in ("key", "value"))
+        if self.bytes > _MOST_BYTES:
+            raise ConfigError(
+                f"one batch has more than {_MOST_BYTES >> 20} MiB of one partition: lower batch.max-bytes",
+                topic=self.wanted.topic,
+                partition=self.wanted.partition,
+            )
         known, others = decoder.split(batch)
         self.others += others
         decoded = decoder.decode_batch(known)
         self.row_codec_records += decoded.row_codec_records
-        self.tables += [self._named(one, known, decoder, keys) for one in decoded.tables]
+        self.tables += [self._sound(one, known, decoder, rows) for one in decoded.tables]
         for fault in decoded.faults:
             self.others.append(decoder.bad_record(known, fault.record, fault.error))
         for event in decoded.events:
             self._control(event, known)
 
-    def _named(
-        self, table: ChangeTable, known: pa.RecordBatch, decoder: RecordDecoder, keys: Sequence[str]
+    def _sound(
+        self, table: ChangeTable, known: pa.RecordBatch, decoder: RecordDecoder, rows: TargetRows
     ) -> ChangeTable:
-        """The table without the events that name no row, which are bad records."""
-        named = named_rows(table, keys)
-        if named.all():
-            return table
-        error = UnnamedRowError(_UNNAMED.format(", ".join(keys)))
-        for record in table.rows["record"].to_numpy()[~named].tolist():
+        """The table without bad records: events that name no row, and values that the shape does not hold."""
+        sound = named_rows(table, rows.keys)
+        records = table.rows["record"].to_numpy()
+        error = UnnamedRowError(_UNNAMED.format(", ".join(rows.keys)))
+        for record in records[~sound].tolist():
             self.others.append(decoder.bad_record(known, record, error))
-        return replace(table, rows=table.rows.filter(pa.array(named)))
+        for at, unfit in rows.unfit(table).items():
+            if sound[at]:
+                sound[at] = False
+                self.others.append(decoder.bad_record(known, int(records[at]), unfit))
+        return table if sound.all() else replace(table, rows=table.rows.filter(pa.array(sound)))
 
     def _control(self, event: ControlEvent, known: pa.RecordBatch) -> None:
         offset = event.position.offset
@@ -243,6 +269,8 @@ class _Found:
             return
         kind = WATERMARK if isinstance(event, WatermarkEvent) else MESSAGE
         ts = event.commit_ts if isinstance(event, WatermarkEvent) else None
+        # A frame's numbers are signed; TiDB's own are far below 2^63.
+        ts = ts if ts is not None and ts < 1 << 63 else None
         self.counted.setdefault(kind, _Counted()).add(offset, ts)
 
 
@@ -271,7 +299,7 @@ def _bytes(column: pa.Array) -> int:
 
 def _pack(found: _Found, rows: TargetRows) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
-    reduction = reduce_tables(joined_tables(found.tables), rows.keys)
+    reduction = reduce_tables(joined_tables(found.tables), rows.keys, convert=rows.key_values)
     columns = ReducedColumns(rows.shape)
     parts = [_reduced_rows(one, rows, columns) for one in reduction.tables]
     if parts:
@@ -286,8 +314,9 @@ def _pack(found: _Found, rows: TargetRows) -> Iterator[pa.RecordBatch]:
         "hashes": hashes,
     }
     for part in parts:
-        for at in range(0, part.num_rows, _PAYLOAD_ROWS):
-            yield _packed_row(found.wanted, payload=_stream(part.slice(at, _PAYLOAD_ROWS)), **counts)
+        step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
+        for at in range(0, part.num_rows, step):
+            yield _packed_row(found.wanted, payload=_stream(part.slice(at, step)), **counts)
             counts = {"records": 0, "bytes": 0, "row_codec_records": 0}
     if not parts:
         yield _packed_row(found.wanted, **counts)
@@ -340,7 +369,7 @@ def _reduced_rows(table: ReducedTable, rows: TargetRows, columns: ReducedColumns
         "_offset": table.rows["offset"],
         "_commit_ts": table.rows["commit_ts"],
         "_half": table.rows["half"],
-        "_zero_dates": pc.if_else(deleted, pa.scalar(None, pa.list_(pa.string())), table.rows["zero_dates"]),
+        "_zero_dates": _zero_dates(table, rows, deleted),
         "_detail": nothing,
         "_events": zeros,
         "_superseded": zeros,
@@ -350,6 +379,16 @@ def _reduced_rows(table: ReducedTable, rows: TargetRows, columns: ReducedColumns
         "_mixed": pa.array(np.zeros(count, np.bool_)),
     }
     return pa.table(found, schema=columns.schema)
+
+
+def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.Array:
+    """The names of columns made null, as the shape has them; of a delete none."""
+    lists = table.rows["zero_dates"].combine_chunks()
+    kept = pc.if_else(deleted, pa.scalar(None, lists.type), lists)
+    if kept.null_count == len(kept):
+        return kept
+    names = [one and [rows.shape.by_name[name.lower()].name for name in one] for one in kept.to_pylist()]
+    return pa.array(names, lists.type)
 
 
 def _with_totals(rows: pa.Table, found: _Found, reduction: Reduction) -> pa.Table:
