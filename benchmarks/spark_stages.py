@@ -29,7 +29,7 @@ from tidesink.sinks.source import READER
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.codecs.columns_base import DecodeColumns
+    from tidesink.sinks.batch.decoded_frame import Decode
 
 # The first rounds are the compilers'.
 WARM_UP = 2
@@ -76,7 +76,7 @@ def measure(
     return {**rates(seconds, events), **{f"{a} of {b}": ratio(seconds, a, b) for a, b in compared}}
 
 
-def _plan(registry: str, protocol: str, topic: str, raw: DataFrame) -> DecodeColumns:
+def _plan(registry: str, protocol: str, topic: str, raw: DataFrame) -> Decode:
     """The plan a worker makes of a topic whose messages are all in order."""
     if protocol == "canal-json":
         # A worker has irregular messages judged from when it meets the first one.

@@ -198,7 +198,7 @@ def test_spark_gives_the_same_history(
 
 @pytest.mark.spark
 def test_an_event_without_a_commit_ts_is_a_bad_record(spark: SparkSession) -> None:
-    from tidesink.codecs.columns_base import BAD, UPSERT
+    from tidesink.sinks.batch.records import BAD, UPSERT
     from tidesink.sinks.reduce_spark import reduce_frame, refuse_undated
 
     known = change(5 << 18, 1, None, delete=False, place=(0, 0))

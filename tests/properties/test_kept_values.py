@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.full import TEST_ALL
-from tidesink.codecs.columns_base import DELETE, UPSERT
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.reduce import Key, Reduced, reduce
+from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.typemap.target_schema import TableShape, shape_of
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.columns import ID
 from tests.full import TEST_ALL
-from tidesink.codecs.columns_base import BAD, DELETE, UPSERT
 from tidesink.errors import ConfigError, FilterError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
 from tidesink.sinks.layout_spark import LaidOutColumns
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.typemap.projection import Layout, laid_out

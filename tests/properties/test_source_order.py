@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.columns import ID
 from tests.full import TEST_ALL
-from tidesink.codecs.columns_base import BAD, DELETE, UPSERT
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.reduce import Key, order_key, reduce
+from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.reduce_spark import reduce_frame, refuse_unplaced
 from tidesink.sinks.shape import shape_of

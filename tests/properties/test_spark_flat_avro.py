@@ -17,13 +17,14 @@ from tests.properties.row_changes import PARTITIONS, TOPIC, changes, harmed, tab
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError, MixedPartitionsError, SchemaNotFoundError, UnnamedRowError
 from tidesink.events import ChangeEvent, Message, Op
 from tidesink.reduce import reduce
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.parse import target_reader
@@ -65,7 +66,7 @@ def _partition(event: ChangeEvent) -> int:
     return sum(map(ord, repr(event.key))) % PARTITIONS
 
 
-def plan_for(registry: MemorySchemaRegistry, event: ChangeEvent, **options: Any) -> FlatAvroColumns:
+def plan_for(registry: MemorySchemaRegistry, event: ChangeEvent, **options: Any) -> DecodePlan:
     """The Spark path's plan over everything the registry holds for the topic."""
     texts: dict[str, dict[int, str]] = {}
     for part in ("key", "value"):
@@ -73,7 +74,7 @@ def plan_for(registry: MemorySchemaRegistry, event: ChangeEvent, **options: Any)
         known = registry.versions(subject) if subject in registry.subjects() else ()
         found = [registry.schema_by_version(subject, version) for version in known]
         texts[part] = {schema.id: schema.schema_text for schema in found}
-    return flat_avro_columns(
+    return flat_avro_plan(
         event.table,
         key_schemas=texts["key"],
         value_schemas=texts["value"],
@@ -173,7 +174,7 @@ def _doubt(codec: FlatAvroCodec, message: Message, zone: str) -> str | None:
     return checksum_fault(event, time_zone=zone)
 
 
-def _by_python(codec: FlatAvroCodec, message: Message, plan: FlatAvroColumns) -> Any:
+def _by_python(codec: FlatAvroCodec, message: Message, plan: DecodePlan) -> Any:
     try:
         (event,) = codec.decode(message)
         assert isinstance(event, ChangeEvent)
@@ -185,7 +186,7 @@ def _by_python(codec: FlatAvroCodec, message: Message, plan: FlatAvroColumns) ->
         return "bad"
 
 
-def _stored(event: ChangeEvent, plan: FlatAvroColumns) -> Any:
+def _stored(event: ChangeEvent, plan: DecodePlan) -> Any:
     keys = plan.shape.keys
     kind = "delete" if event.op is Op.DELETE else "upsert"
     image = event.after if event.after is not None else (event.key or event.before)
@@ -202,7 +203,7 @@ def _stored(event: ChangeEvent, plan: FlatAvroColumns) -> Any:
     return kind, event.commit_ts, key, changed, values if kind == "upsert" else None
 
 
-def _typed(row: Any, event: ChangeEvent, plan: FlatAvroColumns) -> dict[str, Any]:
+def _typed(row: Any, event: ChangeEvent, plan: DecodePlan) -> dict[str, Any]:
     assert event.schema is not None
     zone = ZoneInfo(plan.shape.time_zone)
     typed = {}
@@ -246,7 +247,7 @@ def test_a_batch_is_reduced_alike(spark: SparkSession, data: st.DataObject, with
         reduced.unpersist()
 
 
-def _check_reduced(reduced: Any, plan: FlatAvroColumns, events: list[ChangeEvent]) -> None:
+def _check_reduced(reduced: Any, plan: DecodePlan, events: list[ChangeEvent]) -> None:
     summary = summarise(reduced, plan.shape)
     try:
         law = reduce(events, plan.shape.keys)

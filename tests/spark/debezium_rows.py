@@ -9,9 +9,9 @@ from decimal import Decimal
 from tests.spark.decoded import Decoded, Values
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import Codec
-from tidesink.codecs.columns_base import POSITION, DecodeColumns
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op
+from tidesink.sinks.batch.decoded_frame import POSITION, Decode
 
 
 def place(message: Message) -> tuple[str, int, int]:
@@ -19,7 +19,7 @@ def place(message: Message) -> tuple[str, int, int]:
     return message.topic, message.partition, message.offset
 
 
-def differences(codec: Codec, message: Message, row: Decoded, plan: DecodeColumns) -> list[str]:
+def differences(codec: Codec, message: Message, row: Decoded, plan: Decode) -> list[str]:
     """Each member of a decoded record that is not what the codec reads; in words."""
     assert (row.topic, row.partition, row.offset) == place(message)
     found: Values = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
@@ -38,7 +38,7 @@ def differences(codec: Codec, message: Message, row: Decoded, plan: DecodeColumn
 
 
 def all_differences(
-    codec: Codec, messages: Iterable[Message], rows: Iterable[Decoded], plan: DecodeColumns
+    codec: Codec, messages: Iterable[Message], rows: Iterable[Decoded], plan: Decode
 ) -> list[str]:
     """The differences of every record, both in the order of their places."""
     return [
@@ -48,7 +48,7 @@ def all_differences(
     ]
 
 
-def held(name: str, value: object, plan: DecodeColumns) -> object:
+def held(name: str, value: object, plan: Decode) -> object:
     """A value as the target's column holds it: plain JSON's numbers are 64-bit floats until then."""
     column = plan.shape.by_name.get(name.partition(".")[2].lower())
     if column is not None and column.spark == "float" and isinstance(value, float):
@@ -63,7 +63,7 @@ def shown(value: object) -> str:
     return f"{value.normalize():f}" if isinstance(value, Decimal) else repr(value)
 
 
-def _expected(codec: Codec, message: Message, row: Decoded, plan: DecodeColumns) -> Values:
+def _expected(codec: Codec, message: Message, row: Decoded, plan: Decode) -> Values:
     try:
         events = codec.decode(message)
     except DecodeError as error:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.typemap.target_schema import ShapeColumn
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -36,7 +36,7 @@ class Decoded:
     before: Values | None = None
 
 
-def collect(decoded: DataFrame, plan: DecodeColumns) -> list[Decoded]:
+def collect(decoded: DataFrame, plan: Decode) -> list[Decoded]:
     """The rows of a decoded frame, by position."""
     shape = plan.shape
     rows = decoded.select(
@@ -62,7 +62,7 @@ def _plain(struct: str, column: ShapeColumn) -> Column:
     return plain.alias(f"{struct}.{column.name}")
 
 
-def _row(row: Values, plan: DecodeColumns) -> Decoded:
+def _row(row: Values, plan: Decode) -> Decoded:
     shape = plan.shape
     return Decoded(
         row["_topic"],

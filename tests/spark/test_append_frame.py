@@ -11,12 +11,12 @@ import pytest
 from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.unit.canal_messages import row_bytes
-from tidesink.codecs.columns_base import ROW_KINDS
 from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.accounting import account_of
 from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.batch.records import ROW_KINDS
 from tidesink.sinks.change_log import (
     COMMIT_TS,
     INDEX,

@@ -14,9 +14,9 @@ from tests.spark.debezium_rows import all_differences
 from tests.spark.debezium_versions import TABLE, Version, Versions, wide
 from tests.spark.decoded import Decoded, collect
 from tidesink.codecs import open_codec
-from tidesink.codecs.columns_base import POSITION
 from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns, debezium_avro_columns
 from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.sinks.batch.decoded_frame import POSITION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

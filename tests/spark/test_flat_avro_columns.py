@@ -14,12 +14,13 @@ from tests.golden.vectors import find_folders
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
 from tests.unit.flat_avro_cases import ALL_NULL, EVERY_TYPE, EVERY_VALUE, TOPIC, change, codec_with
-from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.summary import Place
 from tidesink.sinks.summary_spark import summarise
@@ -59,11 +60,11 @@ class Topic:
         found = [self.registry.schema_by_version(subject, version) for version in known]
         return {schema.id: schema.schema_text for schema in found}
 
-    def plan(self, **options: Any) -> FlatAvroColumns:
+    def plan(self, **options: Any) -> DecodePlan:
         texts = {"key_schemas": self.texts("key"), "value_schemas": self.texts("value")}
-        return flat_avro_columns(self.table, **{**texts, **options})
+        return flat_avro_plan(self.table, **{**texts, **options})
 
-    def rows(self, spark: SparkSession, plan: FlatAvroColumns | None = None) -> list[Decoded]:
+    def rows(self, spark: SparkSession, plan: DecodePlan | None = None) -> list[Decoded]:
         plan = plan or self.plan()
         return collect(plan.decode(raw_frame(spark, self.messages)), plan)
 
@@ -325,7 +326,7 @@ def test_the_producers_ddl_and_watermarks(spark: SparkSession, vectors: Path, fo
     )
     if not records:
         pytest.skip("the vectors have no control records of this producer")
-    plan = flat_avro_columns(
+    plan = flat_avro_plan(
         TableId("s", "t"), key_schemas={}, value_schemas={1: _ANY_SCHEMA}, keys=("id",), zero_date="null"
     )
     rows = collect(plan.decode(raw_frame(spark, [record.message for record in records])), plan)

@@ -16,9 +16,9 @@ from tests.unit.test_row_checksum import SUMMED
 from tidesink.codecs import columns
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.columns_avro_checksum import reason_function
-from tidesink.codecs.columns_flat_avro import FlatAvroColumns
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
+from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.sinks.summary import BatchSummary, Doubt, Place
 from tidesink.sinks.summary_spark import summarise
@@ -32,7 +32,7 @@ MARKING: dict[str, Any] = {"producer": "new", "enable_tidb_extension": True, "av
 SCHEMA = table("v int")
 
 
-def _summary(spark: SparkSession, topic: Topic, plan: FlatAvroColumns) -> BatchSummary:
+def _summary(spark: SparkSession, topic: Topic, plan: DecodePlan) -> BatchSummary:
     decoded = plan.decode(raw_frame(spark, topic.messages))
     return summarise(reduce_frame(decoded, plan.shape, changes_keys=plan.changes_keys), plan.shape)
 
@@ -142,5 +142,5 @@ def test_a_plan_of_ones_own_takes_checksum_of_its_options() -> None:
         plan = columns(
             "flat-avro", table="shop.orders", topic=TOPIC, registry=topic.registry, options=options
         )
-        assert isinstance(plan, FlatAvroColumns)
+        assert isinstance(plan, DecodePlan)
         assert plan.checksum == mode

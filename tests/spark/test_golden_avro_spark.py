@@ -26,13 +26,14 @@ from tests.golden.vectors import (
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.held import compare, held_value
-from tidesink.codecs.columns_flat_avro import FlatAvroColumns, flat_avro_columns
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Column, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import ShapeColumn
 
@@ -52,7 +53,7 @@ class Golden:
 
     def __init__(self, folder: VectorFolder, spark: SparkSession, *, logs: bool = False) -> None:
         self.folder, self._logs = folder, logs
-        self.rows: list[tuple[Record, Decoded, FlatAvroColumns]] = []
+        self.rows: list[tuple[Record, Decoded, DecodePlan]] = []
         groups: dict[Group, list[Record]] = defaultdict(list)
         for record in folder.rows("avro"):
             if not record.raw.get("error"):
@@ -62,7 +63,7 @@ class Golden:
 
     def _decode(self, table: TableId, zone: str, records: list[Record], spark: SparkSession) -> None:
         keys = {sanitize_name(column.name) for record in records for column in _keys(record)}
-        plan = flat_avro_columns(
+        plan = flat_avro_plan(
             table,
             key_schemas=self._schemas(records, "key"),
             value_schemas=self._schemas(records, "value"),
@@ -114,7 +115,7 @@ def test_every_row_is_what_the_python_codec_reads(golden: Golden) -> None:
     assert not wrong, "\n".join(wrong[:50])
 
 
-def _differences(record: Record, row: Decoded, plan: FlatAvroColumns) -> list[str]:
+def _differences(record: Record, row: Decoded, plan: DecodePlan) -> list[str]:
     event = record.event
     assert event is not None
     message = record.message
@@ -153,9 +154,7 @@ def _pairs(event: Json, targets: tuple[ShapeColumn, ...], record: Record) -> lis
     return [(column, target) for column, target in pairs if column is not None]
 
 
-def _python_differences(
-    codec: FlatAvroCodec, record: Record, row: Decoded, plan: FlatAvroColumns
-) -> list[str]:
+def _python_differences(codec: FlatAvroCodec, record: Record, row: Decoded, plan: DecodePlan) -> list[str]:
     try:
         (event,) = codec.decode(record.message)
     except DecodeError as error:

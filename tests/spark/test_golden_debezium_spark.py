@@ -19,7 +19,6 @@ from tests.spark.debezium_rows import all_differences, place
 from tests.spark.decoded import collect
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.codecs.columns_base import POSITION, DecodeColumns
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.codecs.columns_debezium_json_heads import heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
@@ -27,6 +26,7 @@ from tidesink.codecs.debezium.inference import first_row
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.sinks.batch.decoded_frame import POSITION, Decode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +82,7 @@ def plan_of(
     *,
     keyless: bool = False,
     positions: bool = False,
-) -> DecodeColumns:
+) -> Decode:
     """The plan that a worker makes of a topic's records; ``keyless``: of a log, where no key is needed."""
     keys = None if keyless else _KEYS.get(table.name)
     if capture.is_avro:
@@ -116,7 +116,7 @@ def _avro_plan(
     *,
     logs: bool,
     positions: bool,
-) -> DecodeColumns:
+) -> Decode:
     answers = json.loads((capture.path.parent / "avro_schemas.json").read_text(encoding="utf-8"))
 
     def schemas(part: str) -> dict[int, str]:

@@ -22,7 +22,6 @@ from tests.spark.test_golden_canal_spark import Golden as CanalGolden
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
 from tests.vectors import vectors_dir
 from tidesink.codecs.base import Codec
-from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns
 from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
@@ -30,6 +29,7 @@ from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.change_log import OP, log_shape
 from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.parse import target_reader
@@ -126,7 +126,7 @@ def test_old_rows_of_flat_avro(golden_folder: VectorFolder, spark: SparkSession)
         assert seen[Op.DELETE, True] > 3
 
 
-def logging_plan(plan: DebeziumAvroColumns | DebeziumJsonColumns) -> DecodeColumns:
+def logging_plan(plan: DebeziumAvroColumns | DebeziumJsonColumns) -> Decode:
     """The plan with old rows."""
     if isinstance(plan, DebeziumJsonColumns):
         return replace(plan, logs=True, judging=replace(plan.judging, logs=True))
@@ -156,7 +156,7 @@ def test_old_rows_of_debezium(capture: Capture, spark: SparkSession) -> None:
     assert olds > 0 or capture.name not in _ALWAYS
 
 
-def old_differences(event: ChangeEvent, row: Decoded, plan: DecodeColumns) -> list[str]:
+def old_differences(event: ChangeEvent, row: Decoded, plan: Decode) -> list[str]:
     """What a decoded record says otherwise than the codec of what was there before."""
     expected, found = told_before(event, plan.shape), row.before
     place = f"{row.topic}[{row.partition}]@{row.offset}"

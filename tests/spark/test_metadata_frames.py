@@ -13,9 +13,9 @@ from tests.sessions import raw_frame
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.vectors import vectors_dir
-from tidesink.codecs.columns_base import POSITION
 from tidesink.config import TableConfig
 from tidesink.events import ChangeEvent, Message, Op, TableId
+from tidesink.sinks.batch.decoded_frame import POSITION
 from tidesink.sinks.change_log import INDEX, OFFSET, OP, POSTIMAGE, PREIMAGE, UNAVAILABLE
 from tidesink.sinks.layout_spark import LaidOutColumns
 from tidesink.sinks.metadata_spark import stamped

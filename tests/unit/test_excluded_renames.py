@@ -7,12 +7,12 @@ import pytest
 from tests.lagging_registry import text_of
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
-from tidesink.codecs.columns_flat_avro import flat_avro_columns
 from tidesink.config.table_options import ChangePolicy, SchemaChanges
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.decoding_canal_json import _doubted, _RowWords
 from tidesink.sinks.modes import first_shape
+from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.schema_policy import Accepted, Judgement, Policies, judge
 from tidesink.sinks.shape import TableShape, shape_of
 from tidesink.sinks.targets.base import SchemaGap
@@ -83,7 +83,7 @@ def test_a_column_that_never_was_is_still_refused() -> None:
 def _writers(*schemas: tuple[str, ...]) -> TableShape:
     """The shape of a flat-avro table after these schemas of its rows, oldest first."""
     texts = {number: text_of(*names) for number, names in enumerate(schemas, start=10)}
-    return flat_avro_columns(TABLE, key_schemas={1: text_of("id")}, value_schemas=texts).shape
+    return flat_avro_plan(TABLE, key_schemas={1: text_of("id")}, value_schemas=texts).shape
 
 
 BEFORE, AFTER = ("id", "name", "phone"), ("id", "name", "mobile")

@@ -18,10 +18,12 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import SourceError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.decoders import FlatAvroDecoder, SideSchemas
-from tidesink.sinks.batch.target_rows import TargetRows, default_value
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas
+from tidesink.sinks.batch.target_rows import DroppedById, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
+from tidesink.sinks.plans.flat_avro import FlatAvroDecoder
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
@@ -67,9 +69,10 @@ class Topic:
     def task(self, rows: TargetRows, **unusable: SideSchemas) -> RangeTask:
         """The task that reads this topic."""
         sides = {part: SideSchemas(self.schemas(part)) for part in ("key", "value")} | unusable
-        decoder = FlatAvroDecoder(TABLE, sides["key"], sides["value"], time_zone="UTC", zero_date="null")
+        schemas = RegisteredSchemas(sides["key"], sides["value"])
+        plan = DecodePlan(rows, FlatAvroDecoder(TABLE, schemas, "UTC", "null"))
         # As it travels to the tasks.
-        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), KafkaFetch({}), decoder, rows)))  # noqa: S301
+        task: RangeTask = pickle.loads(pickle.dumps(RangeTask((WANTED,), KafkaFetch({}), plan)))  # noqa: S301
         return task
 
     def batches(self, size: int) -> list[pa.RecordBatch]:
@@ -164,7 +167,11 @@ def test_a_column_dropped_before_a_schema_is_null_and_has_no_default() -> None:
     topic = Topic()
     topic.write(OLD, {"id": 1, "name": "a"})
     (value_id,) = topic.schemas("value")
-    rows, _ = run(topic.task(TargetRows(shape(OLD, NEW), {value_id: frozenset(["stock"])})), topic.batches(9))
+    rows_of = TargetRows(shape(OLD, NEW), DroppedById({value_id: frozenset(["stock"])}))
+    rows, _ = run(topic.task(rows_of), topic.batches(9))
+        topic.task(TargetRows(shape(OLD, NEW), DroppedById({value_id: frozenset(["stock"])}))),
+        topic.batches(9),
+    )
     assert rows[0]["after"] == {"id": 1, "name": "a", "stock": None}
 
 

@@ -116,8 +116,9 @@ class ChangeTable:
 class DecodedBatch:
     """What a batch of Kafka records holds.
 
-    ``events`` are the DDL events, watermarks and messages in the order of the input. ``records`` counts
-    the input, ``row_codec_records`` those of them that the columnar step left to the row codec.
+    ``events`` are the DDL events, watermarks and messages in the order of the input, ``event_records`` the
+    index in the input of the record of each. ``records`` counts the input, ``row_codec_records`` those of
+    them that the columnar step left to the row codec.
     """
 
     tables: tuple[ChangeTable, ...]
@@ -125,6 +126,7 @@ class DecodedBatch:
     faults: tuple[Fault, ...]
     records: int
     row_codec_records: int
+    event_records: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -550,6 +552,7 @@ class _Found:
             tuple(self.faults),
             records,
             self.left,
+            tuple(record for record, _ in self.events),
         )
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import POSITION, ROW_KINDS, TRUNCATE, UPSERT
 from tidesink.codecs.columns_faults import STRINGS, null
+from tidesink.sinks.batch.decoded_frame import POSITION
+from tidesink.sinks.batch.records import ROW_KINDS, TRUNCATE, UPSERT
 from tidesink.sinks.change_log import (
     COMMIT_TS,
     IMAGES_AN_EVENT,

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it
 
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
-from tidesink.codecs.columns_base import DDL
 from tidesink.errors import DecodeError, SchemaNotFoundError
 from tidesink.events import DdlEvent, Message
+from tidesink.sinks.batch.records import DDL
 from tidesink.sinks.ddl_events import StoredDdl, store_ddl
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress

@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.codecs.columns_base import BAD
 from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.sinks.batch.records import BAD
 from tidesink.sinks.kafka.dead_letters import (
     LETTER_SCHEMA,
     Letter,

@@ -11,7 +11,6 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.models import Definition
 from tidesink.config.table_checks import check_merged
 from tidesink.ddl.catalog import TableDefinitions
@@ -19,6 +18,7 @@ from tidesink.ddl.history import ToldNames
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema
+from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.routing import routed
@@ -120,7 +120,7 @@ class Decoding(Protocol):
         Raises: as ``prepare``.
         """
 
-    def columns(self) -> DecodeColumns:
+    def columns(self) -> Decode:
         """The plan as it stands."""
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:

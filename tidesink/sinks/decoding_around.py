@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidesink.codecs.columns_base import DecodeColumns
+from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 
@@ -22,10 +22,10 @@ class DecodingAround(ABC):
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self._plans: tuple[DecodeColumns, DecodeColumns] | None = None
+        self._plans: tuple[Decode, Decode] | None = None
 
     @abstractmethod
-    def _around(self, inner: DecodeColumns) -> DecodeColumns:
+    def _around(self, inner: Decode) -> Decode:
         """The plan around one of the decoding inside."""
 
     @property
@@ -41,7 +41,7 @@ class DecodingAround(ABC):
         """As the decoding inside."""
         self._decoding.catch_up(ranges, found)
 
-    def columns(self) -> DecodeColumns:
+    def columns(self) -> Decode:
         """The plan as it stands; the same one for as long as the decoding inside has the same."""
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
@@ -80,7 +80,7 @@ class DecodingAround(ABC):
 class ColumnsAround:
     """A plan around another one; its shape and its frame are a subclass's."""
 
-    def __init__(self, inner: DecodeColumns) -> None:
+    def __init__(self, inner: Decode) -> None:
         self._inner = inner
 
     @property

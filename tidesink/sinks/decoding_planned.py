@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
+from tidesink.sinks.batch.decoded_frame import Decode, DecodePlan
+from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decoding import Apart, Missed, ToldColumns
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.surroundings import Surroundings
@@ -17,9 +19,9 @@ from tidesink.sinks.surroundings import Surroundings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+    from tidesink.sinks.batch.tasks import Fetch
 
-Plan = TypeVar("Plan", bound=DecodeColumns)
+Plan = TypeVar("Plan", bound=Decode)
 
 
 class PlannedDecoding(Generic[Plan]):
@@ -39,9 +41,13 @@ class PlannedDecoding(Generic[Plan]):
         columns = self._plan.shape.columns if self._plan else ()
         return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
 
-    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:
-        """None: the batch is decoded in the JVM."""
-        return None
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+        """Tasks for the ranges; None for a plan whose frame has more than rows to reduce."""
+        plan: Any = self.columns()
+        if not isinstance(plan, DecodePlan) or not plan.reduces_in_tasks:
+            return None
+        wanted = tuple(FetchRange(*part) for part in ranges if part.records)
+        return RangeTask(wanted, fetch, plan)
 
     def columns(self) -> Plan:
         """The plan over all that is known.

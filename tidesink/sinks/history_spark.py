@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import Column, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import UPSERT
+from tidesink.sinks.batch.records import UPSERT
 from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
 from tidesink.sinks.shape import TableShape
 

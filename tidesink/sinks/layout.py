@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.ddl.history import Followed, followed, left_out_too
 from tidesink.events import Column as TableColumn
+from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.decoding import Decoding, ToldColumns
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.targets.base import OWN_COLUMNS
@@ -65,7 +65,7 @@ class LaidOutDecoding(DecodingAround):
         """What a person should know about the table's types at the source, and what is left out unasked."""
         return (*super().warnings, *self._warnings)
 
-    def _around(self, inner: DecodeColumns) -> DecodeColumns:
+    def _around(self, inner: Decode) -> Decode:
         """The plan laid out.
 
         Raises:

@@ -20,9 +20,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import BooleanType
 
-from tidesink.codecs.columns_base import BAD, DELETE, UPSERT, DecodeColumns
 from tidesink.codecs.columns_faults import null
 from tidesink.errors import ConfigError, FilterError
+from tidesink.sinks.batch.decoded_frame import Decode
+from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.metadata_spark import unstamped
 from tidesink.typemap.projection import LaidOut, Layout
@@ -52,7 +53,7 @@ _NAMES: Final = ("_zero_dates", "_kept")
 class LaidOutColumns(ColumnsAround):
     """A plan whose frame is another plan's, with the layout's rows, columns and names."""
 
-    def __init__(self, inner: DecodeColumns, found: LaidOut, layout: Layout, session: SparkSession) -> None:
+    def __init__(self, inner: Decode, found: LaidOut, layout: Layout, session: SparkSession) -> None:
         super().__init__(inner)
         self._found = found
         self._filter = layout.row_filter

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.codecs.columns_base import DDL
 from tidesink.codecs.compression import Compression, compression_of
 from tidesink.events import Message, TableId
+from tidesink.sinks.batch.records import DDL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -47,17 +47,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import (
-    BAD,
-    COUNTED_KINDS,
-    DELETE,
-    POSITION,
-    ROW_KINDS,
-    TRUNCATE,
-    UPSERT,
-)
 from tidesink.codecs.columns_faults import STRINGS, null
 from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
+from tidesink.sinks.batch.decoded_frame import POSITION
+from tidesink.sinks.batch.records import BAD, COUNTED_KINDS, DELETE, ROW_KINDS, TRUNCATE, UPSERT
 from tidesink.sinks.told_values_spark import ToldValues
 from tidesink.typemap.target_schema import TableShape
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.codecs.columns_base import BAD, ROW_KINDS, TRUNCATE, UNPLANNED
+from tidesink.sinks.batch.records import BAD, ROW_KINDS, TRUNCATE, UNPLANNED
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.sessions_spark import in_session
 from tidesink.sinks.source import RECORD_COLUMNS, KafkaRead, KafkaSource, ReadFrame

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.models import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import ColumnType, TableId
+from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
@@ -59,18 +59,18 @@ class RoutedDecoding(DecodingAround):
         super().__init__(decoding)
         self._goal = goal
 
-    def _around(self, inner: DecodeColumns) -> DecodeColumns:
+    def _around(self, inner: Decode) -> Decode:
         """The plan, with the target's table."""
         from tidesink.sinks.routing_spark import RoutedColumns
 
         return RoutedColumns(inner, self._goal)
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """The tasks of the decoding inside, whose rows are the target table's; None for a shard."""
+        """The tasks of the decoding inside, whose rows are the target table's."""
         inner = self._decoding.range_task(ranges, fetch)
-        if inner is None or self._goal.shard is not None:
+        if inner is None:
             return None
-        return replace(inner, rows=replace(inner.rows, shape=routed_shape(inner.rows.shape, self._goal)))
+        return replace(inner, plan=inner.plan.with_shape(routed_shape(inner.plan.shape, self._goal)))
 
     def told(self) -> ToldColumns | None:
         """What DDL tells; nothing where several tables share one: the next still has its column as it was."""

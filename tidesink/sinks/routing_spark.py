@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import DecodeColumns
 from tidesink.config.models import Destination
+from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.routing import routed_shape
 from tidesink.typemap.target_schema import TableShape, quoted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RoutedColumns(ColumnsAround):
     """A plan whose rows are ``goal``'s; one pass with the plan that it is around."""
 
-    def __init__(self, inner: DecodeColumns, goal: Destination) -> None:
+    def __init__(self, inner: Decode, goal: Destination) -> None:
         super().__init__(inner)
         self._goal = goal
 

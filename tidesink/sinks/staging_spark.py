@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidesink.codecs.columns_base import POSITION
 from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.batch.decoded_frame import POSITION
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidesink.codecs.columns_base import DecodeColumns
     from tidesink.config import TableConfig
+    from tidesink.sinks.batch.decoded_frame import Decode
 
 # A log's rows are not shuffled: as many files as the topic has partitions would be many small ones.
 _ROWS_A_FILE: Final = 100_000
 
 
-def staged_frame(decoded: DataFrame, columns: DecodeColumns, settings: TableConfig) -> DataFrame:
+def staged_frame(decoded: DataFrame, columns: Decode, settings: TableConfig) -> DataFrame:
     """The rows to apply and what is told of the rest, as ``reduce_spark`` lays them out; lazy."""
     positions = "position" in settings.metadata_columns and POSITION in decoded.columns
     if settings.mode == "append":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import (
+from tidesink.sinks.batch.records import (
     BAD,
     DDL,
     DELETE,

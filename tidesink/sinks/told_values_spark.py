@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_base import DELETE
+from tidesink.sinks.batch.records import DELETE
 
 _LAST_DELETE: Final = "last_delete"
 

@@ -1,31 +1,113 @@
-"""How tasks decode the records of one table: the codec, with the schemas that the driver looked up.
+"""What the decoders of all protocols share: answers that most of them give, and schemas by registry id.
 
-Tasks ask no registry. A record whose schema the driver does not know yet is given back as ``unplanned``: the
+Tasks ask no registry. A record whose schema the driver does not know yet is given back as *unplanned*: the
 driver looks it up and runs the batch again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.base import HEADER_SIZE, CodecOptions
-from tidesink.codecs.batch import DecodedBatch
-from tidesink.codecs.columns_base import BAD, UNPLANNED
-from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.base import HEADER_SIZE
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
 from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError
-from tidesink.events import TableId
+from tidesink.events import ChangeEvent, Event, Message, Op, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.tasks import OtherRecord
-from tidesink.typemap.render import ZeroDate
+from tidesink.sinks.batch.records import Flags, Unplanned
+from tidesink.sinks.batch.target_rows import TargetRows
 
 _NO_ID = -1
+
+
+class TableDecoder(ABC):
+    """The answers of ``RecordDecoder`` that hold for most protocols."""
+
+    # The table at the source.
+    table: TableId
+
+    @abstractmethod
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """As ``RecordDecoder``."""
+
+    @abstractmethod
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """The events of one record, by the row codec.
+
+        Raises:
+            DecodeError: it cannot be decoded.
+        """
+
+    @property
+    @abstractmethod
+    def values(self) -> ValueOptions:
+        """How values become those of the target."""
+
+    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
+        """As ``RecordDecoder``."""
+        named = {name.lower() for name in keys}
+
+        def decode(message: Message) -> tuple[Event, ...]:
+            return tuple(_with_old_key(event, named) for event in self.decode(message))
+
+        return rows_from_events(records, decode, self.values)
+
+    @property
+    def old_keys(self) -> bool:
+        """As ``RecordDecoder``: the row before an update tells its key."""
+        return True
+
+    @property
+    def warns(self) -> bool:
+        """As ``RecordDecoder``: never."""
+        return False
+
+    def usable(self, _records: pa.RecordBatch) -> Flags | None:
+        """As ``RecordDecoder``: all."""
+        return None
+
+    def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
+        """As ``RecordDecoder``: none."""
+        return ()
+
+    def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
+        """As ``RecordDecoder``: the names of the columns that the shape does not have."""
+        return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
+
+    def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
+        """As ``RecordDecoder``: nothing."""
+        return None
+
+    def schema_id(self, _part: bytes | None) -> int | None:
+        """As ``RecordDecoder``: none."""
+        return None
+
+    def warnings(self, _changes: ChangeTable) -> pa.Array | None:
+        """As ``RecordDecoder``: none."""
+        return None
+
+    def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
+        """As ``RecordDecoder``: a schema without other columns than the key's has the key alone."""
+        before = changes.rows["before"].combine_chunks()
+        keys = {member.name for member in changes.rows.schema.field("key").type}
+        if keys and keys.issuperset(column.name for column in changes.schema.columns):
+            return pa.nulls(len(before), before.type), None
+        return before, None
+
+
+def _with_old_key(event: Event, keys: Collection[str]) -> Event:
+    """The event; of a row before an update nothing but its key is left."""
+    if not isinstance(event, ChangeEvent) or event.op is Op.DELETE or event.before is None:
+        return event
+    return event._replace(
+        before={name: value for name, value in event.before.items() if name.lower() in keys}
+    )
 
 
 @dataclass(frozen=True)
@@ -39,71 +121,46 @@ class SideSchemas:
     refused: Mapping[int, str] = field(default_factory=dict)
     unknown: Mapping[int, str] = field(default_factory=dict)
 
-    def fault(self, schema_id: int) -> tuple[str, str] | None:
-        """Why records of a schema are bad: the error's class and the reason; None where it is only new."""
+    def fault(self, schema_id: int, part: str) -> TidesinkError | None:
+        """Why records of a schema are bad; None where it is only new."""
         if schema_id in self.refused:
-            return SchemaMismatchError.__name__, self.refused[schema_id]
+            return SchemaMismatchError(f"{part}: {self.refused[schema_id]}")
         if schema_id in self.unknown:
-            return SchemaNotFoundError.__name__, self.unknown[schema_id]
+            return SchemaNotFoundError(f"{part}: {self.unknown[schema_id]}")
         return None
 
 
 @dataclass(frozen=True)
-class FlatAvroDecoder:
-    """Decodes the flat-avro records of one table."""
+class RegisteredSchemas:
+    """The schemas of a topic's records."""
 
-    table: TableId
     keys: SideSchemas
     values: SideSchemas
-    time_zone: str
-    zero_date: ZeroDate
 
-    def split(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[OtherRecord]]:
-        """The records whose schemas are known, and the others."""
-        ids = {name: schema_ids(records.column(name)) for name in ("key", "value")}
+    def unplanned(self, records: pa.RecordBatch, *, first: str = "key") -> Iterator[Unplanned]:
+        """The records with an id that cannot be used; ``first`` names the part that is looked at first."""
         sides = {"key": self.keys, "value": self.values}
+        parts = [first, *(part for part in sides if part != first)]
+        ids = {part: schema_ids(records.column(part)) for part in parts}
         odd = np.zeros(records.num_rows, np.bool_)
-        for name, side in sides.items():
-            odd |= (ids[name] != _NO_ID) & ~np.isin(ids[name], list(side.texts))
-        if not odd.any():
-            return records, []
-        others = [self._other(records, at, ids) for at in np.nonzero(odd)[0].tolist()]
-        return records.filter(pa.array(~odd)), others
+        for part, side in sides.items():
+            odd |= (ids[part] != _NO_ID) & ~np.isin(ids[part], list(side.texts))
+        for record in np.flatnonzero(odd).tolist():
+            faults = [
+                sides[part].fault(int(ids[part][record]), part)
+                for part in parts
+                if ids[part][record] != _NO_ID
+            ]
+            fault = next((one for one in faults if one is not None), None)
+            yield Unplanned(record, "a schema id is new", fault)
 
-    def _other(
-        self, records: pa.RecordBatch, at: int, ids: Mapping[str, npt.NDArray[np.int64]]
-    ) -> OtherRecord:
-        for name, side in (("key", self.keys), ("value", self.values)):
-            schema_id = int(ids[name][at])
-            fault = None if schema_id == _NO_ID else side.fault(schema_id)
-            if fault is not None:
-                return _other_record(records, at, BAD, fault[0], f"{name}: {fault[1]}")
-        return _other_record(records, at, UNPLANNED, None, "a schema id is new")
-
-    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The records' events."""
-        return self._codec.decode_batch(records, zero_date=self.zero_date)
-
-    def bad_record(self, records: pa.RecordBatch, at: int, error: TidesinkError) -> OtherRecord:
-        """A record that cannot be decoded."""
-        column = error.context.get("column")
-        reason = error.message if column is None else f"column {column!r}: {error.message}"
-        return _other_record(records, at, BAD, type(error).__name__, reason)
-
-    @cached_property
-    def _codec(self) -> FlatAvroCodec:
-        return FlatAvroCodec(
-            registry=_KnownSchemas({**self.keys.texts, **self.values.texts}),
-            options=CodecOptions(time_zone=self.time_zone),
-            table_of_topic=lambda _topic: self.table,
-        )
-
-    def __getstate__(self) -> dict[str, object]:
-        # The codec is made again in each process: it has caches.
-        return {name: value for name, value in self.__dict__.items() if name != "_codec"}
+    @property
+    def texts(self) -> dict[int, str]:
+        """All that can be used."""
+        return {**self.keys.texts, **self.values.texts}
 
 
-class _KnownSchemas(MemorySchemaRegistry):
+class KnownSchemas(MemorySchemaRegistry):
     """A registry with the ids that another one gave."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:
@@ -115,26 +172,11 @@ class _KnownSchemas(MemorySchemaRegistry):
         return self._known[schema_id]
 
 
-def _other_record(records: pa.RecordBatch, at: int, kind: str, error: str | None, reason: str) -> OtherRecord:
-    key, value = (records.column(name)[at].as_py() for name in ("key", "value"))
-    ids: Sequence[int | None] = [_id_of(part) for part in (key, value)]
-    bad = kind == BAD
-    return OtherRecord(
-        kind,
-        records.column("offset")[at].as_py(),
-        error=error,
-        reason=reason,
-        key_id=ids[0],
-        value_id=ids[1],
-        key=key if bad else None,
-        value=value if bad else None,
-    )
-
-
-def _id_of(data: bytes | None) -> int | None:
-    if data is None or len(data) < HEADER_SIZE or data[0] != 0:
+def schema_id_of(part: bytes | None) -> int | None:
+    """The schema id in a Confluent header; None where there is no such header."""
+    if part is None or len(part) < HEADER_SIZE or part[0] != 0:
         return None
-    return int.from_bytes(data[1:HEADER_SIZE], "big")
+    return int.from_bytes(part[1:HEADER_SIZE], "big")
 
 
 def schema_ids(column: pa.Array) -> npt.NDArray[np.int64]:

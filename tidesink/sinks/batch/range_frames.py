@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
-from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, ReducedColumns, mixed_hashes, unpack
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
 from tidesink.sinks.source import KafkaRead
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _raise_first(heads: Sequence[Any]) -> None:
 
 
 def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
-    return stored.select("payload", "error").mapInArrow(unpack, ReducedColumns(task.rows.shape).ddl)
+    return stored.select("payload", "error").mapInArrow(unpack, task.columns.ddl)
 
 
 def _mixed_keys(frame: DataFrame, heads: Sequence[Any]) -> tuple[str, ...]:

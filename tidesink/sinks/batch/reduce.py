@@ -91,20 +91,23 @@ def reduce_tables(
     *,
     sequence_by: SequenceBy = "kafka",
     versions: bool = False,
+    old_keys: bool = True,
     convert: ConvertKey | None = None,
 ) -> Reduction:
     """Reduce the changes of one table, whatever schemas they were written with.
 
     ``keys`` are the table's key columns. ``versions``: a key has a row for each commit_ts, as ``history``
-    needs: of its events a write, and of equal ones the first. ``convert`` puts the values of a key column
-    into the target's type, so that keys of different writers compare; without it Arrow's widest type serves.
+    needs: of its events a write, and of equal ones the first. ``old_keys``: an update may change its key,
+    which the row before it tells; False where a key change is two records. ``convert`` puts the values of a
+    key column into the target's type, so that keys of different writers compare; without it Arrow's widest
+    type serves.
 
     Raises:
         SchemaMismatchError: a key column has types in two writers' schemas that do not compare, or a
             value that a row leaves out has another type in the row that has it.
         ValueError: ``sequence_by: source`` or ``versions`` over an event without the position they need.
     """
-    rows = _all_rows(tables, keys, convert or _as_written)
+    rows = _all_rows(tables, keys, convert or _as_written, old_keys=old_keys)
     if versions:
         winners = _last(_pairs(rows.codes, _dense(rows.commit_ts)), _version_order(rows))
     else:
@@ -173,8 +176,10 @@ class _Rows:
     truncates: tuple[int, ...]
 
 
-def _all_rows(tables: Sequence[ChangeTable], keys: Sequence[str], convert: ConvertKey) -> _Rows:
-    parts = [_rows_of(one, keys, convert) for one in tables]
+def _all_rows(
+    tables: Sequence[ChangeTable], keys: Sequence[str], convert: ConvertKey, *, old_keys: bool
+) -> _Rows:
+    parts = [_rows_of(one, keys, convert, old_keys=old_keys) for one in tables]
     columns = [_joined([part.key.field(name) for part in parts], name) for name in keys]
     return _Rows(
         table=_concatenated([np.full(len(part.row), at) for at, part in enumerate(parts)], np.int64),
@@ -206,15 +211,29 @@ class _TableRows:
     truncates: tuple[int, ...]
 
 
-def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey) -> _TableRows:
-    ops = _op_codes(changes)
+def row_keys(
+    changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, old_keys: bool = True
+) -> tuple[list[pa.Array], list[pa.Array], Flags]:
+    """Each row's key and the key before it, column by column, and in which rows the two differ.
+
+    ``old_keys``: as for ``reduce_tables``.
+    """
     images = {name: changes.rows[name].combine_chunks() for name in ("key", "before", "after")}
-    deleted, truncated = ops == _DELETE, ops == _TRUNCATE
+    deleted = _op_codes(changes) == _DELETE
     new = [convert(name, _new_key(images, name, deleted)) for name in keys]
-    named = ~truncated & _none_null(new, len(ops))
+    if not old_keys:
+        return new, new, np.zeros(len(deleted), np.bool_)
     # A partial old row holds what changed: a key column that it lacks kept its value.
     old = [convert(name, _first_value(images, name, ("before", "after"))) for name in keys]
-    moved = named & ~deleted & _there(images["before"]) & _differ(old, new)
+    return new, old, ~deleted & _there(images["before"]) & _differ(old, new)
+
+
+def _rows_of(changes: ChangeTable, keys: Sequence[str], convert: ConvertKey, *, old_keys: bool) -> _TableRows:
+    ops = _op_codes(changes)
+    deleted, truncated = ops == _DELETE, ops == _TRUNCATE
+    new, old, moved = row_keys(changes, keys, convert, old_keys=old_keys)
+    named = ~truncated & _none_null(new, len(ops))
+    moved &= named
     whole, halves = np.nonzero(named)[0], np.nonzero(moved)[0]
     columns = [
         pa.concat_arrays([one.take(pa.array(whole)), other.take(pa.array(halves))])

@@ -6,10 +6,10 @@ earlier one had it: it was dropped. What a writer has beyond the shape is looked
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -23,21 +23,68 @@ from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 
+class Dropped(Protocol):
+    """Says what a writer lacks since it was dropped; travels to the tasks by pickle."""
+
+    def __call__(self, changes: ChangeTable, /) -> frozenset[str]:
+        """The columns of the shape, in lower case, that were dropped before these rows were written."""
+
+
+@dataclass(frozen=True)
+class DroppedById:
+    """By the registry id of a writer's value schema the columns that were dropped before it."""
+
+    columns: Mapping[int, frozenset[str]]
+
+    def __call__(self, changes: ChangeTable) -> frozenset[str]:
+        """As ``Dropped``."""
+        written = changes.schema_id.value if changes.schema_id is not None else None
+        return self.columns.get(written, frozenset()) if written is not None else frozenset()
+
+
+@dataclass(frozen=True)
+class DroppedNow:
+    """Columns that the source has no more: a row that lacks one was written after it went."""
+
+    columns: frozenset[str] = frozenset()
+
+    def __call__(self, _changes: ChangeTable) -> frozenset[str]:
+        """As ``Dropped``."""
+        return self.columns
+
+
 @dataclass(frozen=True)
 class TargetRows:
     """Puts the rows of every writer into one shape.
 
-    ``dropped``: by the registry id of a writer's value schema the columns, in lower case, that it lacks since
-    they were dropped before it.
+    ``renamed``: rows that have a column under one of these names have it under that one; of several names
+    that a row has, the column's own counts, then the newest: they stand in that order.
     """
 
     shape: TableShape
-    dropped: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    dropped: Dropped = DroppedNow()
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The table's key columns."""
-        return tuple(column.name for column in self.shape.key_columns)
+        """The key columns that a row has by itself."""
+        return tuple(column.name for column in self.shape.key_columns if not self._is_shard(column))
+
+    @cached_property
+    def key_type(self) -> pa.StructType:
+        """Of the key columns."""
+        return pa.struct(_fields(self.shape.key_columns))
+
+    @cached_property
+    def row_type(self) -> pa.StructType:
+        """Of all columns."""
+        return pa.struct(_fields(self.shape.columns))
+
+    def new_columns(self, names: Iterable[str]) -> list[str]:
+        """Names of columns of a row that the shape does not have."""
+        there = [*names]
+        read = self._sources(there).values()
+        return [name for name in there if name not in read]
 
     def key_values(self, name: str, values: pa.Array) -> pa.Array:
         """The values of a key column in the shape's type.
@@ -47,20 +94,22 @@ class TargetRows:
         """
         return _as_type(values, self.shape.by_name[name.lower()])
 
-    def unfit(self, changes: ChangeTable) -> dict[int, SchemaMismatchError]:
-        """By row, why a value does not fit into the shape; empty where all do."""
-        after = changes.rows["after"].combine_chunks()
-        names = {member.name.lower(): member.name for member in after.type}
+    def unfit(self, changes: ChangeTable, *, before: bool = False) -> dict[int, SchemaMismatchError]:
+        """By row, why a value does not fit into the shape; empty where all do.
+
+        ``before``: the rows before the changes are looked at too.
+        """
         found: dict[int, SchemaMismatchError] = {}
-        for column in self.shape.columns:
-            source = names.get(column.name.lower())
-            if source is None:
-                continue
-            values = pc.struct_field(after, [source])
-            try:
-                _as_type(values, column)
-            except SchemaMismatchError:
-                found = {**dict(_unfit_values(values, column)), **found}
+        for image in ("after", "before") if before else ("after",):
+            rows = changes.rows[image].combine_chunks()
+            sources = self._sources([member.name for member in rows.type])
+            for column in self.shape.columns:
+                if column.name in sources:
+                    values = pc.struct_field(rows, [sources[column.name]])
+                    try:
+                        _as_type(values, column)
+                    except SchemaMismatchError:
+                        found = {**dict(_unfit_values(values, column)), **found}
         return found
 
     def key(self, keys: pa.StructArray) -> pa.StructArray:
@@ -69,9 +118,11 @@ class TargetRows:
         Raises:
             SchemaMismatchError: a key's type does not fit into the shape's.
         """
-        columns = self.shape.key_columns
-        found = {column.name: keys.field(column.name) for column in columns}
-        arrays = [_as_type(found[column.name], column) for column in columns]
+        columns, count = self.shape.key_columns, len(keys)
+        arrays = [
+            self._shard(count) if self._is_shard(column) else _as_type(keys.field(column.name), column)
+            for column in columns
+        ]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns))
 
     def row(self, changes: ChangeTable, rows: pa.StructArray) -> pa.StructArray:
@@ -80,17 +131,44 @@ class TargetRows:
         Raises:
             SchemaMismatchError: a column's type does not fit into the shape's.
         """
-        names = {member.name.lower(): member.name for member in rows.type}
-        written = changes.schema_id.value if changes.schema_id is not None else None
-        dropped = self.dropped.get(written, frozenset()) if written is not None else frozenset()
+        sources = self._sources([member.name for member in rows.type])
+        dropped = self.dropped(changes)
         arrays = []
         for column in self.shape.columns:
-            source = names.get(column.name.lower())
-            if source is not None:
-                arrays.append(_as_type(pc.struct_field(rows, [source]), column))
+            if column.name in sources:
+                arrays.append(_as_type(pc.struct_field(rows, [sources[column.name]]), column))
+            elif self._is_shard(column):
+                arrays.append(self._shard(len(rows)))
             else:
                 arrays.append(self._missing(column, len(rows), dropped))
         return pa.StructArray.from_arrays(arrays, fields=_fields(self.shape.columns), mask=rows.is_null())
+
+    def spelt(self, lists: pa.ListArray) -> pa.ListArray:
+        """Lists of names of a writer's columns by the shape's names; those that it lacks are left out."""
+        if lists.null_count == len(lists):
+            return lists
+        found: list[list[str] | None] = []
+        for names in lists.to_pylist():
+            found.append([*self._sources(names)] or None if names else None)
+        return pa.array(found, lists.type)
+
+    def _sources(self, names: Iterable[str]) -> dict[str, str]:
+        """By the shape's names, in its order, the names of a row's columns. MySQL tells no case apart."""
+        there = {name.lower(): name for name in names}
+        found = {}
+        for column in self.shape.columns:
+            called = [column.name, *(old for old, new in self.renamed.items() if new == column.name)]
+            name = next((there[one.lower()] for one in called if one.lower() in there), None)
+            if name is not None:
+                found[column.name] = name
+        return found
+
+    def _is_shard(self, column: ShapeColumn) -> bool:
+        return self.shape.shard is not None and column.name == self.shape.shard.column
+
+    def _shard(self, count: int) -> pa.Array:
+        assert self.shape.shard is not None  # noqa: S101  (asked before)
+        return pa.repeat(pa.scalar(self.shape.shard.value), count)
 
     def _missing(self, column: ShapeColumn, count: int, dropped: frozenset[str]) -> pa.Array:
         kind = arrow_of_spark(column.spark)

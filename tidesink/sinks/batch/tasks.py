@@ -15,18 +15,28 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch
-from tidesink.codecs.columns_base import DDL, DELETE, MESSAGE, UPSERT, WATERMARK
-from tidesink.errors import ConfigError, TidesinkError, UnnamedRowError
-from tidesink.events import DdlEvent, WatermarkEvent
-from tidesink.sinks.batch.reduce import ReducedTable, Reduction, key_hashes, named_rows, reduce_tables
+from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
+from tidesink.errors import ConfigError, TidesinkError
+from tidesink.events import Op
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.records import (
+    COUNTED_KINDS,
+    DELETE,
+    MESSAGE,
+    TRUNCATE,
+    UPSERT,
+    DecodedRecords,
+    OtherRecord,
+    decoded_records,
+)
+from tidesink.sinks.batch.reduce import ReducedTable, Reduction, key_hashes, reduce_tables
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.typemap.arrow import arrow_of_spark
@@ -55,10 +65,6 @@ _PACKED: Final = pa.schema(
         ("error", pa.binary()),
     ]
 )
-_UNNAMED: Final = (
-    "a key column ({}) is null or not in the record, so the change names no row: set keys to columns that "
-    "every key record has"
-)
 _DETAIL: Final = pa.struct(
     [
         ("error", pa.string()),
@@ -76,43 +82,11 @@ _DETAIL_DDL: Final = (
 )
 
 
-class RecordDecoder(Protocol):
-    """Decodes the records of one table's topic; travels to the tasks by pickle."""
-
-    def split(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[OtherRecord]]:
-        """The records whose schemas are known, and what becomes of the others."""
-
-    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
-        """The records' events."""
-
-    def bad_record(self, records: pa.RecordBatch, at: int, error: TidesinkError) -> OtherRecord:
-        """A record that cannot be decoded."""
-
-
-@dataclass(frozen=True)
-class OtherRecord:
-    """A record that holds no row to apply, in the words of the decoded frame (``columns_base``)."""
-
-    kind: str
-    offset: int
-    commit_ts: int | None = None
-    error: str | None = None
-    reason: str | None = None
-    key_id: int | None = None
-    value_id: int | None = None
-    key: bytes | None = None
-    value: bytes | None = None
-
-    @property
-    def detail(self) -> dict[str, Any]:
-        """The member ``_detail`` of the reduced frame."""
-        return {name: getattr(self, name, None) for name in _DETAIL.names}
-
-
 class ReducedColumns:
-    """The columns of the reduced frame for one shape."""
+    """The columns of the reduced frame for one shape; ``keeps_values``: those of a plan's that does."""
 
-    def __init__(self, shape: TableShape) -> None:
+    def __init__(self, shape: TableShape, *, keeps_values: bool = False) -> None:
+        self._keeps_values = keeps_values
         self.key = pa.struct([(one.name, arrow_of_spark(one.spark)) for one in shape.key_columns])
         self.row = pa.struct([(one.name, arrow_of_spark(one.spark)) for one in shape.columns])
         self._shape = shape
@@ -138,6 +112,7 @@ class ReducedColumns:
                 ("_max_offset", pa.int64()),
                 ("_max_commit_ts", pa.int64()),
                 ("_mixed", pa.bool_()),
+                *([("_kept", NAMES_TYPE), ("_anew", pa.bool_())] if self._keeps_values else []),
             ]
         )
 
@@ -149,6 +124,7 @@ class ReducedColumns:
             "_partition int, _offset bigint, _commit_ts bigint, _half boolean, _zero_dates array<string>, "
             f"_detail {_DETAIL_DDL}, _events bigint, _superseded bigint, _messages bigint, "
             "_max_offset bigint, _max_commit_ts bigint, _mixed boolean"
+            + (", _kept array<string>, _anew boolean" if self._keeps_values else "")
         )
 
 
@@ -158,8 +134,12 @@ class RangeTask:
 
     ranges: tuple[FetchRange, ...]
     fetch: Fetch
-    decoder: RecordDecoder
-    rows: TargetRows
+    plan: DecodePlan
+
+    @property
+    def columns(self) -> ReducedColumns:
+        """What comes out."""
+        return ReducedColumns(self.plan.shape, keeps_values=self.plan.keeps_values)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of the ranges whose numbers the batches hold."""
@@ -171,15 +151,20 @@ class RangeTask:
     def packed(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of one range. An error of ours is one payload with it, so that it keeps its class."""
         try:
-            found = _Found(wanted)
-            for batch in records:
-                found.add(batch, self.decoder, self.rows)
-            yield from _pack(found, self.rows)
+            yield from _pack(wanted, self._decoded(wanted, records), self.plan)
         except TidesinkError as error:
             yield _packed_row(wanted, error=pickle.dumps(error))
         except Exception as error:
             place = f"{wanted.topic}[{wanted.partition}] from offset {wanted.start} to {wanted.end}"
             raise RuntimeError(f"a task failed at {place}") from error
+
+    def _decoded(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> DecodedRecords:
+        found = DecodedRecords()
+        for batch in records:
+            found.add(decoded_records(batch, self.plan.decoder, self.plan.rows))
+            if found.bytes > _MOST_BYTES:
+                raise _too_large(wanted)
+        return found
 
 
 def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -211,101 +196,29 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
     return whole[counts > 1]
 
 
-class _Found:
-    """What the batches of one range held."""
-
-    def __init__(self, wanted: FetchRange) -> None:
-        self.wanted = wanted
-        self.tables: list[ChangeTable] = []
-        self.others: list[OtherRecord] = []
-        self.counted: dict[str, _Counted] = {}
-        self.records = self.bytes = self.row_codec_records = 0
-
-    def add(self, batch: pa.RecordBatch, decoder: RecordDecoder, rows: TargetRows) -> None:
-        """Decode a batch of records.
-
-        Raises:
-            ConfigError: the range has more bytes than a task takes in.
-        """
-        self.records += batch.num_rows
-        self.bytes += sum(_bytes(batch.column(name)) for name in ("key", "value"))
-        if self.bytes > _MOST_BYTES:
-            raise ConfigError(
-                f"one batch has more than {_MOST_BYTES >> 20} MiB of one partition: lower batch.max-bytes",
-                topic=self.wanted.topic,
-                partition=self.wanted.partition,
-            )
-        known, others = decoder.split(batch)
-        self.others += others
-        decoded = decoder.decode_batch(known)
-        self.row_codec_records += decoded.row_codec_records
-        self.tables += [self._sound(one, known, decoder, rows) for one in decoded.tables]
-        for fault in decoded.faults:
-            self.others.append(decoder.bad_record(known, fault.record, fault.error))
-        for event in decoded.events:
-            self._control(event, known)
-
-    def _sound(
-        self, table: ChangeTable, known: pa.RecordBatch, decoder: RecordDecoder, rows: TargetRows
-    ) -> ChangeTable:
-        """The table without bad records: events that name no row, and values that the shape does not hold."""
-        sound = named_rows(table, rows.keys)
-        records = table.rows["record"].to_numpy()
-        error = UnnamedRowError(_UNNAMED.format(", ".join(rows.keys)))
-        for record in records[~sound].tolist():
-            self.others.append(decoder.bad_record(known, record, error))
-        for at, unfit in rows.unfit(table).items():
-            if sound[at]:
-                sound[at] = False
-                self.others.append(decoder.bad_record(known, int(records[at]), unfit))
-        return table if sound.all() else replace(table, rows=table.rows.filter(pa.array(sound)))
-
-    def _control(self, event: ControlEvent, known: pa.RecordBatch) -> None:
-        offset = event.position.offset
-        if isinstance(event, DdlEvent):
-            at = int(np.searchsorted(known.column("offset").to_numpy(), offset))
-            key, value = (known.column(name)[at].as_py() for name in ("key", "value"))
-            self.others.append(OtherRecord(DDL, offset, event.commit_ts, key=key, value=value))
-            return
-        kind = WATERMARK if isinstance(event, WatermarkEvent) else MESSAGE
-        ts = event.commit_ts if isinstance(event, WatermarkEvent) else None
-        # A frame's numbers are signed; TiDB's own are far below 2^63.
-        ts = ts if ts is not None and ts < 1 << 63 else None
-        self.counted.setdefault(kind, _Counted()).add(offset, ts)
-
-
-@dataclass
-class _Counted:
-    """Control events of one kind, of which nothing but their number is asked for."""
-
-    events: int = 0
-    max_offset: int = -1
-    max_commit_ts: int | None = None
-
-    def add(self, offset: int, commit_ts: int | None) -> None:
-        """Count one."""
-        self.events += 1
-        self.max_offset = max(self.max_offset, offset)
-        if commit_ts is not None:
-            self.max_commit_ts = max(self.max_commit_ts or 0, commit_ts)
-
-
-def _bytes(column: pa.Array) -> int:
-    return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+def _too_large(wanted: FetchRange) -> ConfigError:
+    return ConfigError(
+        f"one batch has more than {_MOST_BYTES >> 20} MiB of one partition: lower batch.max-bytes",
+        topic=wanted.topic,
+        partition=wanted.partition,
+    )
 
 
 # Packing
 
 
-def _pack(found: _Found, rows: TargetRows) -> Iterator[pa.RecordBatch]:
+def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterator[pa.RecordBatch]:
     """The payloads of a range; the first has its counts, also where there is nothing else."""
-    reduction = reduce_tables(joined_tables(found.tables), rows.keys, convert=rows.key_values)
-    columns = ReducedColumns(rows.shape)
-    parts = [_reduced_rows(one, rows, columns) for one in reduction.tables]
+    rows, old_keys = plan.rows, plan.decoder.old_keys
+    joined = joined_tables(found.tables)
+    reduction = reduce_tables(joined, rows.keys, convert=rows.key_values, old_keys=old_keys)
+    columns = ReducedColumns(rows.shape, keeps_values=plan.keeps_values)
+    parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
     if parts:
         parts[0] = _with_totals(parts[0], found, reduction)
-    if found.others or found.counted:
-        parts.append(_other_rows(found, columns))
+    others = [*_other_lines(found), *_truncates(joined)]
+    if others:
+        parts.append(pa.Table.from_pylist(others, schema=columns.schema))
     hashes = key_hashes(reduction.tables).tobytes()
     counts: dict[str, Any] = {
         "records": found.records,
@@ -316,10 +229,10 @@ def _pack(found: _Found, rows: TargetRows) -> Iterator[pa.RecordBatch]:
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
         for at in range(0, part.num_rows, step):
-            yield _packed_row(found.wanted, payload=_stream(part.slice(at, step)), **counts)
+            yield _packed_row(wanted, payload=_stream(part.slice(at, step)), **counts)
             counts = {"records": 0, "bytes": 0, "row_codec_records": 0}
     if not parts:
-        yield _packed_row(found.wanted, **counts)
+        yield _packed_row(wanted, **counts)
 
 
 def _packed_row(wanted: FetchRange, **values: Any) -> pa.RecordBatch:
@@ -355,9 +268,9 @@ def _is_same(one: ChangeTable, other: ChangeTable) -> bool:
     return same and one.rows.schema.equals(other.rows.schema)
 
 
-def _reduced_rows(table: ReducedTable, rows: TargetRows, columns: ReducedColumns) -> pa.Table:
+def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns) -> pa.Table:
     """Rows to apply as the reduced frame has them, without any counts."""
-    count = table.rows.num_rows
+    rows, count = plan.rows, table.rows.num_rows
     deleted = table.rows["deleted"].combine_chunks()
     nothing, zeros = pa.nulls(count, _DETAIL), pa.array(np.zeros(count, np.int64))
     found = {
@@ -378,25 +291,29 @@ def _reduced_rows(table: ReducedTable, rows: TargetRows, columns: ReducedColumns
         "_max_commit_ts": table.rows["commit_ts"],
         "_mixed": pa.array(np.zeros(count, np.bool_)),
     }
+    if plan.keeps_values:
+        found["_kept"] = _unavailable(table, rows)
+        found["_anew"] = table.rows["after_delete"].combine_chunks()
     return pa.table(found, schema=columns.schema)
+
+
+def _unavailable(table: ReducedTable, rows: TargetRows) -> pa.Array:
+    """The names of columns whose stored value stays, as the shape has them."""
+    return rows.spelt(table.rows["unavailable"].combine_chunks())
 
 
 def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.Array:
     """The names of columns made null, as the shape has them; of a delete none."""
     lists = table.rows["zero_dates"].combine_chunks()
-    kept = pc.if_else(deleted, pa.scalar(None, lists.type), lists)
-    if kept.null_count == len(kept):
-        return kept
-    names = [one and [rows.shape.by_name[name.lower()].name for name in one] for one in kept.to_pylist()]
-    return pa.array(names, lists.type)
+    return rows.spelt(pc.if_else(deleted, pa.scalar(None, lists.type), lists))
 
 
-def _with_totals(rows: pa.Table, found: _Found, reduction: Reduction) -> pa.Table:
+def _with_totals(rows: pa.Table, found: DecodedRecords, reduction: Reduction) -> pa.Table:
     """The rows with the range's counts in the first one: they are only ever added up."""
     moments = [one.rows["commit_ts"] for one in found.tables]
     last = max((at for at in (pc.max(one).as_py() for one in moments) if at is not None), default=None)
     offsets = max(pc.max(one.rows["offset"]).as_py() for one in found.tables if one.rows.num_rows)
-    messages = sum(int(pc.sum(pc.equal(one.rows["index"], 0)).as_py() or 0) for one in found.tables)
+    messages = sum(_messages(one) for one in found.tables)
     totals = {
         "_events": reduction.events,
         "_superseded": reduction.superseded,
@@ -412,37 +329,58 @@ def _with_totals(rows: pa.Table, found: _Found, reduction: Reduction) -> pa.Tabl
     return rows
 
 
-def _other_rows(found: _Found, columns: ReducedColumns) -> pa.Table:
+def _messages(changes: ChangeTable) -> int:
+    """The Kafka records that row changes come from; one with several events is counted with its first."""
+    first = pc.equal(changes.rows["index"], 0)
+    is_row = pc.not_equal(changes.rows["op"].cast(pa.string()), Op.TRUNCATE.value)
+    return int(pc.sum(pc.and_(first, is_row)).as_py() or 0)
+
+
+def _truncates(tables: Sequence[ChangeTable]) -> Iterator[dict[str, Any]]:
+    """Events that empty the table."""
+    for one in tables:
+        rows = one.rows.select(["op", "topic", "partition", "offset", "index", "commit_ts"])
+        ops = rows["op"].cast(pa.string())
+        for row in rows.filter(pc.equal(ops, Op.TRUNCATE.value)).to_pylist():
+            place = (row["topic"], row["partition"], row["offset"], row["index"], row["commit_ts"])
+            yield {**_line(OtherRecord(TRUNCATE, *place)), "_messages": int(row["index"] == 0)}
+
+
+def _other_lines(found: DecodedRecords) -> Iterator[dict[str, Any]]:
     """The records that are no rows: each by itself, but watermarks and messages one a kind."""
-    wanted = found.wanted
-    place = {"_topic": wanted.topic, "_partition": wanted.partition, "_half": False, "_mixed": False}
-    lines = [
-        {
-            **place,
-            "_op": one.kind,
-            "_offset": one.offset,
-            "_commit_ts": one.commit_ts,
-            "_detail": one.detail,
-            "_events": 1,
-            "_superseded": 0,
-            "_messages": 1,
-            "_max_offset": one.offset,
-            "_max_commit_ts": one.commit_ts,
-        }
-        for one in found.others
-    ]
-    lines += [
-        {
-            **place,
-            "_op": kind,
-            "_offset": one.max_offset,
-            "_commit_ts": one.max_commit_ts,
-            "_events": one.events,
-            "_superseded": 0,
-            "_messages": one.events,
-            "_max_offset": one.max_offset,
-            "_max_commit_ts": one.max_commit_ts,
-        }
-        for kind, one in found.counted.items()
-    ]
-    return pa.Table.from_pylist(lines, schema=columns.schema)
+    counted: dict[tuple[str, str, int], list[OtherRecord]] = {}
+    for one in found.others:
+        if one.kind in COUNTED_KINDS:
+            counted.setdefault((one.kind, one.topic, one.partition), []).append(one)
+        else:
+            yield {**_line(one), "_messages": int(one.index == 0)}
+    for (kind, topic, partition), several in counted.items():
+        last = max(one.offset for one in several)
+        moment = max((one.commit_ts for one in several if one.commit_ts is not None), default=None)
+        line = _line(OtherRecord(kind, topic, partition, last, commit_ts=moment))
+        messages = sum(one.index == 0 for one in several)
+        yield {**line, "_detail": None, "_events": len(several), "_messages": messages}
+    for silent in found.silent:
+        place = (silent.column(name) for name in ("topic", "partition", "offset"))
+        topic, partition, offset = (column[len(column) - 1].as_py() for column in place)
+        line = _line(OtherRecord(MESSAGE, topic, partition, offset))
+        yield {**line, "_detail": None, "_events": silent.num_rows, "_messages": silent.num_rows}
+
+
+def _line(one: OtherRecord) -> dict[str, Any]:
+    """A record as a row of the reduced frame."""
+    return {
+        "_op": one.kind,
+        "_topic": one.topic,
+        "_partition": one.partition,
+        "_offset": one.offset,
+        "_commit_ts": one.commit_ts,
+        "_half": False,
+        "_detail": {name: getattr(one, name) for name in _DETAIL.names},
+        "_events": 1,
+        "_superseded": 0,
+        "_messages": 0,
+        "_max_offset": one.offset,
+        "_max_commit_ts": one.commit_ts,
+        "_mixed": False,
+    }

@@ -1,0 +1,352 @@
+"""What a batch of Kafka records holds for one table: row changes that fit its shape, and all other records.
+
+A ``RecordDecoder`` decodes; here is judged what a table of the target makes of the result. A change that
+names no row, or whose values do not fit, is a bad record; one with a column that the shape lacks is
+*unplanned*:
+the driver looks its writer's schema up and decodes the batch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch
+from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError, ValueOutOfRangeError
+from tidesink.events import DdlEvent, TableId, WatermarkEvent
+from tidesink.sinks.batch.reduce import named_rows
+from tidesink.sinks.batch.target_rows import TargetRows
+
+Flags = npt.NDArray[np.bool_]
+
+# What a decoded event is.
+UPSERT: Final = "upsert"
+DELETE: Final = "delete"
+DDL: Final = "ddl"
+WATERMARK: Final = "watermark"
+BAD: Final = "bad"
+UNPLANNED: Final = "unplanned"
+# A record that says nothing of rows or tables: a heartbeat, a transaction's end, a tombstone.
+MESSAGE: Final = "message"
+# Everything that was in the table before it is gone.
+TRUNCATE: Final = "truncate"
+
+KINDS: Final = (UPSERT, DELETE, DDL, WATERMARK, BAD, UNPLANNED, MESSAGE, TRUNCATE)
+ROW_KINDS: Final = (UPSERT, DELETE)
+FILTERED_KINDS: Final = (DDL, WATERMARK, MESSAGE)
+# Of these one reduced row a topic-partition is enough: nothing but their number is asked for.
+COUNTED_KINDS: Final = (WATERMARK, MESSAGE)
+
+UNNAMED_DELETE: Final = (
+    "a delete from a table without a key, and without the row that was deleted: have the producer write it "
+    "(TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)"
+)
+# Numbers of a frame are signed; TiDB's own are far below 2^63.
+_END_OF_LONGS: Final = 1 << 63
+
+
+@dataclass(frozen=True)
+class OtherRecord:
+    """An event that is no row to apply; ``error`` and ``reason`` are of a bad record.
+
+    ``fields``: of an unplanned record, what the plan lacks. ``key`` and ``value``: the record's bytes, of bad
+    records and DDL events alone. ``index``: which event of its record.
+    """
+
+    kind: str
+    topic: str
+    partition: int
+    offset: int
+    index: int = 0
+    commit_ts: int | None = None
+    error: str | None = None
+    reason: str | None = None
+    fields: tuple[str, ...] | None = None
+    key_id: int | None = None
+    value_id: int | None = None
+    key: bytes | None = None
+    value: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Unplanned:
+    """Why a record cannot be decoded by the plan as it stands, by the record's index in its batch.
+
+    ``fault`` is given where it never will be.
+    """
+
+    record: int
+    reason: str
+    fault: TidesinkError | None = None
+
+
+class RecordDecoder(Protocol):
+    """Decodes the records of one table; travels to the tasks by pickle."""
+
+    @property
+    def table(self) -> TableId:
+        """The table at the source."""
+
+    @property
+    def old_keys(self) -> bool:
+        """Whether the row before an update tells the key before it; else a key change is two records."""
+
+    @property
+    def warns(self) -> bool:
+        """Whether ``warnings`` may have something to say."""
+
+    def usable(self, records: pa.RecordBatch) -> Flags | None:
+        """Which records this decoder is asked about at all; None: all.
+
+        Others are another table's, in a topic of several; they are not counted as read.
+        """
+
+    def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
+        """The records whose schemas the plan does not know, or cannot use."""
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """The events of the records."""
+
+    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
+        """The same by the row codec alone, of an update's old row nothing but the columns of ``keys``."""
+
+    def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
+        """What the plan has to learn before rows of this writer's schema fit its shape; empty: nothing."""
+
+    def refusal(self, changes: ChangeTable, rows: TargetRows) -> TidesinkError | None:
+        """Why no row of this writer's schema can be one of the table; None where they can."""
+
+    def schema_id(self, part: bytes | None) -> int | None:
+        """The registry's id in the header of a key or a value; None where the protocol has none."""
+
+    def warnings(self, changes: ChangeTable) -> pa.Array | None:
+        """By row a warning about it, though it is applied; None: there are none."""
+
+    def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
+        """The rows before the changes, for tables that keep every change, and what was not sent of them.
+
+        Null where the wire has no old row, or its key alone.
+        """
+
+
+@dataclass
+class DecodedRecords:
+    """What some records hold. ``tables`` have row changes that fit the shape, and truncates.
+
+    ``silent`` are the records without any event (tombstones): topic, partition and offset. ``records`` and
+    ``bytes`` count all that were asked about, ``row_codec_records`` those that went to the row codec.
+    """
+
+    tables: list[ChangeTable] = field(default_factory=list)
+    others: list[OtherRecord] = field(default_factory=list)
+    silent: list[pa.RecordBatch] = field(default_factory=list)
+    records: int = 0
+    bytes: int = 0
+    row_codec_records: int = 0
+
+    def add(self, other: DecodedRecords) -> None:
+        """Take in what later records hold."""
+        self.tables += other.tables
+        self.others += other.others
+        self.silent += other.silent
+        self.records += other.records
+        self.bytes += other.bytes
+        self.row_codec_records += other.row_codec_records
+
+
+def decoded_records(
+    records: pa.RecordBatch, decoder: RecordDecoder, rows: TargetRows, *, logs: bool = False
+) -> DecodedRecords:
+    """Decode records. ``logs``: a table without a key takes them, since every change is kept.
+
+    Raises:
+        SourceUnavailableError: what a record leaves out (claim check, upstream) is not to be had now.
+        ConfigError: it cannot be had as it is configured.
+    """
+    usable = decoder.usable(records)
+    if usable is not None and not usable.all():
+        records = records.filter(pa.array(usable))
+    size = sum(_bytes(records.column(name)) for name in ("key", "value"))
+    whole = DecodedRecords(records=records.num_rows, bytes=size)
+    places = _Places(records, decoder)
+    known = np.ones(records.num_rows, np.bool_)
+    for one in decoder.unplanned(records):
+        known[one.record] = False
+        whole.others.append(places.unplanned(one))
+    if not known.all():
+        records = records.filter(pa.array(known))
+        places = _Places(records, decoder)
+    _decode(records, decoder, _Judging(decoder, rows, places, logs=logs), whole)
+    return whole
+
+
+def _decode(
+    records: pa.RecordBatch, decoder: RecordDecoder, judging: _Judging, whole: DecodedRecords
+) -> None:
+    decoded = decoder.decode_batch(records)
+    whole.row_codec_records = decoded.row_codec_records
+    _take(records, decoded, judging, whole)
+    # A value that is none may stand in an old row, of which a table that keeps rows takes the key alone.
+    again = [fault.record for fault in decoded.faults if judging.may_be_old(fault.error)]
+    faults = (fault for fault in decoded.faults if not judging.may_be_old(fault.error))
+    whole.others += [judging.places.bad(fault.record, 0, fault.error) for fault in faults]
+    if again:
+        some = records.take(pa.array(again))
+        found = decoder.decode_new_rows(some, judging.rows.keys)
+        inner = _Judging(decoder, judging.rows, _Places(some, decoder), logs=False)
+        _take(some, found, inner, whole)
+        whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in found.faults]
+
+
+def _take(records: pa.RecordBatch, decoded: DecodedBatch, judging: _Judging, whole: DecodedRecords) -> None:
+    """All but the faults."""
+    silent = np.ones(records.num_rows, np.bool_)
+    for table in decoded.tables:
+        silent[table.rows["record"].to_numpy()] = False
+        sound, bad = judging.of(table)
+        whole.others += bad
+        if sound is not None:
+            whole.tables.append(sound)
+    silent[[fault.record for fault in decoded.faults]] = False
+    for record, event in zip(decoded.event_records, decoded.events, strict=True):
+        silent[record] = False
+        whole.others.append(judging.places.control(record, event))
+    if silent.any():
+        whole.silent.append(records.select(["topic", "partition", "offset"]).filter(pa.array(silent)))
+
+
+class _Places:
+    """Records by their index, as those that are no rows."""
+
+    def __init__(self, records: pa.RecordBatch, decoder: RecordDecoder) -> None:
+        self._records = records
+        self._decoder = decoder
+
+    def bad(self, record: int, index: int, error: TidesinkError) -> OtherRecord:
+        """A record that cannot be decoded, or cannot be a row."""
+        column = error.context.get("column")
+        reason = error.message if column is None else f"column {column!r}: {error.message}"
+        return self._with_bytes(record, index, BAD, error=type(error).__name__, reason=reason)
+
+    def unplanned(self, one: Unplanned) -> OtherRecord:
+        """A record that the plan does not know."""
+        if one.fault is not None:
+            return self._with_bytes(
+                one.record, 0, BAD, error=type(one.fault).__name__, reason=one.fault.message
+            )
+        key, value = self._bytes(one.record)
+        return self._at(
+            one.record,
+            UNPLANNED,
+            reason=one.reason,
+            key_id=self._decoder.schema_id(key),
+            value_id=self._decoder.schema_id(value),
+        )
+
+    def lacking(self, record: int, index: int, fields: tuple[str, ...]) -> OtherRecord:
+        """A record with columns that the plan lacks."""
+        return self._at(
+            record, UNPLANNED, index=index, reason="the row has a column that is new", fields=fields
+        )
+
+    def control(self, record: int, event: ControlEvent) -> OtherRecord:
+        """A DDL event, a watermark, or a message."""
+        index = event.position.index
+        if isinstance(event, DdlEvent):
+            return self._with_bytes(record, index, DDL, commit_ts=_signed(event.commit_ts))
+        if isinstance(event, WatermarkEvent):
+            return self._at(record, WATERMARK, index=index, commit_ts=_signed(event.commit_ts))
+        return self._at(record, MESSAGE, index=index)
+
+    def _with_bytes(self, record: int, index: int, kind: str, **said: Any) -> OtherRecord:
+        key, value = self._bytes(record)
+        ids = {"key_id": self._decoder.schema_id(key), "value_id": self._decoder.schema_id(value)}
+        return self._at(record, kind, index=index, key=key, value=value, **ids, **said)
+
+    def _bytes(self, record: int) -> tuple[bytes | None, bytes | None]:
+        key, value = (self._records.column(name)[record].as_py() for name in ("key", "value"))
+        return key, value
+
+    def _at(self, record: int, kind: str, **said: Any) -> OtherRecord:
+        topic, partition, offset = (
+            self._records.column(name)[record].as_py() for name in ("topic", "partition", "offset")
+        )
+        return OtherRecord(kind, topic, partition, offset, **said)
+
+
+def _signed(moment: int | None) -> int | None:
+    return moment if moment is not None and moment < _END_OF_LONGS else None
+
+
+class _Judging:
+    """Which row changes are sound: of this table, naming a row, with values that fit the shape."""
+
+    def __init__(self, decoder: RecordDecoder, rows: TargetRows, places: _Places, *, logs: bool) -> None:
+        self._decoder, self._logs = decoder, logs
+        self.rows, self.places = rows, places
+
+    def may_be_old(self, error: TidesinkError) -> bool:
+        """Whether a fault may be of an old row's value, which is of no use here."""
+        return isinstance(error, ValueOutOfRangeError) and not self._logs
+
+    def of(self, changes: ChangeTable) -> tuple[ChangeTable | None, list[OtherRecord]]:
+        """The sound rows, None where there are none, and the others."""
+        error = self._refusal(changes)
+        if error is not None:
+            return None, [self.places.bad(*place, error) for place in _places(changes)]
+        lacking = self._decoder.lacking(changes, self.rows)
+        if lacking:
+            return None, [self.places.lacking(*place, lacking) for place in _places(changes)]
+        wrong = dict(self._wrong(changes))
+        if not wrong:
+            return changes, []
+        sound = np.ones(changes.rows.num_rows, np.bool_)
+        sound[list(wrong)] = False
+        places = list(_places(changes))
+        bad = [self.places.bad(*places[at], error) for at, error in sorted(wrong.items(), key=_first)]
+        rows = changes.rows.filter(pa.array(sound))
+        return (replace(changes, rows=rows) if rows.num_rows else None), bad
+
+    def _refusal(self, changes: ChangeTable) -> TidesinkError | None:
+        table = self._decoder.table
+        if changes.table == table:
+            return self._decoder.refusal(changes, self.rows)
+        return SchemaMismatchError(f"the change is of {changes.table}, and this topic is read as {table}")
+
+    def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
+        """By row, the last word on what is wrong with it."""
+        if self.rows.keys:
+            unnamed = UnnamedRowError(
+                f"a key column ({', '.join(self.rows.keys)}) is null or not in the record, so the change "
+                "names no row: set keys to columns that every key record has"
+            )
+            for at in np.flatnonzero(~named_rows(changes, self.rows.keys)).tolist():
+                yield at, unnamed
+        elif self._logs:
+            lost = pc.and_(_is(changes, DELETE), pc.is_null(changes.rows["before"]))
+            for at in np.flatnonzero(lost.to_numpy(zero_copy_only=False)).tolist():
+                yield at, UnnamedRowError(UNNAMED_DELETE)
+        yield from self.rows.unfit(changes, before=self._logs).items()
+
+
+def _first(found: tuple[int, TidesinkError]) -> int:
+    return found[0]
+
+
+def _is(changes: ChangeTable, op: str) -> Any:
+    return pc.equal(changes.rows["op"].combine_chunks().dictionary_decode(), op)
+
+
+def _places(changes: ChangeTable) -> Iterator[tuple[int, int]]:
+    """Of each row its record, and which event of the record it is."""
+    return zip(changes.rows["record"].to_pylist(), changes.rows["index"].to_pylist(), strict=True)
+
+
+def _bytes(column: pa.Array) -> int:
+    return int(pc.sum(pc.binary_length(column)).as_py() or 0)

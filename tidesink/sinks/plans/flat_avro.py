@@ -1,0 +1,275 @@
+"""Plans of flat-avro tables: from the texts of the schemas in the registry.
+
+TiCDC's subjects follow TopicNameStrategy (tiflow c7b2588, ticdc b813e76). Records under AWS Glue's header are
+bad records: the schemas are asked for by Confluent's ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Final
+
+import pyarrow as pa
+
+from tidesink.codecs.base import ChecksumMode, CodecOptions, is_glue
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, Fault, ValueOptions, rows_from_events
+from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
+from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
+from tidesink.errors import ChecksumError, ConfigError, FramingError, SchemaMismatchError
+from tidesink.events import ChangeEvent, Event, Message, TableId
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import (
+    KnownSchemas,
+    RegisteredSchemas,
+    SideSchemas,
+    TableDecoder,
+    schema_id_of,
+)
+from tidesink.sinks.batch.records import Unplanned
+from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
+from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    merge_shape,
+    merged_in_order,
+    shape_of,
+    with_defaults,
+)
+
+_UNDER_CONFLUENT: Final = (
+    "has an AWS Glue schema registry header, and workers read Confluent's alone: give the changefeed a "
+    "schema-registry URL; tidesink decode and open_codec(glue=...) read such messages"
+)
+
+
+@dataclass(frozen=True)
+class FlatAvroDecoder(TableDecoder):
+    """Decodes the flat-avro records of one table.
+
+    ``checksum``: what is done about a row that is not what its checksum says.
+    """
+
+    table: TableId
+    schemas: RegisteredSchemas
+    time_zone: str
+    zero_date: ZeroDate
+    checksum: ChecksumMode = "off"
+
+    def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
+        """Records with an id that is new or unusable."""
+        return tuple(self.schemas.unplanned(records))
+
+    def schema_id(self, part: bytes | None) -> int | None:
+        """The id in the Confluent header."""
+        return schema_id_of(part)
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """The records' events."""
+        if not self._sums:
+            found = self._codec.decode_batch(records, zero_date=self.zero_date)
+        else:
+            found = rows_from_events(records, self.decode, self.values)
+        return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
+
+    def warnings(self, changes: ChangeTable) -> pa.Array | None:
+        """Why rows are not what their checksums say, where they are applied all the same."""
+        if not self._doubts:
+            return None
+        places = (changes.rows[name].to_pylist() for name in ("topic", "partition", "offset"))
+        reasons = [self._doubts.pop(place, None) for place in zip(*places, strict=True)]
+        return pa.array(reasons, pa.string())
+
+    @property
+    def values(self) -> ValueOptions:
+        """The policy for zero dates, and the zone."""
+        return ValueOptions(self.zero_date, self.time_zone)
+
+    @property
+    def warns(self) -> bool:
+        """Whether checksums are compared."""
+        return self._sums
+
+    @cached_property
+    def _codec(self) -> FlatAvroCodec:
+        return FlatAvroCodec(
+            registry=KnownSchemas(self.schemas.texts),
+            options=CodecOptions(time_zone=self.time_zone),
+            table_of_topic=lambda _topic: self.table,
+        )
+
+    @cached_property
+    def _sums(self) -> bool:
+        """Whether rows are held against their checksums: of some schema they have one."""
+        has = any(CHECKSUM in text for text in self.schemas.values.texts.values())
+        return self.checksum != "off" and has
+
+    @cached_property
+    def _doubts(self) -> dict[tuple[str, int, int], str]:
+        return {}
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """One record's event; its row is held against its checksum where that is asked."""
+        events = self._codec.decode(message)
+        for event in events if self._sums else ():
+            fault = isinstance(event, ChangeEvent) and checksum_fault(event, time_zone=self.time_zone)
+            if fault and self.checksum == "reject":
+                raise ChecksumError(fault, table=str(self.table))
+            if fault:
+                self._doubts[message.topic, message.partition, message.offset] = fault
+        return events
+
+    def __getstate__(self) -> dict[str, object]:
+        # The codec is made again in each process: it has caches.
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+
+def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:
+    """A fault in words for a worker, which has no other registry than Confluent's."""
+    for part in ("key", "value"):
+        if is_glue(records.column(part)[fault.record].as_py() or b""):
+            return fault._replace(error=FramingError(f"the {part} {_UNDER_CONFLUENT}"))
+    return fault
+
+
+def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
+    table: TableId,
+    *,
+    key_schemas: Mapping[int, str],
+    value_schemas: Mapping[int, str],
+    unknown_ids: Mapping[int, str] = MappingProxyType({}),
+    base: TableShape | None = None,
+    keys: tuple[str, ...] | None = None,
+    zero_date: ZeroDate = "null",
+    time_zone: str = "UTC",
+    checksum: ChecksumMode = "off",
+    logs: bool = False,
+) -> DecodePlan:
+    """A plan for a table from the texts of its writer schemas, by registry id.
+
+    Give every schema of the subjects that is known, not the batch's alone: a column that a writer lacks
+    is filled with its default where only later schemas (greater ids) have it, and is null where an
+    earlier one had it, since it was dropped. ``base`` is the shape the target has; it is only added to.
+    ``keys`` override the columns of the key record. ``unknown_ids``: ids that were looked up in vain, each
+    with the reason; their records are bad. ``checksum``: what is done about a row that is not what its
+    checksum says: ``warn`` gives it a ``_reason``, ``reject`` makes it bad; TIMESTAMP texts are then taken
+    to be in ``time_zone``. ``logs``: see ``DecodePlan``; a table needs no key then.
+
+    Raises:
+        ConfigError: the table has no key, or ``keys`` names a column it does not have.
+        SchemaRefusedError: two schemas have types for a column that cannot be one.
+    """
+    key_read, key_refused = _read_schemas(key_schemas)
+    value_read, value_refused = _read_schemas(value_schemas)
+    named = _key_names(table, keys, base, key_read.values(), needed=not logs)
+    if keys is None:
+        key_read, others = _of_other_keys(key_read, named)
+        key_refused |= others
+    shape = _shape(table, (key_read, value_read), named, base=base, zero_date=zero_date, time_zone=time_zone)
+    schemas = RegisteredSchemas(
+        SideSchemas({number: key_schemas[number] for number in key_read}, key_refused, unknown_ids),
+        SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
+    )
+    dropped = dict(_dropped(value_read))
+    newest = max(value_read, default=None)
+    there = {name.lower() for name in value_read[newest].column_names} if newest is not None else None
+    return DecodePlan(
+        TargetRows(shape, DroppedById(dropped)),
+        FlatAvroDecoder(table, schemas, shape.time_zone, shape.zero_date, checksum),
+        gone=frozenset() if there is None else frozenset(shape.by_name) - there,
+        logs=logs,
+    )
+
+
+def lacks_checksums(value_schemas: Iterable[str]) -> bool:
+    """Whether there are schemas and none has a checksum."""
+    texts = list(value_schemas)
+    return bool(texts) and not any(CHECKSUM in text for text in texts)
+
+
+def _read_schemas(texts: Mapping[int, str]) -> tuple[dict[int, WriterRecord], dict[int, str]]:
+    read, refused = {}, {}
+    for schema_id, text in sorted(texts.items()):
+        try:
+            read[schema_id] = parse_record(text)
+        except SchemaMismatchError as error:
+            refused[schema_id] = error.message
+    return read, refused
+
+
+def _dropped(schemas: Mapping[int, WriterRecord]) -> Iterator[tuple[int, frozenset[str]]]:
+    """By schema the columns that an earlier one had: registry ids grow."""
+    had: set[str] = set()
+    for schema_id, record in sorted(schemas.items()):
+        there = {name.lower() for name in record.column_names}
+        yield schema_id, frozenset(had - there)
+        had |= there
+
+
+def _key_names(
+    table: TableId,
+    keys: tuple[str, ...] | None,
+    base: TableShape | None,
+    key_schemas: Iterable[WriterRecord],
+    *,
+    needed: bool,
+) -> tuple[str, ...]:
+    found = keys or (base.keys if base else None)
+    for record in key_schemas:
+        found = found or record.column_names
+    if not found and needed:
+        raise ConfigError(
+            f"{table} has no key record in its topic, so nothing says which row a change is about: "
+            "name its key columns under tables: keys, or set mode: append to keep its changes; "
+            f"{IDENTITIES['flat-avro']}",
+            table=str(table),
+        )
+    return found or ()
+
+
+def _of_other_keys(
+    schemas: dict[int, WriterRecord], named: tuple[str, ...]
+) -> tuple[dict[int, WriterRecord], dict[int, str]]:
+    """Key schemas of the key ``named``, and of the others why not: rows of one key are none of another."""
+    folded = {name.lower() for name in named}
+    same, others = {}, {}
+    for schema_id, record in schemas.items():
+        columns = record.column_names
+        if {name.lower() for name in columns} == folded:
+            same[schema_id] = record
+        else:
+            others[schema_id] = (
+                f"its schema {schema_id} has the columns ({', '.join(columns)}), and the table's key is "
+                f"({', '.join(named)}): the source's key was changed. Name the key to go by under "
+                "tables: keys"
+            )
+    return same, others
+
+
+def _shape(
+    table: TableId,
+    schemas: tuple[Mapping[int, WriterRecord], Mapping[int, WriterRecord]],
+    named: tuple[str, ...],
+    *,
+    base: TableShape | None,
+    zero_date: ZeroDate,
+    time_zone: str,
+) -> TableShape:
+    folded = frozenset(name.lower() for name in named)
+    key_read, value_read = schemas
+    # A topic that holds deletes alone tells of the key columns and nothing else.
+    known = value_read or key_read
+    shapes = []
+    for _, record in sorted(known.items()):
+        own = (name for name in record.column_names if name.lower() in folded)
+        schema = record.table_schema(table, own)
+        shapes.append(shape_of(schema, keys=named, zero_date=zero_date, time_zone=time_zone))
+    if not shapes:
+        raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
+    whole = merged_in_order(shapes)
+    # A schema older than all that made the base may be known by now: a column's first default is its.
+    return whole if base is None else merge_shape(with_defaults(base, whole), whole)
