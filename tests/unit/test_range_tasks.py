@@ -169,9 +169,6 @@ def test_a_column_dropped_before_a_schema_is_null_and_has_no_default() -> None:
     (value_id,) = topic.schemas("value")
     rows_of = TargetRows(shape(OLD, NEW), DroppedById({value_id: frozenset(["stock"])}))
     rows, _ = run(topic.task(rows_of), topic.batches(9))
-        topic.task(TargetRows(shape(OLD, NEW), DroppedById({value_id: frozenset(["stock"])}))),
-        topic.batches(9),
-    )
     assert rows[0]["after"] == {"id": 1, "name": "a", "stock": None}
 
 

@@ -2,8 +2,7 @@
 
 A ``RecordDecoder`` decodes; here is judged what a table of the target makes of the result. A change that
 names no row, or whose values do not fit, is a bad record; one with a column that the shape lacks is
-*unplanned*:
-the driver looks its writer's schema up and decodes the batch again.
+*unplanned*: the driver looks its writer's schema up and decodes the batch again.
 """
 
 from __future__ import annotations

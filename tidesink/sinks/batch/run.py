@@ -383,8 +383,15 @@ class Batch:
             since=summary.min_commit_ts,
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
+            payloads=self._payloads(reduction, judged),
             on_staged=lambda: self._around.failpoints.reach("staged"),
         )
+
+    def _payloads(self, reduction: Reduction, judged: Judgement) -> DataFrame | None:
+        """The rows as the tasks packed them, where nothing is changed about them."""
+        if reduction.stored is None or judged.left_out or self._settings.metadata_columns:
+            return None
+        return reduction.stored.select("payload", "error")
 
     def _shape(self) -> TableShape:
         return row_shape(self._decoding.columns().shape, self._settings)

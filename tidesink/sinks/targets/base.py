@@ -131,6 +131,8 @@ class ReducedBatch:
     ``history_shape`` of it. What becomes of the rows is said in ``sinks.history``.
     ``on_delete``: under ``deletes: soft`` the columns that a delete writes too. Its ``after`` is then not
     null, and has these columns alone.
+    ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks take them as
+    they are; None where the frame is not what the tasks packed.
     ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
     acknowledged, and nothing says so yet. If it raises, there is no commit.
     """
@@ -150,6 +152,7 @@ class ReducedBatch:
     since: int | None = None
     on_delete: tuple[str, ...] = ()
     lenient: bool = False
+    payloads: DataFrame | None = None
     on_staged: Callable[[], None] = field(default=_nothing, compare=False)
 
     @property

@@ -7,12 +7,19 @@ never merged. Nothing of the rows passes the driver.
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
+from tidesink.sinks.batch.records import DELETE, ROW_KINDS
+from tidesink.sinks.batch.tasks import unpack
 from tidesink.sinks.shape import ShapeColumn, TableShape
 from tidesink.sinks.targets.base import PLACE_COLUMNS, ReducedBatch
 from tidesink.sinks.targets.sql_csv import CsvLines, Kind
@@ -106,6 +113,50 @@ def staged_frame(batch: ReducedBatch, columns: Sequence[StagedColumn], *, hex_pr
     return frame.select(*values)
 
 
+@dataclass(frozen=True)
+class PayloadRows:
+    """The rows of packed payloads as ``columns``: as ``staged_frame``, without a way through the JVM."""
+
+    columns: tuple[StagedColumn, ...]
+    hex_prefix: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Unpack and project one task's payloads."""
+        for rows in unpack(batches):
+            applied = rows.filter(pc.is_in(rows.column("_op"), pa.array(ROW_KINDS)))
+            arrays = [self._array(one, applied) for one in self.columns]
+            yield pa.RecordBatch.from_arrays(arrays, [one.name for one in self.columns])
+
+    def _array(self, one: StagedColumn, rows: pa.RecordBatch) -> pa.Array:
+        if one.column is None:
+            marks = {IS_DELETE: lambda: pc.equal(rows.column("_op"), DELETE).cast(pa.int32())}
+            return marks[one.name]()
+        values = pc.struct_field(rows.column("key" if one.column.key else "after"), [one.column.name])
+        if one.column.spark == "binary":
+            return hex_digits(values, self.hex_prefix)
+        if one.column.spark == "timestamp":
+            return values.cast(pa.timestamp("us"))
+        return values.cast(pa.int32()) if one.column.spark == "boolean" else values
+
+
+def takes_payloads(batch: ReducedBatch) -> bool:
+    """Whether a batch's payloads can be staged as they are."""
+    return batch.payloads is not None and not (batch.keeps or batch.sequenced or batch.mode != "upsert")
+
+
+def hex_digits(values: pa.Array, prefix: str) -> pa.Array:
+    """Bytes as hexadecimal digits behind a prefix, whole columns at a time."""
+    whole = values if values.offset == 0 else pa.concat_arrays([values])
+    _, offsets, data = whole.cast(pa.large_binary()).buffers()
+    digits = pa.py_buffer(binascii.hexlify(data) if data is not None else b"")
+    ends = np.frombuffer(offsets, np.int64)[: len(whole) + 1] * 2
+    kind, missing = pa.large_string(), pc.is_null(whole)
+    texts = pa.Array.from_buffers(kind, len(whole), [None, pa.py_buffer(ends), digits])
+    if prefix:
+        texts = pc.binary_join_element_wise(pa.scalar(prefix, kind), texts, pa.scalar("", kind))
+    return pc.if_else(missing, pa.scalar(None, kind), texts)
+
+
 def _kept_positions(shape: TableShape) -> Column:
     """The positions of the columns left out, as ``,0,3,``; null where there is none."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -129,7 +180,10 @@ def _value(column: ShapeColumn, hex_prefix: str) -> Column:
 
 @dataclass(frozen=True)
 class Loader:
-    """What a task runs: its rows as CSV into the staging table, and one line about it."""
+    """What a task runs: its rows as CSV into the staging table, and one line about it.
+
+    ``rows``: what makes rows of the batches that it gets, where those are payloads.
+    """
 
     endpoint: Endpoint
     statement: str
@@ -137,16 +191,17 @@ class Loader:
     load: Load
     code_of: Callable[[BaseException], str | None]
     nul_refused: bool
+    rows: PayloadRows | None = None
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Load one task's record batches."""
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
         attempt = context.taskAttemptId() if context else 0
         lines = CsvLines(attempt, self.kinds, nul_refused=self.nul_refused)
-        rows, code = self._loaded(lines, iter(batches))
+        taken = iter(batches) if self.rows is None else self.rows(iter(batches))
+        rows, code = self._loaded(lines, taken)
         said = {"attempt": [attempt], "rows": [rows], "code": [code], "nul": [lines.nul_column]}
         schema = pa.schema(
             [("attempt", pa.int64()), ("rows", pa.int64()), ("code", pa.string()), ("nul", pa.int32())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from tidesink.errors import TargetError, TidesinkError
 from tidesink.sinks.targets.base import ReducedBatch
@@ -17,11 +18,14 @@ from tidesink.sinks.targets.sql_stage import (
     IS_DELETE,
     KEPT,
     SEQUENCE,
+    SMALL_BATCH,
     Loader,
+    PayloadRows,
     StagedColumn,
     stage_rows,
     staged_columns,
     staged_frame,
+    takes_payloads,
 )
 from tidesink.typemap.render_sql import OF_SPARK
 
@@ -79,7 +83,12 @@ def _filled(
         dialect.code_of,
         dialect.nul_refused,
     )
-    frame = staged_frame(batch, columns, hex_prefix=dialect.hex_prefix)
+    frame = batch.payloads
+    if frame is not None and takes_payloads(batch):
+        frame = frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
+        loader = replace(loader, rows=PayloadRows(tuple(columns), dialect.hex_prefix))
+    else:
+        frame = staged_frame(batch, columns, hex_prefix=dialect.hex_prefix)
     attempts, failure = stage_rows(frame, loader, batch)
     if failure is None:
         return attempts
