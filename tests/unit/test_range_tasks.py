@@ -24,6 +24,7 @@ from tidesink.sinks.batch.target_rows import DroppedById, TargetRows, default_va
 from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder
+from tidesink.sinks.summary import BatchSummary, Place
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
@@ -99,6 +100,13 @@ def run(task: RangeTask, batches: Sequence[pa.RecordBatch]) -> tuple[list[dict[s
     return rows, [row for payload in payloads for row in payload.to_pylist()]
 
 
+def summary(payloads: Sequence[dict[str, Any]]) -> BatchSummary:
+    """What the task counted."""
+    (found,) = (pickle.loads(one["summary"]) for one in payloads if one["summary"])  # noqa: S301
+    assert isinstance(found, BatchSummary)
+    return found
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) -> None:
     topic = Topic()
@@ -113,9 +121,10 @@ def test_the_last_event_of_each_key_is_applied_and_all_are_counted(size: int) ->
         2: ("delete", None),
         3: ("upsert", {"id": 3, "name": "d", "stock": 2**64 - 1}),
     }
-    assert sum(row["_events"] for row in rows) == sum(row["_messages"] for row in rows) == 5
-    assert sum(row["_superseded"] for row in rows) == 2
-    assert max(row["_max_commit_ts"] for row in rows) == 4
+    counts = summary(payloads)
+    assert (counts.read, counts.messages, counts.superseded) == (5, 5, 2)
+    assert (counts.upserts, counts.deletes, counts.max_commit_ts) == (2, 1, 4)
+    assert counts.key_range == (1, 3)
     assert sum(one["records"] for one in payloads) == 5
     assert sum(one["bytes"] for one in payloads) == sum(
         len(message.key or b"") + len(message.value or b"") for message in topic.messages
@@ -131,12 +140,14 @@ def test_what_is_no_row_is_told_apart_and_counted() -> None:
     topic.send(topic.messages[0].key, b"\0\0\0\0\x63rest")
     rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(100))
     kinds = {row["_op"]: row for row in rows}
-    assert kinds.keys() == {"upsert", "watermark", "bad", "unplanned"}
-    assert (kinds["watermark"]["_events"], kinds["watermark"]["_max_commit_ts"]) == (2, 95)
+    assert kinds.keys() == {"upsert", "bad", "unplanned"}
+    counts = summary(payloads)
+    assert (counts.watermarks, counts.filtered, counts.bad, counts.unplanned) == (2, 2, 1, 1)
+    assert counts.places[Place("t", 0)].watermark == 95
     assert kinds["bad"]["_detail"]["error"] == "FramingError"
     assert (kinds["bad"]["_detail"]["key"], kinds["bad"]["_detail"]["value"]) == (b"\0\0\0\0", b"?")
     assert kinds["unplanned"]["_detail"]["value_id"] == 0x63
-    assert sum(row["_messages"] for row in rows) == payloads[0]["records"] == 5
+    assert counts.messages == payloads[0]["records"] == 5
 
 
 def test_schemas_that_cannot_be_used_make_bad_records() -> None:
@@ -251,8 +262,9 @@ def test_keys_of_two_writers_compare_in_the_targets_type() -> None:
 def test_a_watermark_beyond_64_bits_is_counted() -> None:
     topic = Topic()
     topic.send(None, b"\x02" + b"\xff" * 8)
-    rows, _ = run(topic.task(TargetRows(shape(OLD))), topic.batches(9))
-    assert [(row["_op"], row["_events"], row["_max_commit_ts"]) for row in rows] == [("watermark", 1, None)]
+    rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(9))
+    counts = summary(payloads)
+    assert (rows, counts.watermarks, counts.places[Place("t", 0)].watermark) == ([], 1, None)
 
 
 @pytest.mark.parametrize(

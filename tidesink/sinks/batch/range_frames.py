@@ -9,13 +9,16 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
+from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
 from tidesink.sinks.source import KafkaRead
+from tidesink.sinks.summary import BatchSummary
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,13 +30,13 @@ _SHOWN_KEYS: Final = 3
 class RangeFrame(NamedTuple):
     """A reduced frame. ``stored`` is the frame that Spark keeps, to be unpersisted by the caller.
 
-    ``mixed_keys``: some of the keys that came in two partitions, as JSON.
+    ``summary``: what the tasks counted.
     """
 
     frame: DataFrame
     stored: DataFrame
     read: KafkaRead
-    mixed_keys: tuple[str, ...]
+    summary: BatchSummary
     row_codec_records: int
 
 
@@ -56,7 +59,9 @@ def reduced_ranges(session: SparkSession, task: RangeTask) -> RangeFrame:
             stored.unpersist()
         raise
     read = KafkaRead(sum(head["records"] for head in heads), sum(head["bytes"] for head in heads))
-    return RangeFrame(frame, stored, read, mixed, sum(head["row_codec_records"] or 0 for head in heads))
+    summaries = [pickle.loads(head["summary"]) for head in heads if head["summary"]]  # noqa: S301
+    summary = replace(joined_summaries(summaries), mixed_keys=mixed)
+    return RangeFrame(frame, stored, read, summary, sum(head["row_codec_records"] or 0 for head in heads))
 
 
 def _raise_first(heads: Sequence[Any]) -> None:

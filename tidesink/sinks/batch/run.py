@@ -231,19 +231,14 @@ class Batch:
 
         with self._step("read"):
             found = reduced_ranges(self._session, task)
-        with _released_on_error(found.stored.unpersist):
-            with self._step("decoded"):
-                pass
-            with self._step("reduced"):
-                summary = summarise(found.frame, self._shape())
-            if summary.messages != found.read.records:
-                raise SourceUnavailableError(
-                    f"{found.read.records} records were read, and {summary.messages} came out of the tasks: "
-                    "Spark ran some of them again, since it had lost what they gave. Nothing is written",
-                    table=str(self._settings.table),
-                )
-            summary = replace(summary, mixed_keys=found.mixed_keys)
-            return Reduction(plan, found.frame, summary, found.read, stored=found.stored)
+        if found.summary.messages != found.read.records:
+            found.stored.unpersist()
+            raise SourceUnavailableError(
+                f"{found.read.records} records were read, and the tasks counted {found.summary.messages}: "
+                "nothing is written. Report this with the log",
+                table=str(self._settings.table),
+            )
+        return Reduction(plan, found.frame, found.summary, found.read, stored=found.stored)
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
         columns = self._decoding.columns()

@@ -24,21 +24,20 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
-from tidesink.events import Op
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
     DELETE,
-    MESSAGE,
-    TRUNCATE,
     UPSERT,
     DecodedRecords,
     OtherRecord,
     decoded_records,
 )
-from tidesink.sinks.batch.reduce import ReducedTable, Reduction, key_hashes, reduce_tables
+from tidesink.sinks.batch.reduce import ReducedTable, key_hashes, reduce_tables
+from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.summary import Place
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import TableShape
 
@@ -46,7 +45,7 @@ from tidesink.typemap.target_schema import TableShape
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
     "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, hashes binary, "
-    "payload binary, error binary"
+    "summary binary, payload binary, error binary"
 )
 # A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
@@ -61,6 +60,7 @@ _PACKED: Final = pa.schema(
         ("bytes", pa.int64()),
         ("row_codec_records", pa.int64()),
         ("hashes", pa.binary()),
+        ("summary", pa.binary()),
         ("payload", pa.binary()),
         ("error", pa.binary()),
     ]
@@ -214,17 +214,18 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     reduction = reduce_tables(joined, rows.keys, convert=rows.key_values, old_keys=old_keys)
     columns = ReducedColumns(rows.shape, keeps_values=plan.keeps_values)
     parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
-    if parts:
-        parts[0] = _with_totals(parts[0], found, reduction)
-    others = [*_other_lines(found), *_truncates(joined)]
-    if others:
-        parts.append(pa.Table.from_pylist(others, schema=columns.schema))
+    summary = range_summary(Place(wanted.topic, wanted.partition), found, reduction, parts, rows.shape)
+    others = [one for one in found.others if one.kind not in COUNTED_KINDS]
+    lines = [_line(one) for one in (*others, *truncated(joined))]
+    if lines:
+        parts.append(pa.Table.from_pylist(lines, schema=columns.schema))
     hashes = key_hashes(reduction.tables).tobytes()
     counts: dict[str, Any] = {
         "records": found.records,
         "bytes": found.bytes,
         "row_codec_records": found.row_codec_records,
         "hashes": hashes,
+        "summary": pickle.dumps(summary),
     }
     for part in parts:
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
@@ -306,65 +307,6 @@ def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.
     """The names of columns made null, as the shape has them; of a delete none."""
     lists = table.rows["zero_dates"].combine_chunks()
     return rows.spelt(pc.if_else(deleted, pa.scalar(None, lists.type), lists))
-
-
-def _with_totals(rows: pa.Table, found: DecodedRecords, reduction: Reduction) -> pa.Table:
-    """The rows with the range's counts in the first one: they are only ever added up."""
-    moments = [one.rows["commit_ts"] for one in found.tables]
-    last = max((at for at in (pc.max(one).as_py() for one in moments) if at is not None), default=None)
-    offsets = max(pc.max(one.rows["offset"]).as_py() for one in found.tables if one.rows.num_rows)
-    messages = sum(_messages(one) for one in found.tables)
-    totals = {
-        "_events": reduction.events,
-        "_superseded": reduction.superseded,
-        "_messages": messages,
-        "_max_offset": offsets,
-        "_max_commit_ts": last,
-    }
-    for name, value in totals.items():
-        column = rows[name].combine_chunks()
-        first = pa.array([value], column.type)
-        whole = pa.concat_arrays([first, column.slice(1)])
-        rows = rows.set_column(rows.schema.get_field_index(name), name, whole)
-    return rows
-
-
-def _messages(changes: ChangeTable) -> int:
-    """The Kafka records that row changes come from; one with several events is counted with its first."""
-    first = pc.equal(changes.rows["index"], 0)
-    is_row = pc.not_equal(changes.rows["op"].cast(pa.string()), Op.TRUNCATE.value)
-    return int(pc.sum(pc.and_(first, is_row)).as_py() or 0)
-
-
-def _truncates(tables: Sequence[ChangeTable]) -> Iterator[dict[str, Any]]:
-    """Events that empty the table."""
-    for one in tables:
-        rows = one.rows.select(["op", "topic", "partition", "offset", "index", "commit_ts"])
-        ops = rows["op"].cast(pa.string())
-        for row in rows.filter(pc.equal(ops, Op.TRUNCATE.value)).to_pylist():
-            place = (row["topic"], row["partition"], row["offset"], row["index"], row["commit_ts"])
-            yield {**_line(OtherRecord(TRUNCATE, *place)), "_messages": int(row["index"] == 0)}
-
-
-def _other_lines(found: DecodedRecords) -> Iterator[dict[str, Any]]:
-    """The records that are no rows: each by itself, but watermarks and messages one a kind."""
-    counted: dict[tuple[str, str, int], list[OtherRecord]] = {}
-    for one in found.others:
-        if one.kind in COUNTED_KINDS:
-            counted.setdefault((one.kind, one.topic, one.partition), []).append(one)
-        else:
-            yield {**_line(one), "_messages": int(one.index == 0)}
-    for (kind, topic, partition), several in counted.items():
-        last = max(one.offset for one in several)
-        moment = max((one.commit_ts for one in several if one.commit_ts is not None), default=None)
-        line = _line(OtherRecord(kind, topic, partition, last, commit_ts=moment))
-        messages = sum(one.index == 0 for one in several)
-        yield {**line, "_detail": None, "_events": len(several), "_messages": messages}
-    for silent in found.silent:
-        place = (silent.column(name) for name in ("topic", "partition", "offset"))
-        topic, partition, offset = (column[len(column) - 1].as_py() for column in place)
-        line = _line(OtherRecord(MESSAGE, topic, partition, offset))
-        yield {**line, "_detail": None, "_events": silent.num_rows, "_messages": silent.num_rows}
 
 
 def _line(one: OtherRecord) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""What the tasks count is what the summary of the same records' reduced frame has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.decoded_batches import as_records
+from tests.sessions import raw_frame
+from tests.spark.test_flat_avro_columns import Topic, table
+from tests.unit.flat_avro_cases import change
+from tidesink.events import Op
+from tidesink.sinks.batch.range_frames import reduced_ranges
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.reduce_spark import reduce_frame
+from tidesink.sinks.summary_spark import summarise
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = table("v int, day date")
+
+
+def _topic() -> Topic:
+    """Two partitions: rows, deletes, dates no calendar has, a watermark, bad and unplanned records."""
+    topic = Topic(enable_tidb_extension=True, producer="new", avro_include_before_value=True)
+    for at in range(12):
+        row = {"id": at % 5, "v": at, "day": "0000-00-00" if at % 3 else "2026-01-01"}
+        topic.send(change(after=row, schema=SCHEMA), partition=at % 5 % 2)
+    gone = {"id": 3, "v": 8, "day": None}
+    topic.send(change(Op.DELETE, None, before=gone, schema=SCHEMA), partition=1)
+    moved = {"id": 10, "v": 1, "day": None}
+    topic.send(change(Op.UPDATE, moved, before=gone | {"id": 4}, schema=SCHEMA))
+    topic.put(None, b"\x02" + (95).to_bytes(8, "big"))
+    topic.put(b"?", b"?")
+    topic.put(topic.messages[0].key, b"\0\0\0\0\x63rest")
+    return topic
+
+
+def test_the_tasks_count_what_the_frame_has(spark: SparkSession) -> None:
+    topic = _topic()
+    plan = topic.plan()
+    raw = raw_frame(spark, topic.messages)
+    expected = summarise(reduce_frame(plan.decode(raw), plan.shape), plan.shape)
+    name = topic.messages[0].topic
+    parts = [[one for one in topic.messages if one.partition == number] for number in (0, 1)]
+    records = [as_records(part) for part in parts]
+
+    def fetch(wanted: FetchRange):  # type: ignore[no-untyped-def]
+        yield records[wanted.partition]
+
+    ranges = tuple(FetchRange(name, number, 0, 100) for number in (0, 1))
+    found = reduced_ranges(spark, RangeTask(ranges, fetch, plan))
+    assert found.summary == replace(expected, mixed_keys=found.summary.mixed_keys)
+    assert found.read.records == len(topic.messages)
+    found.stored.unpersist()

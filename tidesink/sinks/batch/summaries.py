@@ -1,0 +1,192 @@
+"""The counts of a batch, by the tasks that made it: a summary a range, and one of all.
+
+They are what ``summary_spark.summarise`` counts in a reduced frame, without another look at its rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.batch import ChangeTable
+from tidesink.events import Op
+from tidesink.sinks.batch.records import (
+    BAD,
+    DDL,
+    FILTERED_KINDS,
+    TRUNCATE,
+    UNPLANNED,
+    WATERMARK,
+    DecodedRecords,
+    OtherRecord,
+)
+from tidesink.sinks.batch.reduce import Reduction
+from tidesink.sinks.summary import BadRecord, BatchSummary, Place, PlaceSummary, Truncate
+from tidesink.typemap.target_schema import TableShape
+
+_SUMS: Final = (
+    "messages",
+    "read",
+    "upserts",
+    "deletes",
+    "split_halves",
+    "superseded",
+    "filtered",
+    "ddl",
+    "watermarks",
+    "bad",
+    "unplanned",
+    "doubted",
+    "left_out",
+    "unmatched",
+)
+_DATES: Final = ("date", "timestamp", "timestamp_ntz")
+
+
+def range_summary(
+    place: Place,
+    found: DecodedRecords,
+    reduction: Reduction,
+    rows: Sequence[pa.Table],
+    shape: TableShape,
+) -> BatchSummary:
+    """What one range held; ``rows`` are those to apply, in the columns of the reduced frame."""
+    others, truncates = found.others, truncated(found.tables)
+    events = Counter(one.kind for one in (*others, *truncates))
+    silent = sum(batch.num_rows for batch in found.silent)
+    watermarks = [one.commit_ts for one in others if one.kind == WATERMARK]
+    moments = [_extreme(one, "max", "commit_ts") for one in changes_of(found.tables)]
+    messages = silent + sum(one.index == 0 for one in (*others, *truncates))
+    messages += sum(messages_of(one) for one in changes_of(found.tables))
+    last = _greatest(moments)
+    unplanned = [one for one in others if one.kind == UNPLANNED]
+    return BatchSummary(
+        messages=messages,
+        read=reduction.events + events.total() + silent,
+        upserts=reduction.upserts,
+        deletes=reduction.deletes,
+        split_halves=reduction.halves,
+        superseded=reduction.superseded,
+        filtered=silent + sum(events[kind] for kind in FILTERED_KINDS),
+        ddl=events[DDL],
+        watermarks=events[WATERMARK],
+        bad=events[BAD],
+        unplanned=events[UNPLANNED],
+        left_out=sum(_given(one, "_kept") for one in rows),
+        max_commit_ts=last,
+        min_commit_ts=_least([_extreme(one, "min", "_commit_ts") for one in rows]),
+        key_range=_key_range(rows, shape),
+        places={place: PlaceSummary(messages, _max_offset(found), last, _greatest(watermarks))},
+        zero_dates=_zero_dates(rows, shape),
+        bad_records=_first(place, others),
+        truncates=tuple(Truncate(place, one.offset) for one in truncates[:1]),
+        unplanned_key_ids=_distinct(one.key_id for one in unplanned),
+        unplanned_value_ids=_distinct(one.value_id for one in unplanned),
+        unplanned_columns=_distinct(name for one in unplanned for name in one.fields or ()),
+    )
+
+
+def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
+    """The summary of a batch by those of its ranges, of which no two are of one topic-partition."""
+    zero_dates: Counter[str] = Counter()
+    for one in summaries:
+        zero_dates.update(one.zero_dates)
+    ranges = [one.key_range for one in summaries if one.key_range is not None]
+    lows, highs = ([one[at] for one in ranges] for at in (0, 1))
+    return BatchSummary(
+        **{name: sum(getattr(one, name) for one in summaries) for name in _SUMS},
+        max_commit_ts=_greatest([one.max_commit_ts for one in summaries]),
+        min_commit_ts=_least([one.min_commit_ts for one in summaries]),
+        key_range=(min(lows), max(highs)) if ranges else None,  # type: ignore[type-var]
+        places={place: found for one in summaries for place, found in one.places.items()},
+        zero_dates=dict(zero_dates),
+        bad_records=tuple(bad for one in summaries for bad in one.bad_records),
+        truncates=tuple(truncate for one in summaries for truncate in one.truncates),
+        unplanned_key_ids=_distinct(i for one in summaries for i in one.unplanned_key_ids),
+        unplanned_value_ids=_distinct(i for one in summaries for i in one.unplanned_value_ids),
+        unplanned_columns=_distinct(i for one in summaries for i in one.unplanned_columns),
+    )
+
+
+def changes_of(tables: Iterable[ChangeTable]) -> list[pa.Table]:
+    """The rows of tables, without events that empty the table."""
+    found = (one.rows for one in tables)
+    return [rows.filter(pc.not_equal(rows["op"].cast(pa.string()), Op.TRUNCATE.value)) for rows in found]
+
+
+def messages_of(rows: pa.Table) -> int:
+    """The Kafka records that row changes come from; one with several events is counted with its first."""
+    return int(pc.sum(pc.equal(rows["index"], 0)).as_py() or 0)
+
+
+def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
+    """The events that empty the table, in their order."""
+    names = ["topic", "partition", "offset", "index", "commit_ts"]
+    found = []
+    for one in tables:
+        empties = pc.equal(one.rows["op"].cast(pa.string()), Op.TRUNCATE.value)
+        if pc.any(empties).as_py():
+            rows = one.rows.select(names).filter(empties).to_pylist()
+            found += [OtherRecord(TRUNCATE, *row.values()) for row in rows]
+    return sorted(found, key=lambda one: (one.offset, one.index))
+
+
+def _extreme(rows: pa.Table, kind: str, name: str) -> Any:
+    return pc.min_max(rows[name])[kind].as_py()
+
+
+def _given(rows: pa.Table, name: str) -> int:
+    return len(rows) - rows[name].null_count if name in rows.schema.names else 0
+
+
+def _max_offset(found: DecodedRecords) -> int:
+    offsets = [_extreme(one.rows, "max", "offset") for one in found.tables]
+    offsets += [one.offset for one in found.others]
+    offsets += [pc.max(one.column("offset")).as_py() for one in found.silent]
+    return max(offsets, default=-1)
+
+
+def _key_range(rows: Sequence[pa.Table], shape: TableShape) -> tuple[object, object] | None:
+    """The least and the greatest value of the first key column."""
+    first = shape.key_columns[0].name
+    keys = [pc.struct_field(one["key"].combine_chunks(), [first]) for one in rows if len(one)]
+    try:
+        found = [pc.min_max(one) for one in keys]
+    except pa.ArrowNotImplementedError:
+        return None
+    if not found:
+        return None
+    return min(one["min"].as_py() for one in found), max(one["max"].as_py() for one in found)
+
+
+def _zero_dates(rows: Sequence[pa.Table], shape: TableShape) -> Mapping[str, int]:
+    """Of rows to apply how many have a date made null, by column."""
+    if shape.zero_date != "null":
+        return {}
+    dates = {column.name for column in shape.columns if column.spark in _DATES}
+    counts: Counter[str] = Counter()
+    for one in rows:
+        counts.update(pc.list_flatten(one["_zero_dates"].combine_chunks()).to_pylist())
+    return {name: count for name, count in counts.items() if name in dates}
+
+
+def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]:
+    """The first bad record."""
+    bad = min((one for one in others if one.kind == BAD), key=lambda one: one.offset, default=None)
+    return () if bad is None else (BadRecord(place, bad.offset, bad.error or "", bad.reason or ""),)
+
+
+def _distinct(found: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted({one for one in found if one is not None}))
+
+
+def _greatest(moments: Sequence[int | None]) -> int | None:
+    return max((one for one in moments if one is not None), default=None)
+
+
+def _least(moments: Sequence[int | None]) -> int | None:
+    return min((one for one in moments if one is not None), default=None)
