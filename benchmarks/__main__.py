@@ -20,7 +20,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.events import OPTIONS, write_events
-from benchmarks.rows import Row, Rows, batch_rows, codec_rows, fetch_row, job_rows, show, stage_rows, write
+from benchmarks.rows import (
+    Row,
+    Rows,
+    batch_rows,
+    codec_rows,
+    fetch_row,
+    job_rows,
+    paired,
+    show,
+    stage_rows,
+    write,
+)
 from benchmarks.sql_targets import sql_rows
 from benchmarks.table_sizes import size_rows
 from tidesink.dev.processes import free_ports
@@ -97,6 +108,7 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
     if "jobs" in parts:
         figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
         rows += [*job_rows("delta", figures), _driver_memory(settings, figures, events)]
+        rows += _codec_jobs(settings, events, figures["ours"]["load"])
     if "iceberg" in parts:
         given = {**settings, "topic": "bench_iceberg", "events": events}
         rows += job_rows("iceberg", _both("benchmarks.iceberg_target", given))
@@ -126,6 +138,21 @@ def _both(module: str, settings: Settings) -> dict[str, dict[str, Any]]:
         _say(f"{module}, {side}")
         figures[side] = _measure(module, side, json.dumps({**settings, "topic": topic}))
     return figures
+
+
+def _codec_jobs(settings: Settings, events: int, flat_avro: float) -> Rows:
+    """The first load of the other protocols, beside flat-avro's."""
+    rows = []
+    for protocol in OPTIONS:
+        if protocol == "flat-avro":
+            continue
+        topic = _written(settings, protocol, events)["name"]
+        directory = str(Path(settings["directory"]) / protocol)
+        given = {**settings, "topic": topic, "events": events, "directory": directory, "protocol": protocol}
+        _say(f"benchmarks.whole_job, load, {protocol}")
+        figures = _measure("benchmarks.whole_job", "load", json.dumps(given))
+        rows.append(paired(f"job.delta.load.{protocol}", figures["load"], flat_avro))
+    return rows
 
 
 def _driver_memory(settings: Settings, figures: Settings, events: int) -> Row:

@@ -1,6 +1,6 @@
 """The whole job into Delta, ours or the hand-written one, each in a process of its own.
 
-``python -m benchmarks.whole_job ours|baseline SETTINGS.json`` prints one JSON object:
+``python -m benchmarks.whole_job ours|baseline|load SETTINGS.json`` prints one JSON object:
 ``{"load", "warm", "batch_seconds": [...], "driver_mb"}``, the first two in events a second. The topic has as
 many events twice, over the same keys, and the job reads them in one go: ``load`` is the first of them, by a
 JVM that was just started, ``warm`` the others. The steady batches are of 1,000 events each, into the loaded
@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from benchmarks.baseline import BaselineJob, Lap, plain_session
-from benchmarks.events import STEADY_BATCH, STEADY_BATCHES, write_events
+from benchmarks.events import DDL, STEADY_BATCH, STEADY_BATCHES, write_events
 from tidesink.config import load_config
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.listener import BatchApplied, BatchStarted, WorkerEvent
@@ -77,6 +77,12 @@ def ours(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def load(settings: dict[str, Any]) -> dict[str, Any]:
+    """The worker on a topic of ``settings["protocol"]``: the first load alone."""
+    found = drained(write_config(settings, load_batch(settings)))
+    return {"load": sum(lap.events for lap in found.laps) / sum(lap.seconds for lap in found.laps)}
+
+
 def drained(config: Path) -> Stopwatch:
     """A worker that reads all there is."""
     watch = Stopwatch()
@@ -96,15 +102,17 @@ def write_config(settings: dict[str, Any], max_records: int) -> Path:
     directory = Path(settings["directory"]) / "ours"
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "tidesink.yaml"
+    protocol = settings.get("protocol", "flat-avro")
+    table = {"name": "bench.events", "topic": settings["topic"]}
+    source = {"brokers": settings["brokers"], "protocol": protocol, "topics": settings["topic"]}
+    if protocol.endswith("avro"):
+        source["schema-registry"] = settings["registry"]
+    if protocol == "canal-json":  # short type words say no precision
+        table["definition"] = DDL
     config = {
         "pipeline": "bench",
-        "source": {
-            "brokers": settings["brokers"],
-            "protocol": "flat-avro",
-            "topics": settings["topic"],
-            "schema-registry": settings["registry"],
-        },
-        "tables": [{"name": "bench.events", "topic": settings["topic"]}],
+        "source": source,
+        "tables": [table],
         "batch": {"max-records": max_records, "max-bytes": 2**30},
         "target": settings.get("target", {"type": "delta", "path": "./lake"}),
         "state": "./state.db",
@@ -166,4 +174,6 @@ def _driver_mb() -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"ours": ours, "baseline": baseline}[sys.argv[1]](json.loads(sys.argv[2]))))
+    print(
+        json.dumps({"ours": ours, "baseline": baseline, "load": load}[sys.argv[1]](json.loads(sys.argv[2])))
+    )
