@@ -13,7 +13,7 @@ import typer
 
 from tidesink.cli import dead_letters, decode, dev, encode, init, plan, registry, status, terminal
 from tidesink.cli.codec_options import CodecCommand
-from tidesink.cli.status import COUNTS, commit_time, counts_row, unmatched_lines
+from tidesink.cli.status import COUNTS, commit_time, counts_row, row_codec_lines, unmatched_lines
 from tidesink.cli.terminal import (
     ConfigArgument,
     ConfigOption,
@@ -132,6 +132,7 @@ def _remarks(entry: TableReport) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
     remarks += [f"warning: {warning}" for warning in entry.warnings]
     remarks += unmatched_lines(entry.counters)
+    remarks += row_codec_lines(entry.counters)
     return remarks + [
         f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
         for column, count in entry.zero_dates.items()

@@ -187,6 +187,7 @@ def _remarks(entry: TableStatus) -> list[str]:
     remarks += _goal(entry)
     remarks += [f"warning: {warning}" for warning in entry.warnings]
     remarks += unmatched_lines(entry.counters)
+    remarks += row_codec_lines(entry.counters)
     remarks += filtered_lines(entry)
     remarks += [
         f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
@@ -200,6 +201,13 @@ def unmatched_lines(counters: Mapping[str, int]) -> list[str]:
     """How many changes the table's filter made deletes of."""
     count = counters.get("unmatched", 0)
     told = f"filter: {count} changes whose row does not satisfy it, among applied and superseded"
+    return [told] if count else []
+
+
+def row_codec_lines(counters: Mapping[str, int]) -> list[str]:
+    """How many records were decoded one by one."""
+    count, read = counters.get("row_codec", 0), counters.get("read", 0)
+    told = f"row codec: {count} of {read} records were decoded one by one, which is slower"
     return [told] if count else []
 
 

@@ -20,6 +20,8 @@ class Account:
 
     A key change is one event, and the delete of an absent row is applied. ``unmatched`` is no part of the
     law's sum: so many of the applied and superseded ones are changes whose row the table's filter took out.
+    Nor is ``row_codec``: the records that were decoded one by one, which is slower, since no columnar step
+    could prove them; counted where tasks decode and reduce in one go.
     """
 
     read: int = 0
@@ -28,6 +30,7 @@ class Account:
     filtered: int = 0
     dead_lettered: int = 0
     unmatched: int = 0
+    row_codec: int = 0
 
     def __add__(self, other: Account) -> Account:
         mine, theirs = self.as_counters(), other.as_counters()
@@ -71,7 +74,13 @@ class Account:
 
 
 def account_of(
-    summary: BatchSummary, *, kafka_records: int, applied_rows: int, rejected: int, stale_rows: int = 0
+    summary: BatchSummary,
+    *,
+    kafka_records: int,
+    applied_rows: int,
+    rejected: int,
+    stale_rows: int = 0,
+    row_codec: int = 0,
 ) -> Account:
     """The account of one batch.
 
@@ -89,4 +98,5 @@ def account_of(
         filtered=summary.filtered,
         dead_lettered=rejected,
         unmatched=summary.unmatched,
+        row_codec=row_codec,
     )

@@ -86,6 +86,9 @@ class MetricsListener:
             one,
             registry=place,
         )
+        self._row_codec = Counter(
+            "tidesink_row_codec_records", "Records decoded one by one", one, registry=place
+        )
         self._batches = Counter("tidesink_batches", "Batches applied", one, registry=place)
         self._bytes = Counter("tidesink_read_bytes", "Bytes read from Kafka", one, registry=place)
         self._doubted = Counter(
@@ -113,6 +116,7 @@ class MetricsListener:
         counters = event.account.as_counters()
         # Part of other fates: among them it would be counted twice.
         self._unmatched.labels(table).inc(max(counters.pop("unmatched"), 0))
+        self._row_codec.labels(table).inc(counters.pop("row_codec"))
         for fate, count in counters.items():
             # A counter takes nothing back: a number below 0 would cost the batch its other numbers.
             self._events.labels(table, fate).inc(max(count, 0))

@@ -115,7 +115,10 @@ class BatchOutcome:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduced batch. ``stored`` is what Spark keeps of it, where that is not the frame itself."""
+    """A reduced batch. ``stored`` is what Spark keeps of it, where that is not the frame itself.
+
+    ``row_codec_records``: as ``Account.row_codec``.
+    """
 
     plan: BatchPlan
     frame: DataFrame
@@ -123,6 +126,7 @@ class Reduction:
     read: KafkaRead
     bad: BadRecord | None = None
     stored: DataFrame | None = None
+    row_codec_records: int = 0
 
     def release(self) -> None:
         """Let go of what Spark keeps for the batch."""
@@ -238,7 +242,14 @@ class Batch:
                 "nothing is written. Report this with the log",
                 table=str(self._settings.table),
             )
-        return Reduction(plan, found.frame, found.summary, found.read, stored=found.stored)
+        return Reduction(
+            plan,
+            found.frame,
+            found.summary,
+            found.read,
+            stored=found.stored,
+            row_codec_records=found.row_codec_records,
+        )
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
         columns = self._decoding.columns()
@@ -326,6 +337,7 @@ class Batch:
             applied_rows=1 if reduction.truncates else result.applied,
             rejected=rejected,
             stale_rows=result.stale,
+            row_codec=reduction.row_codec_records,
         )
         account.check(table=str(self._settings.table))
         around.failpoints.reach("accounted")
