@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.config.kafka_properties import ALLOWED
-from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.kafka.client_properties import (
+from tidesink.config.client_properties import (
     KERBEROS,
     KNOWN,
     client_settings,
     librdkafka_settings,
     property_problems,
 )
+from tidesink.config.jaas import JaasSyntaxError, parse_jaas
+from tidesink.config.kafka_properties import ALLOWED
+from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.kafka.consumers import open_consumer
-from tidesink.sinks.kafka.jaas import JaasSyntaxError, parse_jaas
 
 PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"

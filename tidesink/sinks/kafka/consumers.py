@@ -19,7 +19,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from tidesink.sinks.kafka.client_properties import client_settings, refused_settings
+from tidesink.config.client_properties import client_settings, refused_settings
 from tidesink.sinks.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.

@@ -23,12 +23,12 @@ from pyspark.sql.types import StructType
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import DecodedBatch, ValueOptions
 from tidesink.codecs.open import DEBEZIUM_ALIASES, open_codec, protocol_named
+from tidesink.config.client_properties import client_settings, librdkafka_settings
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
 from tidesink.schema_registry.base import SchemaRegistry
-from tidesink.sinks.kafka.client_properties import client_settings, librdkafka_settings
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
 from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.spark.change_rows import (

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
+from tidesink.config.jaas import JaasEntry, JaasSyntaxError, parse_jaas
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.kafka.jaas import JaasEntry, JaasSyntaxError, parse_jaas
 
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
