@@ -252,11 +252,66 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "use one of",
     ),
     (
-        "kafka property under another client's name",
+        "kafka property that cannot be read",
         changed(FLAT_AVRO, source__kafka={"sasl.jaas.config": "x"}),
         "source.kafka.sasl.jaas.config",
+        "cannot be read",
+        "sasl.username, sasl.password",
+    ),
+    (
+        "kafka property under another client's name",
+        changed(FLAT_AVRO, source__kafka={"ssl.truststore.location": "trust.jks"}),
+        "source.kafka.ssl.truststore.location",
+        "a Java store",
+        "ssl.ca.location: ca.pem",
+    ),
+    (
+        "kafka property that is a setting of ours",
+        changed(FLAT_AVRO, source__kafka={"bootstrap.servers": "b:9092"}),
+        "source.kafka.bootstrap.servers",
         "not taken under this name",
-        "sasl.username and sasl.password",
+        "source.brokers",
+    ),
+    (
+        "kafka property of another mechanism",
+        changed(
+            FLAT_AVRO,
+            source__kafka={
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "u",
+                "sasl.password": "p",
+                "oauth_cb": "signer:token",
+            },
+        ),
+        "source.kafka",
+        "oauth_cb: no effect with sasl.mechanism PLAIN",
+        "OAUTHBEARER",
+    ),
+    (
+        "tokens from nowhere",
+        changed(
+            FLAT_AVRO,
+            source__kafka={"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
+        ),
+        "source.kafka.oauth_cb",
+        "required with sasl.mechanism OAUTHBEARER",
+        "sasl.oauthbearer.method: oidc",
+    ),
+    (
+        "a token endpoint without its secret",
+        changed(
+            FLAT_AVRO,
+            source__kafka={
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "OAUTHBEARER",
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.client.id": "c",
+            },
+        ),
+        "source.kafka.sasl.oauthbearer.client.secret",
+        "required with security.protocol SASL_SSL",
+        "add it",
     ),
     (
         "kafka value",

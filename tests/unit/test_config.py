@@ -118,10 +118,7 @@ def test_secrets_never_show(tmp_path: Path) -> None:
     assert config.source.schema_registry.auth is not None
     assert config.source.schema_registry.auth.signing().header() == "Bearer t0k3n"
     assert config.source.confluent_properties()["sasl.password"] == 's3cr3t"\\'
-    assert config.source.spark_properties()["kafka.sasl.jaas.config"] == (
-        "org.apache.kafka.common.security.plain.PlainLoginModule required "
-        'username="u" password="s3cr3t\\"\\\\";'
-    )
+    assert "s3cr3t" not in repr(config.source.confluent_properties())
     assert config.spark.conf_values() == {"spark.hadoop.fs.s3a.secret.key": "s3cr3t"}
 
 
@@ -138,7 +135,7 @@ def test_a_wrong_secret_is_reported_without_its_value() -> None:
     assert "s3cr3t" not in " ".join(map(str, found.values()))
 
 
-def test_tls_files_serve_both_clients(tmp_path: Path) -> None:
+def test_tls_files_are_read_from_beside_the_config(tmp_path: Path) -> None:
     for name in ("ca.pem", "cert.pem", "key.pem"):
         (tmp_path / name).write_text(f"-- {name} --")
     config = right(
@@ -154,23 +151,57 @@ def test_tls_files_serve_both_clients(tmp_path: Path) -> None:
         ),
         tmp_path,
     )
-    confluent, spark = config.source.confluent_properties(), config.source.spark_properties()
+    confluent = config.source.confluent_properties()
     assert confluent["ssl.ca.location"] == str(tmp_path / "ca.pem")
     assert confluent["ssl.endpoint.identification.algorithm"] == "none"
-    assert spark["kafka.ssl.truststore.type"] == "PEM"
-    assert spark["kafka.ssl.truststore.location"] == str(tmp_path / "ca.pem")
-    assert spark["kafka.ssl.keystore.certificate.chain"] == "-- cert.pem --"
-    assert spark["kafka.ssl.keystore.key"] == "-- key.pem --"
-    assert spark["kafka.ssl.endpoint.identification.algorithm"] == ""
-    assert all(name.startswith("kafka.") for name in spark)
+    assert (confluent["ssl.certificate.location"], confluent["ssl.key.location"]) == (
+        str(tmp_path / "cert.pem"),
+        str(tmp_path / "key.pem"),
+    )
 
 
-def test_every_allowed_property_is_one_librdkafka_knows() -> None:
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": "c",
+            "sasl.oauthbearer.client.secret": "s",
+            "sasl.oauthbearer.token.endpoint.url": "https://idp/token",
+        },
+        {"oauth_cb": "my_signer:token", "sasl.oauthbearer.config": "eu-west-1"},
+    ],
+    ids=["a token endpoint", "a named function"],
+)
+def test_tokens_for_kafka(properties: dict[str, str]) -> None:
+    given = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", **properties}
+    config = right(changed(FLAT_AVRO, source__kafka=given), Path())
+    assert given.items() <= config.source.confluent_properties().items()
+
+
+def test_names_of_the_java_client_are_understood_where_they_mean_the_same(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").touch()
+    plain = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    given = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": f'{plain} required username="u" password="${{env:SECRET}}";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "ca.pem",
+    }
+    config = right(changed(FLAT_AVRO, source__kafka=given), tmp_path)
+    found = config.source.confluent_properties()
+    assert (found["sasl.username"], found["sasl.password"]) == ("u", "s3cr3t")
+    assert found["ssl.ca.location"] == str(tmp_path / "ca.pem")
+    assert "s3cr3t" not in f"{config!r} {found!r}"
+
+
+def test_every_property_is_one_librdkafka_knows() -> None:
     from confluent_kafka import Consumer, KafkaException
 
-    from tidesink.config.kafka_properties import ALLOWED
+    from tidesink.config.client_properties import FILES, NAMES, TOKEN_CALLBACK
 
-    for name in ALLOWED:
+    for name in set(NAMES) - {TOKEN_CALLBACK, *FILES}:
         try:
             Consumer({"group.id": "g", name: "1"})
         except KafkaException as error:

@@ -56,7 +56,7 @@ class Library:
 def test_a_round_that_begins_and_ends_within_a_fetch_is_no_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     monkeypatch.setattr(group, "Consumer", lambda *_settings, **_more: library)
-    members = group.ConsumerGroup({"bootstrap.servers": "nowhere"}, tuple)
+    members = group.ConsumerGroup({"bootstrap.servers": "nowhere"}, tuple, group="g")
     members.open()
     config = right(CANAL_JSON, Path("/base"))
     events = EventConsumer(config, codec=open_codec("canal-json"), group=members, stop_after_idle=IDLE)

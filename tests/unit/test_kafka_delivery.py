@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from confluent_kafka import KafkaError
 
@@ -12,7 +10,7 @@ from tests.unit.written_rows import arrow_batch, shape_with
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp, delivery_error, producer_properties
+from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp, delivery_error, producer_settings
 from tidesink.sinks.targets.kafka_encoding import prepare
 from tidesink.sinks.targets.store_ledger import LedgerEntry
 
@@ -38,11 +36,8 @@ def test_a_message_above_the_clients_limit_says_to_raise_it_and_the_topics_with_
     assert not isinstance(caught.value, TransientTargetError)
 
 
-@pytest.mark.parametrize("said", [{}, {"enable.idempotence": "false"}])
-def test_the_producer_is_idempotent_whatever_the_settings_say(said: dict[str, str]) -> None:
-    delivery = _delivery(5000)
-    delivery = replace(delivery, properties={**delivery.properties, **said})
-    assert producer_properties(delivery)["enable.idempotence"] is True
+def test_the_producer_is_idempotent() -> None:
+    assert producer_settings(_delivery(5000))["enable.idempotence"] is True
 
 
 def test_a_broker_that_refuses_a_message_says_that_the_topics_limit_is_the_smaller_one() -> None:

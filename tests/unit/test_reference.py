@@ -17,7 +17,7 @@ import tidesink.errors
 from tests.unit.config_refusals import CASES
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 from tidesink.cli.main import app
-from tidesink.config.kafka_properties import ALLOWED
+from tidesink.config.client_properties import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -53,7 +53,7 @@ def test_every_command_setting_and_error_is_documented() -> None:
     cli = (DOCS / "cli.md").read_text(encoding="utf-8")
     assert all(f"### tidesink {command.name}\n" in cli for command in app.registered_commands)
     configuration = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in configuration for name in ALLOWED)
+    assert all(f"`{name}`" in configuration for name in NAMES)
     errors = (DOCS / "errors.md").read_text(encoding="utf-8")
     named = [name for name in vars(tidesink.errors) if name.endswith("Error")]
     assert len(named) > 20

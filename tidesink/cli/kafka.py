@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tidesink.cli.terminal import warn
+from tidesink.config.client_properties import open_client
 from tidesink.consumer.group import message_of
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.events import Message
@@ -57,7 +58,7 @@ def topic_names(properties: Mapping[str, str]) -> dict[str, int]:
     Raises:
         SourceUnavailableError: the broker does not answer.
     """
-    admin = AdminClient(dict(properties), logger=_SILENT)
+    admin = open_client(AdminClient, properties, logger=_SILENT)
     try:
         topics = admin.list_topics(timeout=_SECONDS).topics
     except KafkaException as error:
@@ -89,8 +90,8 @@ def read_topic(
         ConfigError: there is no such topic.
         SourceUnavailableError: the broker does not answer.
     """
-    settings = {**properties, "group.id": "tidesink-cli", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "auto.offset.reset": "earliest"}, logger=_SILENT)
+    own = {"group.id": "tidesink-cli", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    consumer = open_client(Consumer, properties, own, logger=_SILENT)
     with closing(consumer):
         try:
             ends = _assign(consumer, topic, start)

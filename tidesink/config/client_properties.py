@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
-
+from tidesink.config.fields import nearest, one_of
 from tidesink.config.jaas import JaasEntry, JaasSyntaxError, parse_jaas
 from tidesink.errors import ConfigError, SourceUnavailableError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException
 
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -50,6 +50,8 @@ _SASL: Final = (
     f"sasl.kerberos.keytab sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin {TOKEN_CALLBACK}"
 )
 KNOWN: Final = frozenset(f"{_GENERAL} {_FETCH} {_TLS} {_SASL}".split())
+# In the order of their names, without the one that a config has a setting for.
+NAMES: Final = tuple(sorted(KNOWN - {"bootstrap.servers"}))
 FILES: Final = (
     "ssl.ca.location",
     "ssl.certificate.location",
@@ -78,6 +80,9 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "sasl.oauthbearer.method": ("default", "oidc"),
     "ssl.endpoint.identification.algorithm": ("https", "none"),
 }
+
+# Properties that name a file, under any name that is taken.
+PATHS: Final = frozenset({*FILES, "ssl.truststore.location"})
 
 # What a read of a range and its progress depend on.
 _OWNED: Final[Mapping[str, str]] = {
@@ -185,9 +190,37 @@ def librdkafka_settings(properties: Mapping[str, str]) -> ClientSettings:
     return ClientSettings(translation.settings)
 
 
+C = TypeVar("C")
+
+
+def open_client(
+    kind: Callable[..., C], properties: Mapping[str, str], own: Mapping[str, Any] | None = None, **more: Any
+) -> C:
+    """A client of confluent-kafka with a user's properties, and with the caller's ``own``, which win.
+
+    ``kind``: ``Consumer``, ``Producer`` or ``AdminClient``. ``more``: what it takes besides.
+
+    Raises:
+        ConfigError: the properties are refused, here or by librdkafka.
+    """
+    from confluent_kafka import KafkaException
+
+    settings = client_settings(properties)
+    try:
+        return kind({**settings, **(own or {})}, **more)
+    except KafkaException as error:
+        # Not chained: librdkafka's text may show a value.
+        raise refused_settings(error, settings) from None
+
+
 def property_problems(properties: Mapping[str, str]) -> Iterator[PropertyProblem]:
     """Each property that is refused."""
     yield from _Translation(properties).problems()
+
+
+def understood_settings(properties: Mapping[str, str]) -> ClientSettings:
+    """librdkafka's settings for properties of which some are refused, to see what else they lack."""
+    return ClientSettings(_Translation(properties).settings)
 
 
 def client_settings(properties: Mapping[str, str]) -> ClientSettings:
@@ -227,6 +260,8 @@ def _token_function(name: str) -> Callable[[str], Any]:
 
 def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> ConfigError:
     """What librdkafka said when a client was to be created, without secrets."""
+    from confluent_kafka import KafkaError
+
     if settings.get("sasl.mechanism") == "GSSAPI" and not _has_gssapi():
         return ConfigError(KERBEROS, key="sasl.mechanism")
     said = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
@@ -235,6 +270,9 @@ def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> Conf
 
 def _has_gssapi() -> bool:
     """Whether librdkafka was built with it: a client says so when it is created."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
     try:
         AdminClient({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI", "log_level": 0})
     except KafkaException:
@@ -279,7 +317,9 @@ class _Translation:
                 value = "none"  # how the Java client spells "no check"
             self._set(_RENAMED.get(name, name), value, name)
         else:
-            self._refuse(name, "is no client property of librdkafka", _nearest(name))
+            self._refuse(
+                name, f"is no client property of librdkafka{nearest(name, NAMES)}", one_of(name, NAMES)
+            )
 
     def _truststore(self) -> None:
         kind = self._given.pop("ssl.truststore.type", None)
@@ -380,8 +420,3 @@ _LOGIN_MODULES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]]] =
 
 def _is_pem(kind: str | None) -> bool:
     return kind is not None and kind.upper() == "PEM"
-
-
-def _nearest(name: str) -> str:
-    near = get_close_matches(name, sorted(KNOWN), n=1)
-    return f"did you mean {near[0]}?" if near else "see librdkafka's CONFIGURATION.md for its names"

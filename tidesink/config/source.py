@@ -26,6 +26,7 @@ from tidesink.codecs.base import (
 )
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
+from tidesink.config.client_properties import ClientSettings
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -40,7 +41,6 @@ from tidesink.config.kafka_properties import (
     KafkaProperties,
     confluent_properties,
     normalised_kafka,
-    spark_properties,
 )
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, OAuthClient, TlsOptions
@@ -358,13 +358,9 @@ class SourceSettings(Model):
     def _places(self) -> dict[str, SecretStr | None]:
         return {"claim_check_storage_uri": self.claim_check_storage_uri, "upstream_url": self.upstream_url}
 
-    def confluent_properties(self) -> dict[str, str]:
-        """Client properties for confluent-kafka, secrets in plain text: never log them."""
+    def confluent_properties(self) -> ClientSettings:
+        """Client properties for ``open_client``, secrets in plain text: never log them."""
         return confluent_properties(self.bootstrap_servers, self.kafka)
-
-    def spark_properties(self) -> dict[str, str]:
-        """Options for Spark's Kafka reader (``kafka.…``), secrets in plain text: never log them."""
-        return spark_properties(self.bootstrap_servers, self.kafka)
 
 
 # An option that a person may set; the others are for encoding, or the messages tell them.

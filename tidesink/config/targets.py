@@ -24,6 +24,7 @@ from pydantic import (
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.open import DEBEZIUM_ALIASES, protocol_named
+from tidesink.config.client_properties import ClientSettings
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -341,8 +342,8 @@ class KafkaSettings(Model):
         """The brokers as Kafka clients take them."""
         return ",".join(self.brokers)
 
-    def confluent_properties(self) -> dict[str, str]:
-        """Client properties for confluent-kafka, secrets in plain text: never log them."""
+    def confluent_properties(self) -> ClientSettings:
+        """Client properties for ``open_client``, secrets in plain text: never log them."""
         return confluent_properties(self.bootstrap_servers, self.kafka)
 
     def codec_options(self) -> CodecOptions:

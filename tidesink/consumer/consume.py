@@ -269,8 +269,13 @@ def consume(
         definitions=loaded.definitions(),
         keys=stated_keys(loaded),
     )
-    properties = {**loaded.source.confluent_properties(), "group.id": group or loaded.pipeline}
-    members = ConsumerGroup(properties, loaded.topics_among, start=start, refresh=refresh)
+    members = ConsumerGroup(
+        loaded.source.confluent_properties(),
+        loaded.topics_among,
+        group=group or loaded.pipeline,
+        start=start,
+        refresh=refresh,
+    )
     members.open()
     return EventConsumer(
         loaded,

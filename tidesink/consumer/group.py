@@ -15,6 +15,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from tidesink.config.client_properties import open_client
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.events import Message
 
@@ -73,6 +74,7 @@ class ConsumerGroup:
         properties: Mapping[str, str],
         wanted: Callable[[Iterable[str]], tuple[str, ...]],
         *,
+        group: str,
         start: Start = "earliest",
         refresh: float = 10.0,
     ) -> None:
@@ -83,12 +85,13 @@ class ConsumerGroup:
         self._first: frozenset[Place] | None = None  # the partitions there were when we came
         # An offset that Kafka no longer holds is an error: starting over, or at the end, would hide a loss.
         own = {
+            "group.id": group,
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "isolation.level": "read_committed",
             "session.timeout.ms": _SESSION_MS,
         }
-        self._consumer = Consumer({**properties, **own}, logger=_LOG)
+        self._consumer = open_client(Consumer, properties, own, logger=_LOG)
         self._topics: tuple[str, ...] = ()
         self._looked = self._heard = 0.0
         self._untaken: list[TopicPartition] | None = None  # ours, and not read yet

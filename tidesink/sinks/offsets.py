@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
+from tidesink.config.client_properties import open_client
 from tidesink.errors import SourceError, SourceUnavailableError
 
 TIMEOUT_SECONDS: Final = 15.0
@@ -54,10 +55,14 @@ class TopicOffsets(NamedTuple):
 
 
 class KafkaOffsets:
-    """Asks the brokers; may be used from several threads. ``properties`` are confluent-kafka's."""
+    """Asks the brokers; may be used from several threads. ``properties``: ``client_properties``.
+
+    Raises:
+        ConfigError: the properties are refused.
+    """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._admin = AdminClient({**_QUIET, **properties})
+        self._admin = open_client(AdminClient, properties, _QUIET)
 
     def topics(self) -> tuple[str, ...]:
         """The names of all topics.

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaError, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from tidesink.config.client_properties import client_settings, refused_settings
+from tidesink.config.client_properties import librdkafka_settings, open_client
 from tidesink.sinks.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
@@ -62,16 +62,12 @@ class OpenConsumer:
     def __init__(self, digest: str, properties: Mapping[str, Any]) -> None:
         self.digest = digest
         self.client_error: KafkaError | None = None
-        self._settings = client_settings(properties)
+        self._settings = librdkafka_settings(properties)
         self._admin: AdminClient | None = None
-        settings: dict[str, Any] = {"group.id": _GROUP, **FETCH_SETTINGS}
-        settings |= {**_by_one_name(self._settings), **FIXED_SETTINGS}
-        settings["error_cb"] = self._note
-        try:
-            self.consumer = Consumer(settings, logger=_SILENT)
-        except KafkaException as error:
-            # Not chained: librdkafka's text may show a value.
-            raise refused_settings(error, self._settings) from None
+        given = {_ALIASES.get(name, name) for name in self._settings}
+        own = {name: value for name, value in FETCH_SETTINGS.items() if name not in given}
+        own |= {**FIXED_SETTINGS, "group.id": _GROUP, "error_cb": self._note}
+        self.consumer = open_client(Consumer, self._settings, own, logger=_SILENT)
 
     def _note(self, error: KafkaError) -> None:
         self.client_error = error
@@ -87,8 +83,8 @@ class OpenConsumer:
         """
         with translated_kafka_errors():
             if self._admin is None:
-                settings: dict[str, Any] = {**self._settings, "error_cb": self._note}
-                self._admin = AdminClient(settings, logger=_SILENT)
+                own = {"error_cb": self._note}
+                self._admin = open_client(AdminClient, self._settings, own, logger=_SILENT)
             asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_SECONDS)
             return str(asked[topic].result().topic_id)
 
@@ -103,12 +99,8 @@ class OpenConsumer:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
-# Names that librdkafka has twice: the last one given wins, so defaults and the user's use one of them.
+# Names that librdkafka has twice: the last one given wins, so a default is left out where either is given.
 _ALIASES: Final = {"max.partition.fetch.bytes": "fetch.message.max.bytes"}
-
-
-def _by_one_name(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {_ALIASES.get(name, name): value for name, value in properties.items()}
 
 
 class _Consumers:

@@ -41,6 +41,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from tidesink.config.client_properties import open_client
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.progress import Progress
 
@@ -331,17 +332,15 @@ class LetterWriter:
 
     def _opened(self) -> Producer:
         # A source's batch is compressed as a whole, so that a letter would be larger than its record was.
-        return Producer(
-            {
-                **QUIET,
-                "linger.ms": 20,
-                "compression.type": "lz4",
-                **self._topic.properties,
-                "acks": "all",
-                "message.max.bytes": 1_000_000_000,
-                "message.timeout.ms": _DELIVERY_MS,
-            }
-        )
+        own = {
+            **QUIET,
+            "linger.ms": 20,
+            "compression.type": "lz4",
+            "acks": "all",
+            "message.max.bytes": 1_000_000_000,
+            "message.timeout.ms": _DELIVERY_MS,
+        }
+        return open_client(Producer, self._topic.properties, own)
 
     def _delivered(self, error: KafkaError | None, _message: object) -> None:
         if error is None:
@@ -388,9 +387,8 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
     Raises:
         SourceError: Kafka refuses. SourceUnavailableError: it does not answer.
     """
-    settings = {
+    own = {
         **QUIET,
-        **topic.properties,
         "group.id": "tidesink-dead-letters",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
@@ -398,7 +396,7 @@ def scan(topic: LetterTopic, *, start: int = 0, end: int | None = None) -> Itera
         # Letters are in no transaction, and somebody else's open one is not to be waited for.
         "isolation.level": "read_uncommitted",
     }
-    with translated_letter_errors(topic), closing(Consumer(settings)) as consumer:
+    with translated_letter_errors(topic), closing(open_client(Consumer, topic.properties, own)) as consumer:
         low, high = consumer.get_watermark_offsets(TopicPartition(topic.name, PARTITION), timeout=_SILENCE)
         last = high if end is None else min(high, end)
         if max(low, start) >= last:

@@ -21,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
 )
 
 from tidesink.config import Config
+from tidesink.config.client_properties import open_client
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.dead_letters import (
@@ -240,7 +241,7 @@ def _row(letter: Letter, record: Any) -> dict[str, Any]:
 
 
 def _admin(topic: LetterTopic) -> AdminClient:
-    return AdminClient({**QUIET, **topic.properties})
+    return open_client(AdminClient, topic.properties, QUIET)
 
 
 def find_topic(topic: LetterTopic, admin: AdminClient) -> bool:

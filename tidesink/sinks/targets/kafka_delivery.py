@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from tidesink.config.client_properties import open_client
 from tidesink.errors import EncodeError, TargetError, TransientTargetError
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.targets.kafka_encoding import Encoding
@@ -167,7 +168,7 @@ class _Sending:
         self._keys = encoding.shape.keys
         self._rows = encoding.reader()
         self._encoder = encoding.encoder(delivery.sent_ms)
-        self._producer = Producer(producer_properties(delivery))
+        self._producer = open_client(Producer, delivery.properties, producer_settings(delivery))
         self._acknowledged = {"upsert": 0, "delete": 0}
         self._failed: tuple[KafkaError, Parcel] | None = None
 
@@ -225,12 +226,11 @@ class _Sending:
             raise delivery_error(error, self._topic, parcel.shown)
 
 
-def producer_properties(delivery: Delivery) -> dict[str, Any]:
-    """An idempotent producer's properties."""
+def producer_settings(delivery: Delivery) -> dict[str, Any]:
+    """What an idempotent producer has beside the user's properties."""
     return {
         **_QUIET,
         "linger.ms": 20,
-        **delivery.properties,
         "enable.idempotence": True,
         "message.max.bytes": max(1000, min(delivery.encoding.options.max_message_bytes, 1_000_000_000)),
         "message.timeout.ms": _DELIVERY_MS,

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
+from tidesink.config.client_properties import open_client
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import StaleProgressError, TargetError, TransientTargetError
 
@@ -43,7 +44,7 @@ class TargetTopics:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
-        self._admin = AdminClient({**_QUIET, **settings.confluent_properties()})
+        self._admin = open_client(AdminClient, settings.confluent_properties(), _QUIET)
 
     def open(self, topic: str) -> OpenTopic:
         """A topic, made where it is not there.
