@@ -85,7 +85,7 @@ def test_kafkas_properties_are_told_with_what_is_wrong_elsewhere() -> None:
 def test_a_long_list_of_names_is_cut_to_the_nearest() -> None:
     found = wrong(changed(FLAT_AVRO, source__kafka={"ssl.ca.file": "x"}, source__content_compatibel=True))
     assert found["source.content-compatibel"].remedy.startswith("use one of content-compatible, ")
-    assert found["source.kafka.ssl.ca.file"].remedy.startswith("use one of ssl.ca.location, ")
+    assert found["source.kafka.ssl.ca.file"].remedy.startswith("use one of ssl.ca.pem, ssl.ca.location, ")
     for problem in found.values():
         assert problem.remedy.count(",") == 4
         assert ", …: docs/configuration.md lists all " in problem.remedy

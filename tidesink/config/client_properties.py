@@ -317,9 +317,8 @@ class _Translation:
                 value = "none"  # how the Java client spells "no check"
             self._set(_RENAMED.get(name, name), value, name)
         else:
-            self._refuse(
-                name, f"is no client property of librdkafka{nearest(name, NAMES)}", one_of(name, NAMES)
-            )
+            reason = f"is no client property of librdkafka{nearest(name, NAMES)}"
+            self._refuse(name, reason, one_of(name, NAMES))
 
     def _truststore(self) -> None:
         kind = self._given.pop("ssl.truststore.type", None)
