@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.listener import Listener, Listeners
 from tidesink.sinks.source import KafkaSource
@@ -18,7 +20,13 @@ from tidesink.sinks.targets.memory_target import MemoryTarget
 from tidesink.sinks.topics import Topics
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
+
+
+def no_fetch(wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+    """For a source whose records nobody reads."""
+    raise AssertionError(f"no records are expected to be read: {wanted}")
 
 
 def surroundings(
@@ -30,7 +38,7 @@ def surroundings(
     listeners: tuple[Listener, ...] = (),
 ) -> Surroundings:
     """A worker's surroundings over a state store in ``folder`` and a target in memory."""
-    source = KafkaSource(config.source.spark_properties(), opens_up_to=config.source.opens_up_to)
+    source = KafkaSource(no_fetch, opens_up_to=config.source.opens_up_to)
     store = SqlStateStore(str(folder / "state.db"))
     return Surroundings(
         config=config,

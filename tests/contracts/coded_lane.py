@@ -57,7 +57,7 @@ class HeldTopic(KafkaSource):
     """A topic's records, of which the first ``sent`` are there so far."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        super().__init__({}, fetch=HeldFetch(tuple(messages)))
+        super().__init__(HeldFetch(tuple(messages)))
         self._messages = messages
         self.sent = 0
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.e2e.fetched import fetched
+from tests.e2e.fetched import drained_counting
 from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers, by_name
@@ -74,6 +74,10 @@ class Topic:
         """Run until nothing is left to read."""
         return run(load_config(self.config(**defaults)), until="drained")
 
+    def drain_counting(self, **defaults: str) -> tuple[RunReport, int]:
+        """The same, with how many records were fetched."""
+        return drained_counting(load_config(self.config(**defaults)), self._folder)
+
     def check(self, *tables: str) -> None:
         """The tables hold what was written."""
         for name in tables or TABLES:
@@ -97,12 +101,11 @@ def test_a_topic_is_read_once_for_all_its_tables(
     topic.write(1)
     assert topic.drain().exit_code == 0
     topic.write()
-    with fetched(spark, topic.name) as found:
-        report = topic.drain()
+    report, fetched = topic.drain_counting()
     assert report.exit_code == 0, report.tables
     assert _read(report) == dict.fromkeys(TABLES, ROWS)
     assert {table.batches for table in report.tables} == {1}
-    assert found.records == len(TABLES) * ROWS
+    assert fetched == len(TABLES) * ROWS
     topic.check()
     assert _keeps_nothing(spark)
 
@@ -135,18 +138,17 @@ def test_a_table_that_lags_reads_for_itself_and_joins_again(
     assert set(lake_rows(tmp_path, "second")) == set(range(5))
     topic.write(5)
     # The others have 15 records to read, and it has those, 15 of before, and the bad one.
-    with fetched(spark, topic.name) as found:
-        report = topic.drain(**{"bad-record": "dead-letter"})
+    report, fetched = topic.drain_counting(**{"bad-record": "dead-letter"})
     assert report.exit_code == 0, report.tables
     assert _read(report) == {"first": 5, "second": 11, "third": 5}
     assert by_name(report)["second"].counters["dead_lettered"] == 1
     topic.check()
     topic.write(5)
-    with fetched(spark, topic.name) as again:
-        assert _read(topic.drain()) == dict.fromkeys(TABLES, 5)
-    assert again.records == 15
+    report, again = topic.drain_counting()
+    assert _read(report) == dict.fromkeys(TABLES, 5)
+    assert again == 15
     topic.check()
-    assert found.records >= 31
+    assert fetched >= 31
 
 
 @FULL

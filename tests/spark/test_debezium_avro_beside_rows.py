@@ -15,7 +15,7 @@ from tests.golden.vectors import Record, VectorFolder, find_folders
 from tests.sessions import raw_frame
 from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import collect
-from tests.surroundings import surroundings
+from tests.surroundings import no_fetch, surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs import open_codec
 from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
@@ -106,7 +106,7 @@ class _Held(KafkaSource):
     """A source that holds its records itself."""
 
     def __init__(self, *messages: Message) -> None:
-        super().__init__({})
+        super().__init__(no_fetch)
         self._messages = list(messages)
 
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:

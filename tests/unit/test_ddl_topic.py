@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.unapplied import altered_tables, unapplied
@@ -125,7 +126,7 @@ def _ends(latest: int, topic_id: str = "one") -> TopicOffsets:
 
 
 def _ddl(store: SqlStateStore, *topic: str) -> _ScriptedDdl:
-    ddl = _ScriptedDdl("cdc", pipeline="p", source=KafkaSource({}), store=store)
+    ddl = _ScriptedDdl("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
     ddl.topic = topic
     return ddl
 
@@ -210,7 +211,7 @@ class _SlowDdl(_ScriptedDdl):
     fails_once: Exception | None = None
 
     def __init__(self, store: SqlStateStore, *topic: str) -> None:
-        super().__init__("cdc", pipeline="p", source=KafkaSource({}), store=store)
+        super().__init__("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
         self.topic, self.reads = topic, 0
         self.begun, self.goes_on = threading.Event(), threading.Event()
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.kept_read_spark import KeptRead
@@ -21,7 +22,7 @@ class _Silent(KafkaSource):
     """Kafka, which says after a while that it does not answer."""
 
     def __init__(self) -> None:
-        super().__init__({})
+        super().__init__(no_fetch)
         self.asked = 0
         self.begun, self.gives_up = threading.Event(), threading.Event()
 

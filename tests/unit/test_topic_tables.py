@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.surroundings import no_fetch
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.source import KafkaSource
@@ -36,7 +37,7 @@ def store(tmp_path: Path) -> Iterator[_Failing]:
 
 
 def _tables(store: SqlStateStore) -> TopicTables:
-    return TopicTables("cdc", pipeline="p", source=KafkaSource({}), store=store)
+    return TopicTables("cdc", pipeline="p", source=KafkaSource(no_fetch), store=store)
 
 
 def test_a_table_is_known_once_it_is_kept(store: _Failing) -> None:

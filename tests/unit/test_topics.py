@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from tests.surroundings import no_fetch
 from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 from tidesink.sinks.source import KafkaSource
 from tidesink.sinks.topics import Topics
@@ -27,7 +28,7 @@ class _Brokers(KafkaOffsets):
 
 def _topics() -> Topics:
     _Brokers.made.clear()
-    return Topics("p", KafkaSource({}), cast("Any", None), ask=_Brokers)
+    return Topics("p", KafkaSource(no_fetch), cast("Any", None), ask=_Brokers)
 
 
 def _properties() -> dict[str, str]:

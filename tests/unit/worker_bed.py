@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from tests.surroundings import no_fetch
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.failpoints import Failpoints
@@ -35,12 +36,12 @@ def surroundings(
     return Surroundings(
         config=config,
         spark=cast("Any", _Session()),
-        source=KafkaSource({}),
+        source=KafkaSource(no_fetch),
         target=nothing,
         store=store,
         dead_letters=nothing,
         registry=registry,
-        topics=Topics(config.pipeline, KafkaSource({}), store),
+        topics=Topics(config.pipeline, KafkaSource(no_fetch), store),
         failpoints=Failpoints(None),
         listeners=Listeners(),
         stop=StopFlag(),

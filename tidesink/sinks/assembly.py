@@ -44,11 +44,8 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         registry = _registry(config, closing)
         store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
         spark = closing.enter_context(_spark_of(config))
-        source = KafkaSource(
-            config.source.spark_properties(),
-            opens_up_to=config.source.opens_up_to,
-            fetch=KafkaFetch(config.source.confluent_properties()),
-        )
+        fetch = KafkaFetch(config.source.confluent_properties())
+        source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
         yield Surroundings(
             config=config,
             spark=spark,

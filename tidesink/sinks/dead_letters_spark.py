@@ -23,15 +23,14 @@ from tidesink.sinks.kafka.dead_letters import (
 )
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.source import translated_read_errors
+from tidesink.sinks.spark.record_frames import RECORD_DDL
+from tidesink.sinks.spark.task_errors import Reporting
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PLACE: Final = ("topic", "partition", "offset")
-_RECORD_DDL: Final = (
-    "topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary"
-)
 _OUTCOME_DDL: Final = "written bigint, error string"
 _RAISED: Final = {one.__name__: one for one in (SourceError, SourceUnavailableError)}
 
@@ -134,7 +133,7 @@ def letters_frame(session: SparkSession, topic: LetterTopic, letters: Sequence[L
             pass
         yield from read_records(topic, offsets)
 
-    return session.range(1, numPartitions=1).mapInArrow(run, _RECORD_DDL)
+    return session.range(1, numPartitions=1).mapInArrow(Reporting(run), RECORD_DDL)
 
 
 def letter_places(session: SparkSession, letters: Sequence[Letter]) -> DataFrame:

@@ -82,7 +82,7 @@ def spark_connector_jars(*, target: str | None = None, progress: Progress = sile
     version = spark_version()
     wanted = connector_set(version)
     name = f"spark-{minor_version(version)}"
-    sets = [JarSet(name, wanted.connectors, pinned=wanted.pinned, excluded=_IN_SPARK)]
+    sets = [JarSet(name, wanted.connectors, excluded=_IN_SPARK)]
     more = wanted.targets.get(target or "")
     if more:
         sets.append(JarSet(f"{name}-{target}", more, excluded=_IN_SPARK))

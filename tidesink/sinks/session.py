@@ -63,11 +63,6 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # A MERGE has some 120 generated classes. Spark keeps 100, so that each batch would compile them all anew.
     "spark.sql.codegen.cache.maxEntries": "4000",
-    # Every batch reads as a consumer of its own: what the last one fetched is of no use to the next.
-    "spark.kafka.consumer.cache.timeout": "10s",
-    "spark.kafka.consumer.cache.evictorThreadRunInterval": "5s",
-    "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
-    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
     # A worker lives for months: Spark keeps 1,000 finished jobs and queries otherwise.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",
@@ -87,7 +82,7 @@ def build_session(
     driver_memory: str = "2g",
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """A Spark session that reads Kafka, decodes Avro and writes Delta.
+    """A Spark session that decodes Avro and writes Delta.
 
     ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
     type needs besides, fetched when not yet here).

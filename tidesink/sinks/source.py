@@ -1,24 +1,22 @@
 """Kafka's records of one batch as a Spark frame, and what Kafka itself gave.
 
-Spark's own reader in batch form with explicit offsets: it spreads over executors and keeps no
-checkpoint. What it hands over is counted as it passes, before anything looks at it: that count is the
-``read`` of the accounting law. Where tasks ran again it is too large, and counted once more.
+Spark's tasks read ranges of offsets with librdkafka (``spark.record_frames``). What they give is counted as
+it passes, before anything looks at it: that count is the ``read`` of the accounting law. Where tasks ran
+again it is too large, and counted once more.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import structlog
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
 
-from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.spark.record_frames import opened_frame, record_frame
+from tidesink.sinks.spark.task_errors import raised_task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -29,24 +27,8 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("tidesink.spark")
 
 RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
-# One task reads so many records at least: a short batch is not worth a second task on a partition.
-_RECORDS_A_TASK: Final = 50_000
 # Spark spreads the shuffle of a batch over so many records a task.
 _RECORDS_A_SHUFFLE_TASK: Final = 25_000
-
-# How the Java client is to read a batch, unless the config says otherwise. All offsets of a batch exist, so
-# that there is nothing to wait for, and Spark asks the broker for the topic's bounds with each poll: behind
-# a fetch that waits at the topic's end those questions would wait too, half a second each. Few polls of
-# many records are cheaper for the same reason; bytes are still bounded by max.partition.fetch.bytes.
-READER: Final[Mapping[str, str]] = {"kafka.fetch.max.wait.ms": "10", "kafka.max.poll.records": "20000"}
-# Java class anywhere in the chain of causes -> what it means for the batch. The first that matches wins.
-_LOST: Final = (
-    "org.apache.kafka.clients.consumer.OffsetOutOfRangeException",
-    "org.apache.kafka.common.errors.OffsetOutOfRangeException",
-)
-_KAFKA_TRIES_AGAIN: Final = "org.apache.kafka.common.errors.RetriableException"
-_KAFKA: Final = "org.apache.kafka.common.KafkaException"
-
 
 # A query that turns out empty is cut down to nothing by this rule, and what was counted with it: whoever
 # waits for the count would wait for ever.
@@ -94,7 +76,7 @@ class RecordReader(Protocol):
     """Gives the records of ranges of offsets."""
 
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges; lazy. At least one range must hold a record."""
+        """The records in the ranges; lazy."""
 
     def read(
         self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
@@ -107,59 +89,27 @@ class RecordReader(Protocol):
 
 
 class KafkaSource:
-    """Reads ranges of offsets. ``properties`` are Spark's Kafka options and hold secrets.
-
-    ``fetch``: how Spark's tasks read a range by themselves.
+    """Reads ranges of offsets. ``fetch`` is how Spark's tasks read one, and may hold secrets.
 
     ``opens_up_to``: values may be compressed, and are opened before anything looks at them, up to so many
     bytes each. None: they are not looked at.
     """
 
-    def __init__(
-        self, properties: Mapping[str, str], *, opens_up_to: int | None = None, fetch: Fetch | None = None
-    ) -> None:
-        self._opens_up_to = opens_up_to
+    def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
         self.fetch = fetch
-        self._properties = {**READER, **properties}
-
-    def __repr__(self) -> str:
-        return f"KafkaSource({self._properties.get('kafka.bootstrap.servers')!r})"
+        self._opens_up_to = opens_up_to
 
     def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The records in the ranges; lazy. At least one range must hold a record."""
-        return self.opened(self._loaded(session, ranges).select(*RECORD_COLUMNS))
+        """The records in the ranges; lazy."""
+        return record_frame(session, ranges, self.fetch, opens_up_to=self._opens_up_to)
 
     def records(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The same as Kafka has them: values are not opened, and there is a column ``headers``."""
-        return self._loaded(session, ranges, headers=True).select(*RECORD_COLUMNS, "headers")
-
-    def _loaded(
-        self, session: SparkSession, ranges: Sequence[OffsetRange], *, headers: bool = False
-    ) -> DataFrame:
-        wanted = [part for part in ranges if part.records > 0]
-        reader = session.read.format("kafka").options(**self._properties)
-        reader = reader.options(
-            **{
-                "assign": json.dumps(_by_topic(wanted)),
-                "startingOffsets": json.dumps(_offsets(wanted, "start")),
-                "endingOffsets": json.dumps(_offsets(wanted, "end")),
-                "failOnDataLoss": "true",
-                "kafka.isolation.level": "read_committed",
-                "minPartitions": str(_tasks(session, wanted)),
-                "includeHeaders": str(headers).lower(),
-            }
-        )
-        return reader.load()
+        return record_frame(session, ranges, self.fetch, headers=True)
 
     def opened(self, frame: DataFrame) -> DataFrame:
         """Records with their values opened, where the config says that they may be compressed."""
-        if self._opens_up_to is None:
-            return frame
-        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
-
-        from tidesink.codecs.columns_compression import opened
-
-        return frame.withColumn("value", opened(F.col("value"), most=self._opens_up_to))
+        return frame if self._opens_up_to is None else opened_frame(frame, self._opens_up_to)
 
     def read(
         self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
@@ -217,54 +167,6 @@ def fit_shuffle(session: SparkSession, records: int) -> None:
     session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
 
-def _by_topic(ranges: Sequence[OffsetRange]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for part in ranges:
-        found.setdefault(part.topic, []).append(part.partition)
-    return found
-
-
-def _offsets(ranges: Sequence[OffsetRange], end: str) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for part in ranges:
-        found.setdefault(part.topic, {})[str(part.partition)] = getattr(part, end)
-    return found
-
-
-def _tasks(session: SparkSession, ranges: Sequence[OffsetRange]) -> int:
-    """Enough tasks to keep the cores busy with a large batch, and one a partition for a small one."""
-    records = sum(part.records for part in ranges)
-    cores = session.sparkContext.defaultParallelism
-    return max(1, len(ranges), min(cores, records // _RECORDS_A_TASK))
-
-
-@contextmanager
-def translated_read_errors(topic: str) -> Iterator[None]:
-    """Raise what Spark says of a failed Kafka read as ours, by the Java classes of its causes."""
-    try:
-        yield
-    except (Py4JError, PySparkException) as exc:
-        names = frozenset(_class_names(exc))
-        if names.intersection(_LOST):
-            raise SourceError(
-                "Kafka no longer holds offsets that were there when the batch was planned: they expired, or "
-                "the topic was made again. Start the worker again to see which",
-                topic=topic,
-            ) from exc
-        if _KAFKA_TRIES_AGAIN in names:
-            raise SourceUnavailableError("Kafka did not answer while a batch was read", topic=topic) from exc
-        if _KAFKA in names:
-            raise SourceError("Kafka refuses to give the records: check source.kafka", topic=topic) from exc
-        raise
-
-
-def _class_names(exc: BaseException) -> Iterator[str]:
-    throwable: Any = exc.java_exception if isinstance(exc, Py4JJavaError) else getattr(exc, "_origin", None)
-    for _ in range(20):
-        if throwable is None:
-            return
-        java_class = throwable.getClass()
-        while java_class is not None:
-            yield str(java_class.getName())
-            java_class = java_class.getSuperclass()
-        throwable = throwable.getCause()
+def translated_read_errors(topic: str) -> AbstractContextManager[None]:
+    """Raises the error of a task that read a topic as what it was in the task, not as Spark's."""
+    return raised_task_errors(topic=topic)

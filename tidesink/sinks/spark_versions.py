@@ -1,8 +1,6 @@
 """The connector jars of each Spark version: the one place where their coordinates stand.
 
 The modules are found without importing pyspark, so that asking costs neither a JVM nor a second.
-Kafka's token provider is named on its own: it is a dependency of the Kafka connector that needs no
-more than to be on the class path, and mirrors that lack its newest version can keep an older one.
 """
 
 from __future__ import annotations
@@ -30,37 +28,31 @@ class Coordinate(NamedTuple):
 
 
 class ConnectorSet(NamedTuple):
-    """What a Spark minor version needs beside its own jars to read Kafka, decode Avro and write Delta.
+    """What a Spark minor version needs beside its own jars to decode Avro and write Delta.
 
-    ``pinned`` modules keep the version given here, whatever the connectors ask for. ``targets`` are what a
-    type of target needs besides; they are fetched and put on the class path for its pipelines alone.
+    ``targets`` are what a type of target needs besides; they are fetched and put on the class path for its
+    pipelines alone.
     """
 
     connectors: tuple[Coordinate, ...]
-    pinned: tuple[Coordinate, ...]
     targets: Mapping[str, tuple[Coordinate, ...]]
 
 
-_TOKEN_PROVIDER: Final = Coordinate("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0")
 _ICEBERG: Final = "org.apache.iceberg"
 
 CONNECTORS: Final[dict[str, ConnectorSet]] = {
     "4.0": ConnectorSet(
         connectors=(
-            Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.0.0"),
             Coordinate("org.apache.spark", "spark-avro_2.13", "4.0.0"),
             Coordinate("io.delta", "delta-spark_4.0_2.13", "4.3.1"),
         ),
-        pinned=(_TOKEN_PROVIDER,),
         targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.0_2.13", "1.10.1"),)},
     ),
     "4.1": ConnectorSet(
         connectors=(
-            Coordinate("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.1.1"),
             Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),
             Coordinate("io.delta", "delta-spark_4.1_2.13", "4.3.1"),
         ),
-        pinned=(_TOKEN_PROVIDER,),
         targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.1_2.13", "1.11.0"),)},
     ),
 }

@@ -228,7 +228,8 @@ class Batch:
         plain = settings.mode == "upsert" and not self._sequenced and not settings.metadata_columns
         if fetch is None or not plain or settings.ignore_null_updates or self._hold.horizon is not None:
             return None
-        return self._decoding.range_task(plan.ranges, fetch)
+        task = self._decoding.range_task(plan.ranges, fetch)
+        return None if task is None else task.of_topic(plan.found.topic_id)
 
     def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
         from tidesink.sinks.batch.range_frames import reduced_ranges

@@ -37,6 +37,7 @@ from tidesink.sinks.batch.reduce import ReducedTable, key_hashes, reduce_tables
 from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.spark.task_errors import reported
 from tidesink.sinks.summary import Place
 from tidesink.typemap.arrow import arrow_of_spark
 from tidesink.typemap.target_schema import TableShape
@@ -141,6 +142,10 @@ class RangeTask:
         """What comes out."""
         return ReducedColumns(self.plan.shape, keeps_values=self.plan.keeps_values)
 
+    def of_topic(self, topic_id: str) -> RangeTask:
+        """The same for ranges of a topic whose id Kafka must still say after the read."""
+        return replace(self, ranges=tuple(one._replace(topic_id=topic_id) for one in self.ranges))
+
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of the ranges whose numbers the batches hold."""
         for batch in batches:
@@ -171,13 +176,14 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The rows of payloads, from the columns ``payload`` and ``error``.
 
     Raises:
-        TidesinkError: a payload that is an error: a task that Spark ran again, for a payload that was lost,
-            may fail where the first one did not.
+        TaskError: a payload that is an error, which ``task_errors`` finds again: a task that Spark ran
+            again, for a payload that was lost, may fail where the first one did not.
     """
     for batch in batches:
         for payload, error in zip(batch.column(0), batch.column(1), strict=True):
             if error.is_valid:
-                raise pickle.loads(error.as_py())  # noqa: S301  (our own task wrote it)
+                with reported():
+                    raise pickle.loads(error.as_py())  # noqa: S301  (our own task wrote it)
             if payload.is_valid:
                 with pa.ipc.open_stream(payload.as_buffer()) as stream:
                     yield from stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidesink.errors import CommitUnknownError, TargetError, TidesinkError, TransientTargetError
+from tidesink.sinks.spark.task_errors import task_error
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS, class_names, is_java, row_not_stored, summary
 
 __all__ = ["SPARK_ERRORS", "is_java", "reading_error", "translated"]
@@ -46,7 +47,8 @@ def translated(exc: BaseException, *, table: str) -> TidesinkError:
     Classes that are known to come before the commit say so; after any other the commit may have happened.
     """
     names = tuple(class_names(exc))
-    refused = row_not_stored(exc)
+    # Where rows cannot be read the job ends before anything is committed.
+    refused = row_not_stored(exc) or task_error(exc)
     if refused is not None:
         return refused.with_context(table=table)
     short = summary(exc)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidesink.errors import CommitUnknownError, ConfigError, TargetError, TidesinkError, TransientTargetError
+from tidesink.sinks.spark.task_errors import task_error
 from tidesink.sinks.targets.spark_errors import class_names, row_not_stored, summary
 
 _ICEBERG: Final = "org.apache.iceberg.exceptions."
@@ -40,7 +41,8 @@ _FOR_GOOD: Final = frozenset(
 
 def staging_error(exc: BaseException, *, table: str) -> TidesinkError:
     """The error to raise for an exception of Spark while rows were staged: nothing is visible of them."""
-    refused = row_not_stored(exc)
+    # Where rows cannot be read the job ends before anything is committed.
+    refused = row_not_stored(exc) or task_error(exc)
     if refused is not None:
         return refused.with_context(table=table)
     if _FOR_GOOD.intersection(class_names(exc)):

@@ -241,14 +241,17 @@ def stage_rows(frame: DataFrame, loader: Loader, batch: ReducedBatch) -> Staged:
     """Run the tasks of a batch.
 
     Raises:
+        TidesinkError: reading the rows failed in a task.
         AccountingError: more or fewer rows came than the batch has.
         TransientTargetError: Spark could not run them.
     """
+    from tidesink.sinks.spark.task_errors import raised_task_errors
     from tidesink.sinks.targets.delta_errors import SPARK_ERRORS
 
     table = str(batch.shape.table)
     try:
-        told = frame.mapInArrow(loader, "attempt bigint, rows bigint, code string, nul int").collect()
+        with raised_task_errors(table=table):
+            told = frame.mapInArrow(loader, "attempt bigint, rows bigint, code string, nul int").collect()
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
             f"Spark could not bring the rows to the database ({type(exc).__name__}), and nothing was merged",

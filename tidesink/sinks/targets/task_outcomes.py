@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.errors import PythonException
 
 from tidesink.errors import EncodeError, TargetError, TidesinkError, TransientTargetError, ValueNotStoredError
+from tidesink.sinks.spark.task_errors import raised_task_errors
 from tidesink.sinks.targets.spark_errors import SPARK_ERRORS
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
     """Give every task's Arrow batches to ``task``; the rows that all of them sent.
 
     Raises:
+        TidesinkError: reading the rows failed in a task.
         TargetError: the first error that a task told, of its own class.
         TransientTargetError: Spark could not run the tasks to their end.
     """
@@ -42,7 +44,8 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
         yield _told(task, iter(batches))
 
     try:
-        rows = frame.mapInArrow(run, OUTCOME_DDL).collect()
+        with raised_task_errors(table=table):
+            rows = frame.mapInArrow(run, OUTCOME_DDL).collect()
     except PythonException as exc:
         raise TargetError("a task that sends rows failed; report this with the log", table=table) from exc
     except SPARK_ERRORS as exc:

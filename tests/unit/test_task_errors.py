@@ -1,0 +1,92 @@
+"""Errors of Spark tasks, as text and back."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.errors import PythonException
+
+from tidesink.config.changefeed.resolve import ChangefeedRefusedError
+from tidesink.errors import SourceError, SourceUnavailableError, TidesinkError
+from tidesink.sinks.source import translated_read_errors
+from tidesink.sinks.spark.task_errors import (
+    Reporting,
+    TaskError,
+    raised_task_errors,
+    reported,
+    task_error,
+)
+
+# As Spark puts a task's traceback into an exception of its own.
+_SPARK = "Job aborted due to stage failure: Task 0 failed: PythonException: {}\\n\\nDriver stacktrace:"
+
+
+def _as_spark_says(error: TidesinkError) -> Exception:
+    try:
+        with reported():
+            raise error
+    except TaskError as failed:
+        return RuntimeError(_SPARK.format("".join(traceback.format_exception(failed))))
+
+
+@given(
+    st.sampled_from([SourceError, SourceUnavailableError, TidesinkError]),
+    st.text(),
+    st.dictionaries(st.text(min_size=1), st.integers() | st.text(), max_size=3),
+)
+def test_an_error_is_itself_again(kind: type[TidesinkError], message: str, context: dict[str, Any]) -> None:
+    error = kind(message)
+    error.context = context
+    found = task_error(_as_spark_says(error))
+    assert type(found) is kind
+    assert (found.message, found.context) == (message, context)
+
+
+def test_the_nearest_class_that_is_known_stands_for_one_that_is_not() -> None:
+    class OwnError(ChangefeedRefusedError):
+        """A class of a task alone."""
+
+    shown = _as_spark_says(OwnError("no"))
+    OwnError.__name__ = "NotImportedHere"
+    assert type(task_error(shown)) is ChangefeedRefusedError
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[tidesink error AAAA]", "[tidesink error bnVsbA==]", "[tidesink error W10=]", "[tidesink error x"],
+)
+def test_a_text_that_only_looks_like_one_is_none(text: str) -> None:
+    assert task_error(RuntimeError(text)) is None
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ValueError, match=r"^mine$"), reported():
+        raise ValueError("mine")
+    with pytest.raises(PythonException), translated_read_errors("t"):
+        raise PythonException("a task failed")
+
+
+def test_the_context_of_the_error_wins() -> None:
+    failed = PythonException(str(_as_spark_says(SourceError("gone", topic="its own"))))
+    with pytest.raises(SourceError) as caught, raised_task_errors(topic="t", table="a.b"):
+        raise failed
+    assert caught.value.context == {"topic": "its own", "table": "a.b"}
+    assert caught.value.__cause__ is failed
+
+
+def test_batches_pass_until_the_error() -> None:
+    batch = pa.record_batch({"a": [1]})
+
+    def run(batches: object) -> object:
+        yield batch
+        raise SourceUnavailableError("silence")
+
+    found = Reporting(run)([batch])  # type: ignore[arg-type]
+    assert next(found) is batch
+    with pytest.raises(TaskError, match=r"^silence "):
+        next(found)
