@@ -21,6 +21,7 @@ from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.kafka_connector import kafka_connector_jars
 from tidesink.sinks.ivy import spark_connector_jars
 from tidesink.sinks.session import local_cores
 from tidesink.sinks.spark_java import spark_java_environment
@@ -50,7 +51,7 @@ def plain_session(more: Mapping[str, str] | None = None, *, target: str | None =
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
-        "spark.jars": ",".join(str(jar) for jar in spark_connector_jars(target=target)),
+        "spark.jars": ",".join(map(str, [*spark_connector_jars(target=target), *kafka_connector_jars()])),
         **(more or {}),
     }
     session = SparkSession.builder.master("local[*]").config(map=settings).getOrCreate()

@@ -2,9 +2,8 @@
 
 ``python -m benchmarks.spark_stages SETTINGS.json`` prints one JSON object: for each protocol the events a
 second of ``plain read``, ``read``, ``decode`` and ``reduce``, and what they are of each other.
-``plain read`` is Spark's reader as it comes, ``read`` the same with the worker's client options, which the
-stages after it have too. Every stage reads the whole topic anew and writes nowhere; the stages take turns,
-so that what else runs on the machine meets all of them, and medians count.
+``plain read`` is Spark's own Kafka source, ``read`` the worker's, which the stages after it have too. Every
+stage reads the whole topic anew and writes nowhere; the stages take turns, so that what else runs on the machine meets all of them, and medians count.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.events import DDL, SCHEMA, TABLE
+from benchmarks.kafka_connector import kafka_connector_jars
 from benchmarks.turns import Turn, rates, ratio, take_turns
 from tidesink.codecs import columns
 from tidesink.codecs.columns_canal_json import canal_json_columns
@@ -22,9 +22,13 @@ from tidesink.codecs.columns_debezium_json_heads import heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
 from tidesink.codecs.columns_opening import COLUMNS
 from tidesink.schema_registry import open_registry
+from tidesink.sinks.ivy import spark_connector_jars
+from tidesink.sinks.kafka.fetch import KafkaFetch
+from tidesink.sinks.offsets import KafkaOffsets
+from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.session import build_session
-from tidesink.sinks.source import READER
+from tidesink.sinks.source import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +45,7 @@ _BASES = ("plain read", "read")
 
 def stages(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of each protocol that has a topic in the settings and column expressions."""
-    session = build_session()
+    session = build_session(jars=[*spark_connector_jars(), *kafka_connector_jars()])
     try:
         return {
             protocol: measure(session, settings, protocol, topic["name"], topic["events"])
@@ -56,7 +60,8 @@ def measure(
     session: SparkSession, settings: Mapping[str, Any], protocol: str, topic: str, events: int
 ) -> dict[str, float]:
     """The rates of the stages over one topic."""
-    plain, raw = (_raw(session, settings["brokers"], topic, reader) for reader in ({}, READER))
+    plain = _connector(session, settings["brokers"], topic)
+    raw = _raw(session, settings["brokers"], topic)
     plan = _plan(settings["registry"], protocol, topic, raw)
     steps: dict[str, Callable[[], DataFrame]] = {
         "plain read": lambda: plain,
@@ -92,9 +97,15 @@ def _through(frame: Callable[[], DataFrame]) -> Turn:
     return lambda: frame().write.format("noop").mode("overwrite").save()
 
 
-def _raw(session: SparkSession, brokers: str, topic: str, reader: Mapping[str, str]) -> DataFrame:
+def _raw(session: SparkSession, brokers: str, topic: str) -> DataFrame:
+    properties = {"bootstrap.servers": brokers}
+    found = KafkaOffsets(properties).lookup([topic])[topic].partitions
+    ranges = [OffsetRange(topic, number, *at) for number, at in found.items()]
+    return KafkaSource(KafkaFetch(properties)).frame(session, ranges)
+
+
+def _connector(session: SparkSession, brokers: str, topic: str) -> DataFrame:
     options = {
-        **reader,
         "kafka.bootstrap.servers": brokers,
         "subscribe": topic,
         "startingOffsets": "earliest",

@@ -91,7 +91,7 @@ def test_the_spark_snippet_decodes_the_topic(kept_classes: bool, folder: Path, s
     shown = run(folder, sys.executable, "-c", text)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if "|" in line]
     assert rows == [
-        ["_offset", "_kind", "key", "after"],
+        ["offset", "op", "key", "after"],
         ["0", "upsert", "{1}", "{1, one}"],
         ["1", "delete", "{1}", "NULL"],
     ]

@@ -23,7 +23,7 @@ from tidesink.sinks.spark.task_errors import (
 )
 
 # As Spark puts a task's traceback into an exception of its own.
-_SPARK = "Job aborted due to stage failure: Task 0 failed: PythonException: {}\\n\\nDriver stacktrace:"
+_SPARK = "Job aborted due to stage failure: Task 0 failed: PythonException: {}\n\nDriver stacktrace:"
 
 
 def _as_spark_says(error: TidesinkError) -> Exception:

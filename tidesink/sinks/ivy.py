@@ -43,8 +43,8 @@ _LOCK_SECONDS: Final = 1800
 _ATTEMPTS: Final = 3
 _SHOWN_LINES: Final = 25
 
-# Of what Spark ships itself the larger part is not even fetched; _drop_shipped removes the rest.
-_IN_SPARK: Final = (("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*"))
+# Of what Spark ships itself the larger part is not even fetched; drop_shipped removes the rest.
+IN_SPARK: Final = (("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*"))
 _JAR_NAME: Final = re.compile(r"(.+?)-\d[^_]*\.jar")
 
 Finish = Callable[[Path], None]
@@ -82,11 +82,11 @@ def spark_connector_jars(*, target: str | None = None, progress: Progress = sile
     version = spark_version()
     wanted = connector_set(version)
     name = f"spark-{minor_version(version)}"
-    sets = [JarSet(name, wanted.connectors, excluded=_IN_SPARK)]
+    sets = [JarSet(name, wanted.connectors, excluded=IN_SPARK)]
     more = wanted.targets.get(target or "")
     if more:
-        sets.append(JarSet(f"{name}-{target}", more, excluded=_IN_SPARK))
-    fetched = [fetch(jar_set, progress=progress, finish=_drop_shipped) for jar_set in sets]
+        sets.append(JarSet(f"{name}-{target}", more, excluded=IN_SPARK))
+    fetched = [fetch(jar_set, progress=progress, finish=drop_shipped) for jar_set in sets]
     return [jar for folder in fetched for jar in sorted(folder.glob("*.jar"))]
 
 
@@ -122,7 +122,7 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
-def _drop_shipped(folder: Path) -> None:
+def drop_shipped(folder: Path) -> None:
     """Remove the jars that are in ``pyspark/jars`` already: a second copy could shadow Spark's own."""
     shipped = {_module_name(jar) for jar in spark_jars_directory().glob("*.jar")}
     for jar in folder.glob("*.jar"):

@@ -1,0 +1,23 @@
+"""Spark's own Kafka source, which the hand-written jobs read with and tidesink does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tidesink.sinks.ivy import IN_SPARK, drop_shipped, fetch
+from tidesink.sinks.jar_set import JarSet
+from tidesink.sinks.spark_versions import Coordinate, minor_version, spark_version
+
+_GROUP: Final = "org.apache.spark"
+_CONNECTORS: Final = {"4.0": "4.0.0", "4.1": "4.1.1"}
+# The connector needs it on the class path and no more; not every mirror has its newest version.
+_TOKEN_PROVIDER: Final = Coordinate(_GROUP, "spark-token-provider-kafka-0-10_2.13", "4.0.0")
+
+
+def kafka_connector_jars() -> list[Path]:
+    """The jars of the Kafka source for the installed Spark, fetched when not yet here."""
+    spark = minor_version(spark_version())
+    connector = Coordinate(_GROUP, "spark-sql-kafka-0-10_2.13", _CONNECTORS[spark])
+    jars = JarSet(f"spark-{spark}-kafka", (connector,), pinned=(_TOKEN_PROVIDER,), excluded=IN_SPARK)
+    return sorted(fetch(jars, finish=drop_shipped).glob("*.jar"))
