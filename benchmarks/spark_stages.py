@@ -3,7 +3,8 @@
 ``python -m benchmarks.spark_stages SETTINGS.json`` prints one JSON object: for each protocol the events a
 second of ``plain read``, ``read``, ``decode`` and ``reduce``, and what they are of each other.
 ``plain read`` is Spark's own Kafka source, ``read`` the worker's, which the stages after it have too. Every
-stage reads the whole topic anew and writes nowhere; the stages take turns, so that what else runs on the machine meets all of them, and medians count.
+stage reads the whole topic anew and writes nowhere; the stages take turns, so that what else runs on the
+machine meets all of them, and medians count.
 """
 
 from __future__ import annotations

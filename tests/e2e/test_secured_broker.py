@@ -1,4 +1,7 @@
-"""Fetches from a broker with TLS and SASL: PEM, mutual TLS, PLAIN, SCRAM, and tokens of a named callback."""
+"""Reads from a broker with TLS and SASL: PEM, mutual TLS, PLAIN, SCRAM, and tokens of a named callback.
+
+By the driver's clients, and in Spark's tasks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 from confluent_kafka import Producer
@@ -21,10 +24,18 @@ from confluent_kafka.admin import (
 
 from tests.certificates import self_signed
 from tests.full import FULL
+from tests.unit.config_samples import FLAT_AVRO, changed, right
+from tidesink.cli.kafka import Start, read_topic
 from tidesink.dev.processes import READY_SECONDS, free_ports, stop_daemons
 from tidesink.dev.stack import Broker
 from tidesink.errors import SourceError, SourceUnavailableError
-from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, fetch
+from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, KafkaFetch, fetch
+from tidesink.sinks.offsets import KafkaOffsets
+from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.source import KafkaSource, translated_read_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.servers, FULL]
 
@@ -151,13 +162,54 @@ def test_a_token_of_a_named_callback(secured: Secured) -> None:
     assert _read({**given, "oauth_cb": f"{__name__}:token"}) == [b"0", b"1", b"2"]
 
 
-def test_mutual_tls(secured: Secured) -> None:
-    server = {
+_LOGINS: Final[dict[str, dict[str, str]]] = {
+    "PLAIN": {"sasl.username": "reader", "sasl.password": _PASSWORD},
+    "SCRAM-SHA-512": {"sasl.username": "reader", "sasl.password": _PASSWORD},
+    "OAUTHBEARER": {"oauth_cb": f"{__name__}:token", "sasl.oauthbearer.config": "who=reader"},
+    "mutual TLS": {},
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("login", list(_LOGINS))
+def test_a_config_serves_the_driver_and_the_tasks(secured: Secured, spark: SparkSession, login: str) -> None:
+    if login == "mutual TLS":
+        given, brokers = _mutual_tls(secured), secured.tls
+    else:
+        given, brokers = {**_sasl(secured, login), **_LOGINS[login]}, secured.sasl
+    del given["bootstrap.servers"]
+    config = right(changed(FLAT_AVRO, source__brokers=brokers, source__kafka=given), Path("/"))
+    properties = config.source.confluent_properties()
+    assert KafkaOffsets(properties).lookup([_TOPIC])[_TOPIC].partitions[0].latest == 3
+    frame = KafkaSource(KafkaFetch(properties)).frame(spark, [OffsetRange(_TOPIC, 0, 0, 3)])
+    assert sorted(bytes(row["value"]) for row in frame.collect()) == [b"0", b"1", b"2"]
+    read = [message.value for message in read_topic(properties, _TOPIC, start=Start("earliest"))]
+    assert read == [b"0", b"1", b"2"]
+
+
+@pytest.mark.spark
+def test_a_refused_login_in_a_task_is_our_error(secured: Secured, spark: SparkSession) -> None:
+    given = _sasl(secured, "PLAIN", sasl_username="reader", sasl_password="wrong-password")
+    frame = KafkaSource(KafkaFetch(given)).frame(spark, [OffsetRange(_TOPIC, 0, 0, 3)])
+    with pytest.raises(SourceError, match="_AUTHENTICATION") as caught, translated_read_errors(_TOPIC):
+        frame.collect()
+    assert "wrong-password" not in f"{caught.value!r} {caught.value.__cause__}"
+
+
+def _mutual_tls(secured: Secured) -> dict[str, str]:
+    return {
         "bootstrap.servers": secured.tls,
         "security.protocol": "SSL",
         "ssl.ca.location": str(secured.certificate),
+        "ssl.certificate.location": str(secured.pem),
+        "ssl.key.location": str(secured.pem),
     }
-    files = {"ssl.certificate.location": str(secured.pem), "ssl.key.location": str(secured.pem)}
+
+
+def test_mutual_tls(secured: Secured) -> None:
+    whole = _mutual_tls(secured)
+    files = {name: whole.pop(name) for name in ("ssl.certificate.location", "ssl.key.location")}
+    server = whole
     assert _read({**server, **files}) == [b"0", b"1", b"2"]
     java = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(secured.pem)}
     assert _read({**server, **java}) == [b"0", b"1", b"2"]
