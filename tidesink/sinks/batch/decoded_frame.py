@@ -64,6 +64,7 @@ from tidesink.sinks.batch.records import (
 )
 from tidesink.sinks.batch.reduce import row_keys
 from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.spark.task_errors import Reporting
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class DecodePlan:
 
     def decode(self, raw: DataFrame) -> DataFrame:
         """As ``Decode``."""
-        return raw.mapInArrow(DecodeTask(self), self.frame.ddl)
+        return raw.mapInArrow(Reporting(DecodeTask(self)), self.frame.ddl)
 
     @cached_property
     def frame(self) -> DecodedColumns:
