@@ -21,6 +21,7 @@ from tidesink.config.client_properties import (
 from tidesink.config.jaas import JaasSyntaxError, parse_jaas
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.kafka.consumers import open_consumer
+from tidesink.sinks.offsets import KafkaOffsets
 
 PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -180,6 +181,9 @@ def test_kerberos_without_gssapi_says_how_to_get_it() -> None:
     }
     with pytest.raises(ConfigError) as caught, open_consumer(wanted):
         pytest.skip("this confluent-kafka has GSSAPI")
+    assert KERBEROS in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        KafkaOffsets(wanted)
     assert KERBEROS in str(caught.value)
 
 
