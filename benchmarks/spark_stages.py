@@ -18,7 +18,6 @@ from benchmarks.events import DDL, SCHEMA, TABLE
 from benchmarks.kafka_connector import kafka_connector_jars
 from benchmarks.turns import Turn, rates, ratio, take_turns
 from tidesink.codecs import columns
-from tidesink.codecs.columns_canal_json import canal_json_columns
 from tidesink.codecs.columns_debezium_json_heads import heads_in
 from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
 from tidesink.codecs.columns_opening import COLUMNS
@@ -27,6 +26,7 @@ from tidesink.sinks.ivy import spark_connector_jars
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.offsets import KafkaOffsets
 from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.session import build_session
 from tidesink.sinks.source import KafkaSource
@@ -85,8 +85,7 @@ def measure(
 def _plan(registry: str, protocol: str, topic: str, raw: DataFrame) -> Decode:
     """The plan a worker makes of a topic whose messages are all in order."""
     if protocol == "canal-json":
-        # A worker has irregular messages judged from when it meets the first one.
-        return canal_json_columns(SCHEMA, judges=False)
+        return canal_json_plan(SCHEMA)
     if protocol == "debezium-json":
         heads = heads_in(raw)
         return debezium_json_columns(TABLE, key_heads=heads.key, value_heads=heads.value, judges=False)

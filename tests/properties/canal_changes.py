@@ -12,12 +12,12 @@ from tests.spark.decoded import Decoded, Values, collect
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, objects
-from tidesink.codecs.columns_canal_json import IRREGULAR, canal_json_columns
 from tidesink.codecs.compression import decompressed
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Message, TableId
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.render import mysql_type_word
 from tidesink.typemap.target_schema import shape_of
 
@@ -163,14 +163,10 @@ def harmed(random: Random) -> bytes:
 def decoded_in_spark(
     messages: list[Message], spark: SparkSession, options: CodecOptions | None = None
 ) -> dict[int, list[Decoded]]:
-    """As the worker does it: what is irregular is decoded again with the plan that judges."""
-    plan = canal_json_columns(SCHEMA, judges=False, options=options)
-    rows = collect(plan.decode(raw_frame(spark, messages)), plan)
-    irregular = {row.offset for row in rows if row.raw["_fields"] == [IRREGULAR]}
-    rows = [row for row in rows if row.offset not in irregular]
-    again = [message for message in messages if message.offset in irregular]
+    """As the worker does it."""
+    plan = canal_json_plan(SCHEMA, options=options)
     found: dict[int, list[Decoded]] = defaultdict(list)
-    for row in [*rows, *collect(plan.judging().decode(raw_frame(spark, again)), plan)]:
+    for row in collect(plan.decode(raw_frame(spark, messages)), plan):
         found[row.offset].append(row)
     return found
 
@@ -212,7 +208,9 @@ def _python(message: Message, options: CodecOptions | None) -> list[Values]:
             told.append({"kind": "ddl" if hasattr(event, "query") else "watermark", "error": None})
         elif any(name.lower() not in SHAPE.by_name for name in event.after or event.before or {}):
             told.append({"kind": "unplanned"})
-        elif event.table != TABLE or (event.commit_ts or 0) >= 2**63:
+        elif (event.commit_ts or 0) >= 2**63:
+            told.append({"kind": "bad", "error": "ValueOutOfRangeError"})
+        elif event.table != TABLE:
             told.append({"kind": "bad", "error": "SchemaMismatchError"})
         else:
             row = stored(event, SHAPE)

@@ -12,11 +12,11 @@ import pytest
 from tests.contracts.targets_bed import progress
 from tests.sessions import raw_frame
 from tests.spark.test_append_frame import change, messages, row
-from tidesink.codecs.columns_canal_json import canal_json_columns
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableId
 from tidesink.sinks.append_spark import append_frame
 from tidesink.sinks.change_log import INDEX, OFFSET, OP, PARTITION, PREIMAGE, log_shape
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.summary_spark import summarise
 from tidesink.sinks.targets.base import ReducedBatch
 from tidesink.sinks.targets.memory_target import MemoryTarget
@@ -60,7 +60,7 @@ def test_a_folded_log_is_the_table_at_the_source(spark: SparkSession, seed: int,
     source = Source(random, whole, {})
     stream = messages(*(source.changed() for _ in range(60)))
     target = MemoryTarget()
-    table = target.open_table(log_shape(canal_json_columns(SCHEMA).shape), pipeline="shop")
+    table = target.open_table(log_shape(canal_json_plan(SCHEMA).shape), pipeline="shop")
     epoch = table.claim().epoch
     cuts = [0, *sorted(random.sample(range(1, 60), 3)), 60]
     for number, (start, end) in enumerate(pairwise(cuts), 1):
@@ -72,7 +72,7 @@ def test_a_folded_log_is_the_table_at_the_source(spark: SparkSession, seed: int,
 
 
 def batch_of(spark: SparkSession, stream: list[Message]) -> ReducedBatch:
-    plan = canal_json_columns(SCHEMA, logs=True)
+    plan = canal_json_plan(SCHEMA, logs=True)
     frame = append_frame(plan.decode(raw_frame(spark, stream)), plan.shape).persist()
     summary = summarise(frame, log_shape(plan.shape))
     assert (summary.read, summary.applied, summary.deletes) == (len(stream), len(stream), 0)

@@ -13,8 +13,8 @@ from tests.full import FULL
 from tests.properties.canal_changes import GOOD, SCHEMA, decoded_in_spark, difference, harmed, row_change
 from tests.sessions import raw_frame
 from tests.spark.decoded import collect
-from tidesink.codecs.columns_canal_json import canal_json_columns
 from tidesink.events import Message
+from tidesink.sinks.plans.canal_json import canal_json_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,13 +46,13 @@ def test_damaged_messages_get_the_python_codecs_verdict(spark: SparkSession, sta
     assert {"upsert", "delete", "bad", "unplanned"} <= kinds
 
 
-def test_a_value_of_a_million_escapes_is_read_in_the_jvm(spark: SparkSession) -> None:
+def test_a_value_of_a_million_escapes_is_read(spark: SparkSession) -> None:
     text = json.dumps('"\\\n' * 1_000_000)
     message = row_change(Random(1))
     message["type"], message["old"] = "INSERT", None
     message["data"] = [GOOD | {"j": text}]
     value = json.dumps(message, separators=(",", ":")).encode()
-    plan = canal_json_columns(SCHEMA, judges=False)
+    plan = canal_json_plan(SCHEMA)
     (row,) = collect(plan.decode(raw_frame(spark, [Message("t", 0, 0, None, value)])), plan)
     assert row.kind == "upsert"
     assert row.after is not None
@@ -72,8 +72,8 @@ def test_what_the_row_says_of_its_key_and_members_is_held_against_the_definition
     message = row_change(Random(1)) | {"type": "INSERT", "old": None, "data": [GOOD]}
     values = [json.dumps(message | more, separators=(",", ":")).encode() for more in said]
     messages = [Message("t", 0, offset, None, value) for offset, value in enumerate(values)]
-    plan = canal_json_columns(SCHEMA, judges=False)
+    plan = canal_json_plan(SCHEMA)
     rows = collect(plan.decode(raw_frame(spark, messages)), plan)
     assert [row.kind for row in rows] == ["upsert", "bad", "upsert", "upsert", "bad", "bad"]
-    own = canal_json_columns(SCHEMA, keys=("id",), judges=False)
+    own = canal_json_plan(SCHEMA, keys=("id",))
     assert [row.kind for row in collect(own.decode(raw_frame(spark, messages[:2])), own)] == ["upsert"] * 2

@@ -11,11 +11,11 @@ import pytest
 from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.unit.canal_messages import row_bytes
-from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.accounting import account_of
 from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.records import ROW_KINDS
 from tidesink.sinks.change_log import (
     COMMIT_TS,
@@ -29,6 +29,7 @@ from tidesink.sinks.change_log import (
     log_shape,
 )
 from tidesink.sinks.layout_spark import LaidOutColumns
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.projection import Layout, laid_out
 
@@ -59,7 +60,7 @@ def messages(*values: bytes) -> list[Message]:
     return [Message("t", 3, offset, None, value) for offset, value in enumerate(values)]
 
 
-def logged(spark: SparkSession, plan: CanalJsonColumns, *values: bytes) -> tuple[list[dict[str, Any]], Any]:
+def logged(spark: SparkSession, plan: DecodePlan, *values: bytes) -> tuple[list[dict[str, Any]], Any]:
     """The rows of the log in their order, and the summary of the batch."""
     frame = append_frame(plan.decode(raw_frame(spark, messages(*values))), plan.shape).persist()
     rows = frame.where(frame["_op"].isin(*ROW_KINDS)).select("key", "after").collect()
@@ -69,7 +70,7 @@ def logged(spark: SparkSession, plan: CanalJsonColumns, *values: bytes) -> tuple
 
 
 def test_each_image_of_each_event_is_a_row(spark: SparkSession) -> None:
-    plan = canal_json_columns(SCHEMA, logs=True)
+    plan = canal_json_plan(SCHEMA, logs=True)
     rows, summary = logged(
         spark,
         plan,
@@ -112,7 +113,7 @@ def row_day() -> Any:
 
 
 def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
-    plan = canal_json_columns(KEYLESS, logs=True)
+    plan = canal_json_plan(KEYLESS, logs=True)
     one = {"v": "a", "n": "5"}
     same = {"pkNames": None, "_tidb": {"commitTs": 40}}
     values = (
@@ -134,7 +135,7 @@ def test_a_table_without_a_key_has_all_its_rows(spark: SparkSession) -> None:
 
 @FULL
 def test_chosen_and_renamed_columns_are_those_of_old_rows_too(spark: SparkSession) -> None:
-    plan = canal_json_columns(SCHEMA, logs=True)
+    plan = canal_json_plan(SCHEMA, logs=True)
     layout = Layout(except_columns=("d", "n"), rename={"v": "value"})
     chosen = LaidOutColumns(plan, laid_out(layout, plan.shape, own=()), layout, spark)
     raw = raw_frame(spark, messages(change(row(v="b"), "UPDATE", old=[row()]), change({"id": "9"}, "DELETE")))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.columns import ID
 from tests.full import FULL
 from tests.sessions import raw_frame
-from tidesink.codecs.columns_canal_json import canal_json_columns
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.sinks.plans.canal_json import canal_json_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +45,7 @@ def test_rows_are_read_by_the_newest_name_they_have(spark: SparkSession) -> None
         # Not in the producer's own form: the Python codec reads it.
         _message({"id": "8", "Wide": "8"}, spaced=True),
     ]
-    plan = replace(canal_json_columns(SCHEMA, judges=True), renamed=RENAMED)
+    plan = canal_json_plan(SCHEMA, renamed=RENAMED)
     frame = raw_frame(spark, [Message("t", 0, n, None, value) for n, value in enumerate(values)])
     found = {row["_offset"]: row for row in plan.decode(frame).collect()}
     sizes = [found[n]["after"]["size"] if found[n]["after"] else found[n]["_reason"] for n in range(8)]
@@ -58,5 +57,5 @@ def test_rows_are_read_by_the_newest_name_they_have(spark: SparkSession) -> None
 
 def test_without_renames_an_old_name_is_a_new_column(spark: SparkSession) -> None:
     frame = raw_frame(spark, [Message("t", 0, 0, None, _message({"id": "2", "Wide": "2"}))])
-    (row,) = canal_json_columns(SCHEMA, judges=True).decode(frame).collect()
+    (row,) = canal_json_plan(SCHEMA).decode(frame).collect()
     assert row["_fields"] == ["Wide"]

@@ -14,10 +14,10 @@ from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, Values, collect
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
-from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
-from tidesink.codecs.columns_canal_json_types import WRITTEN_AT
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, TableId, TableSchema
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,7 +112,7 @@ def _messages(*, extension: bool) -> dict[Message, int]:
     return found
 
 
-def _decoded(plan: CanalJsonColumns, messages: list[Message], spark: SparkSession) -> dict[int, Decoded]:
+def _decoded(plan: DecodePlan, messages: list[Message], spark: SparkSession) -> dict[int, Decoded]:
     return {row.offset: row for row in collect(plan.decode(raw_frame(spark, messages)), plan)}
 
 
@@ -120,7 +120,7 @@ def _decoded(plan: CanalJsonColumns, messages: list[Message], spark: SparkSessio
 def test_each_row_is_read_by_the_types_of_its_time(
     spark: SparkSession, definitions: TableDefinitions, schema: TableSchema, extension: bool
 ) -> None:
-    plan = canal_json_columns(schema)
+    plan = canal_json_plan(schema)
     messages = _messages(extension=extension)
     found = _decoded(plan, list(messages), spark)
     codec = CanalJsonCodec(definitions=definitions)
@@ -157,7 +157,7 @@ def test_values_that_no_type_of_their_time_has_are_bad(spark: SparkSession, sche
         "labels' number": spoilt(1, "n", "12", "set('a','b')"),
         "other members": spoilt(0, "s", "1234567", "set('r','p')"),
     }
-    plan = canal_json_columns(schema)
+    plan = canal_json_plan(schema)
     for why, message in messages.items():
         (row,) = _decoded(plan, [message], spark).values()
         assert row.kind == "bad", why
@@ -167,15 +167,16 @@ def test_a_full_type_word_comes_before_the_time(spark: SparkSession, schema: Tab
     parsed = json.loads(_value(2, _TIMES[2] + 1, extension=True))
     parsed["mysqlType"]["e"] = "enum('x','y')"
     value = json.dumps(parsed, separators=(",", ":"), ensure_ascii=False).encode()
-    (row,) = _decoded(canal_json_columns(schema), [Message("cdc", 0, 0, None, value)], spark).values()
+    (row,) = _decoded(canal_json_plan(schema), [Message("cdc", 0, 0, None, value)], spark).values()
     assert row.after is not None
     assert row.after["e"] == "x"
 
 
-def test_columns_of_one_reading_ask_for_no_time(spark: SparkSession, schema: TableSchema) -> None:
-    def plan_of(schema: TableSchema) -> str:
-        decoded = canal_json_columns(schema, judges=False).decode(raw_frame(spark, []))
-        return str(decoded._jdf.queryExecution().analyzed().toString())
+def test_columns_of_one_reading_ask_for_no_time(schema: TableSchema) -> None:
+    def timed(schema: TableSchema) -> set[str]:
+        decoder = canal_json_plan(schema).decoder
+        assert isinstance(decoder, CanalJsonDecoder)
+        return {column.name for column in decoder.schema.columns if column.earlier}
 
     definitions = TableDefinitions()
     definitions.apply("CREATE TABLE t (k INT PRIMARY KEY, e ENUM('x'), v VARCHAR(3))", "shop", since=1)
@@ -183,5 +184,5 @@ def test_columns_of_one_reading_ask_for_no_time(spark: SparkSession, schema: Tab
     definitions.apply(alter, "shop", since=2)
     once = definitions.get(_TABLE)
     assert once is not None
-    assert WRITTEN_AT in plan_of(schema)
-    assert WRITTEN_AT not in plan_of(once)
+    assert {"k", "e"} < timed(schema) < set(schema.by_name)
+    assert timed(once) == set()

@@ -47,8 +47,7 @@ def _decoded(spark: SparkSession, protocol: str, **parts: Any) -> list[Any]:
         record = codec.encode(event, topic=TOPIC)
         assert record is not None
         messages.append(Message(TOPIC, 0, event.position.offset, record.key, record.value))
-    if protocol != "canal-json":
-        parts["registry"] = registry
+    parts["registry"] = registry
     plan = columns(protocol, table="shop.orders", topic=TOPIC, **parts)
     return plan.decode(raw_frame(spark, messages)).orderBy("_offset").collect()
 
@@ -58,7 +57,6 @@ def _decoded(spark: SparkSession, protocol: str, **parts: Any) -> list[Any]:
     [
         ("flat-avro", {}),
         pytest.param("avro", {}, marks=FULL),
-        ("canal-json", {"definition": DEFINITION}),
         pytest.param("debezium-avro", {"definition": DEFINITION}, marks=FULL),
     ],
 )
@@ -76,9 +74,9 @@ def test_a_frame_of_records_becomes_a_frame_of_events(
     ("protocol", "parts", "said"),
     [
         ("flat-avro", {"table": TABLE}, "give registry= and topic="),
-        ("canal-json", {"table": TABLE}, "give definition= the table's CREATE TABLE"),
-        ("canal-json", {"table": TABLE, "definition": "CREATE TABLE t (id INT)"}, "not of shop.orders"),
-        ("canal-json", {"table": "orders", "definition": DEFINITION}, "must be schema.name"),
+        ("debezium-json", {"table": TABLE}, "give definition= the table's CREATE TABLE"),
+        ("debezium-json", {"table": TABLE, "definition": "CREATE TABLE t (id INT)"}, "not of shop.orders"),
+        ("debezium-json", {"table": "orders", "definition": DEFINITION}, "must be schema.name"),
         ("canal-jsn", {"table": TABLE}, "did you mean 'canal-json'"),
     ],
 )

@@ -26,10 +26,11 @@ from tests.spark.held import compare, held_value
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
-from tidesink.codecs.columns_canal_json import IRREGULAR, CanalJsonColumns, canal_json_columns
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, TableId, TableSchema
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.target_schema import ShapeColumn
 
@@ -55,43 +56,29 @@ class Case:
         self.records = {record.line: record for record in records}
         self.schemas = list(dict.fromkeys(schema_of(event) for event in _in_order(records)))
         self.schema = self.schemas[-1]
-        self.plan = self._plan(zone, _options(records, claims))
+        options = _options(records, claims)
+        self.plan = self._plan(zone, options)
         keys = {table: self.plan.shape.keys}
         definitions = TableDefinitions([self.schema])
-        self.codec = CanalJsonCodec(definitions=definitions, keys=keys, options=self.plan.options)
+        self.codec = CanalJsonCodec(definitions=definitions, keys=keys, options=options)
         self.found: dict[int, list[Decoded]] = defaultdict(list)
 
-    def _plan(self, zone: str, options: CodecOptions) -> CanalJsonColumns:
+    def _plan(self, zone: str, options: CodecOptions) -> DecodePlan:
         # A table without a key has its keys from the config.
         columns = self.schema.handle_columns or self.schema.columns[:1]
         keys, base = tuple(column.name for column in columns), None
         for schema in self.schemas:
-            # Irregular messages are judged apart: without Python the whole plan is folded, and no job runs.
-            plan = canal_json_columns(
-                schema,
-                base=base,
-                keys=keys,
-                time_zone=zone,
-                judges=False,
-                options=options,
-                logs=self._logs,
+            plan = canal_json_plan(
+                schema, base=base, keys=keys, time_zone=zone, options=options, logs=self._logs
             )
             base = plan.shape
         return plan
 
     def decode(self, spark: SparkSession) -> None:
-        """Reads the records; those that are not in TiCDC's form with the plan that judges them."""
-        first = self._decode(self.plan, list(self.records.values()), spark)
-        irregular = [row.offset for row in first if row.kind == "unplanned"]
-        rows = [row for row in first if row.kind != "unplanned"]
-        assert all(row.raw["_fields"] == [IRREGULAR] for row in first if row.kind == "unplanned")
-        if irregular:
-            rows += self._decode(self.plan.judging(), [self.records[line] for line in irregular], spark)
-        for row in rows:
+        """Reads the records."""
+        messages = [record.message for record in self.records.values()]
+        for row in collect(self.plan.decode(raw_frame(spark, messages)), self.plan):
             self.found[row.offset].append(row)
-
-    def _decode(self, plan: CanalJsonColumns, records: list[Record], spark: SparkSession) -> list[Decoded]:
-        return collect(plan.decode(raw_frame(spark, [record.message for record in records])), plan)
 
 
 class Golden:
@@ -195,7 +182,7 @@ def _expected(case: Case, record: Record, event: Json) -> Values:
     after, before = after_of(event, schema), before_of(event, schema)
     row = after or before or {}
     if any(row[key.name] is None for key in case.plan.shape.key_columns):
-        return {"kind": "bad", "error": "UnnamedRowError", "commit_ts": ts}
+        return {"kind": "bad", "error": "UnnamedRowError"}
     expected: Values = {"kind": "delete" if deleted else "upsert", "error": None, "commit_ts": ts}
     targets = case.plan.shape.columns
     for target in targets if not deleted else case.plan.shape.key_columns:

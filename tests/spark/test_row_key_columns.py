@@ -1,4 +1,4 @@
-"""Tables without a key under TiDB's row keys: in the JVM as in Python."""
+"""Tables without a key under TiDB's row keys: in a frame as in the row codec."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tests.multisets import CREATE, OPTIONS, SCHEMA, TABLE, change, copies, hist
 from tests.sessions import raw_frame
 from tests.spark.decoded import Decoded, collect
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
-from tidesink.codecs.columns_canal_json import CanalJsonColumns, canal_json_columns
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.typemap.target_schema import RowKey
 
@@ -35,12 +36,12 @@ def _codec() -> CanalJsonCodec:
     return CanalJsonCodec(options=OPTIONS, definitions=TableDefinitions([SCHEMA]))
 
 
-def _plan(*, judges: bool = False) -> CanalJsonColumns:
-    return canal_json_columns(SCHEMA, judges=judges, by_row_key=True)
+def _plan() -> DecodePlan:
+    return canal_json_plan(SCHEMA, by_row_key=True)
 
 
-def _decoded(spark: SparkSession, sent: list[Message], *, judges: bool = False) -> list[Decoded]:
-    plan = _plan(judges=judges)
+def _decoded(spark: SparkSession, sent: list[Message]) -> list[Decoded]:
+    plan = _plan()
     return collect(plan.decode(raw_frame(spark, sent)), plan)
 
 
@@ -72,7 +73,7 @@ def test_a_batch_is_reduced_to_the_copies_there_are(spark: SparkSession) -> None
 
 
 def _sent_as(offset: int, members: dict[str, Any], *, spaced: bool = False) -> Message:
-    """A message as TiCDC writes it, or in a form that is the Python codec's to judge."""
+    """A message as TiCDC writes it, or in another form."""
     text = json.dumps(members) if spaced else json.dumps(members, separators=(",", ":"))
     return Message("t", 0, offset, None, text.encode())
 
@@ -110,19 +111,18 @@ BAD: Final[list[tuple[dict[str, Any], str]]] = [
 @FULL
 def test_what_no_row_key_names_is_bad_and_says_why(spark: SparkSession) -> None:
     sent = [_sent_as(at, _members(**more)) for at, (more, _) in enumerate(BAD)]
-    found = _decoded(spark, sent, judges=True)
+    found = _decoded(spark, sent)
     assert {row.offset: row.kind for row in found} == dict.fromkeys(range(len(BAD)), "bad")
     assert all(row.error == SchemaMismatchError.__name__ for row in found)
     assert [row.offset for row in found if BAD[row.offset][1] not in (row.reason or "")] == []
-    # Of a message with two rows neither has a name.
-    assert [row.offset for row in found].count(len(BAD) - 1) == 2
+    # A message with two rows is bad as a whole.
+    assert len(found) == len(BAD)
 
 
 @FULL
-def test_a_message_that_python_judges_keeps_its_row_key(spark: SparkSession) -> None:
+def test_a_message_in_another_form_keeps_its_row_key(spark: SparkSession) -> None:
     regular, spaced = _sent_as(0, _members()), _sent_as(1, _members(), spaced=True)
-    assert [row.kind for row in _decoded(spark, [regular, spaced])] == ["upsert", "unplanned"]
-    one, other = _decoded(spark, [regular, spaced], judges=True)
+    one, other = _decoded(spark, [regular, spaced])
     assert (one.key, one.after) == (other.key, other.after)
     assert one.key == {"_tidb_rowid": 5, "_tidb_table_id": 104}
 
@@ -135,9 +135,7 @@ def test_a_row_key_names_its_row_without_a_commit_ts(spark: SparkSession) -> Non
         _sent_as(1, _members(_tidb={"rowkey": row_key}), spaced=True),
         _sent_as(2, _members(_tidb={"rowkey": row_key, "commitTs": 1005})),
     ]
-    # The first is read without Python's help, which the others need.
-    assert [row.kind for row in _decoded(spark, sent)] == ["upsert", "unplanned", "unplanned"]
-    found = _decoded(spark, sent, judges=True)
+    found = _decoded(spark, sent)
     assert [(row.kind, row.key, row.after, row.commit_ts) for row in found] == [*map(_as_python, sent)]
     assert [row.commit_ts for row in found] == [None, None, 1005]
 
@@ -153,7 +151,7 @@ def test_what_is_no_row_needs_no_row_key(spark: SparkSession) -> None:
 
 @FULL
 def test_a_table_with_a_key_goes_by_it_whatever_row_keys_say(spark: SparkSession) -> None:
-    plan = canal_json_columns(SCHEMA, keys=("name",), by_row_key=True, judges=False)
+    plan = canal_json_plan(SCHEMA, keys=("name",), by_row_key=True)
     (row,) = collect(plan.decode(raw_frame(spark, [_sent_as(0, _members(_tidb={"commitTs": 1}))])), plan)
     assert (row.kind, row.key) == ("upsert", {"name": "a"})
 
@@ -171,7 +169,7 @@ def test_row_keys_that_ticdc_wrote(spark: SparkSession) -> None:
     ]
     schema = schema_of(sent[0].event or {})
     keyless = replace(schema, columns=tuple(replace(column, handle=False) for column in schema.columns))
-    plan = canal_json_columns(keyless, by_row_key=True, judges=False)
+    plan = canal_json_plan(keyless, by_row_key=True)
     decoded = plan.decode(raw_frame(spark, [record.message for record in sent]))
     found = collect(decoded, plan)
     digits = [(record.event or {})["row_key_hex"] for record in sent]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,10 +14,8 @@ from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wro
 from tidesink.cli.table_plans import plan_of
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row, row_key_of
-from tidesink.codecs.columns_canal_json_verdict import open_judge
-from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
-from tidesink.events import ChangeEvent, Column, ColumnType, Message, TableSchema
+from tidesink.events import ChangeEvent, Column, ColumnType, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.targets.kafka_encoding import prepare
 from tidesink.typemap.projection import Layout, laid_out
@@ -94,28 +90,6 @@ def test_an_event_is_named_by_its_row_key_in_all_its_images() -> None:
     assert named.before == {**named.after, "name": "a"}
     with pytest.raises(SchemaMismatchError, match="output-row-key=true"):
         row_key_of(event._replace(extension=None))
-
-
-@pytest.mark.parametrize(
-    "members", [{}, {"commitTs": 5}, {"commitTs": None}], ids=["no commit ts", "both", "null"]
-)
-def test_a_row_keeps_its_row_key_in_the_text_that_the_judge_writes(members: dict[str, Any]) -> None:
-    (sent,) = messages([change(RowKey(3, 104), None, {"name": "a", "amount": 1}, at=1)])
-    parsed = json.loads(sent.value or b"")
-    parsed["_tidb"] = {**members, "rowkey": parsed["_tidb"]["rowkey"]}
-    irregular = replace(sent, value=json.dumps(parsed).encode())
-    error, reason, texts = open_judge(shape_of(SCHEMA), CodecOptions())(irregular.value)
-    assert (error, reason) == (None, None)
-    assert texts is not None
-    found = [keyed_by_row(_change(replace(sent, value=text.encode()))) for text in texts]
-    assert found == [keyed_by_row(_change(irregular))]
-    assert found[0].key == {"_tidb_rowid": 3, "_tidb_table_id": 104}
-
-
-def _change(message: Message) -> ChangeEvent:
-    (event,) = CanalJsonCodec(options=OPTIONS, definitions=TableDefinitions([SCHEMA])).decode(message)
-    assert isinstance(event, ChangeEvent)
-    return event
 
 
 def test_the_shape_of_a_table_without_a_key_has_the_row_key_first() -> None:

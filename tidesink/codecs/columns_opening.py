@@ -105,19 +105,7 @@ def _debezium_json(parts: ColumnsParts) -> DecodeColumns:
     )
 
 
-def _canal_json(parts: ColumnsParts) -> DecodeColumns:
-    from tidesink.codecs.columns_canal_json import canal_json_columns
-
-    return canal_json_columns(
-        _defined(parts),
-        keys=parts.keys,
-        zero_date=parts.zero_date,
-        time_zone=parts.time_zone,
-        options=parts.options,
-    )
-
-
-def _defined(parts: ColumnsParts, why: str = "canal-json carries no full types") -> TableSchema:
+def _defined(parts: ColumnsParts, why: str = "the records carry no full types") -> TableSchema:
     if parts.definition is None:
         raise ConfigError(f"{why}: give definition= the table's CREATE TABLE")
     definitions = TableDefinitions()
@@ -131,7 +119,6 @@ def _defined(parts: ColumnsParts, why: str = "canal-json carries no full types")
 COLUMNS: Final[Mapping[str, Callable[[ColumnsParts], DecodeColumns]]] = {
     "flat-avro": _flat_avro,
     "avro": _flat_avro,
-    "canal-json": _canal_json,
     "debezium-avro": _debezium_avro,
     "debezium-json": _debezium_json,
     "debezium": _debezium_json,

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import orjson
 
 from tidesink.codecs.canal_json.schema import RowShapes
-from tidesink.codecs.columns_canal_json import IRREGULAR, NOT_JUDGED, CanalJsonColumns, canal_json_columns
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_alike
-from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.decoding import Apart, Missed, Renamed, ToldColumns, declared_table
 from tidesink.sinks.decoding_planned import PlannedDecoding
 from tidesink.sinks.offsets import TopicOffsets
+from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
 from tidesink.sinks.shape import TableShape
@@ -44,6 +45,8 @@ from tidesink.typemap.target_schema import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.sinks.batch.tasks import Fetch
+
 # Where no DDL tells of a table, its topic is looked at for a row's words, so many records at first.
 _PEEKED_RECORDS = 10_000
 
@@ -62,7 +65,7 @@ class _RowWords(NamedTuple):
     keys: list[str]
 
 
-class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
+class CanalJsonDecoding(PlannedDecoding[DecodePlan]):
     """One table's types, and the plan they make."""
 
     def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
@@ -70,11 +73,9 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         self._ddl = around.topics.ddl(topic)
         self._tables = around.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
-        # Values are opened where they are read, before a table's plan sees them.
-        self._options = replace(around.config.source.codec_options(), large_message_handle_compression="none")
+        self._options = around.config.source.codec_options()
         self._words: list[_RowWords] = []
         self._renamed: dict[str, str] = {}
-        self._judges = False
         self._planned: TableSchema | None = None
         self._text_columns: tuple[str, ...] = ()
         self._apart: tuple[tuple[TableId, ...], Apart] | None = None
@@ -182,15 +183,10 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         self._tables.census(self._session, missed.ranges)
 
     def learn(self, missed: Missed) -> bool:
-        """Have irregular messages judged; read DDL ahead to partition 0's end; then the rows' own words.
+        """Read DDL ahead to partition 0's end; then the rows' own words.
 
         A record may be bad because a type changed: that DDL is looked for too.
         """
-        _refuse_not_judged(missed.summary.unplanned_columns)
-        if IRREGULAR in missed.summary.unplanned_columns and not self._judges:
-            self._judges = True
-            self._make()
-            return True
         before = self._known_columns()
         changed = self._declared is None and self._newer_ddl(missed.found)
         if not missed.summary.unplanned:
@@ -201,6 +197,9 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
             self._read_words(missed.ranges)
             self._make()
         return self._known_columns() != before
+
+    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> None:
+        """Not yet: other tables' records are told apart by Spark."""
 
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""
@@ -274,20 +273,20 @@ class CanalJsonDecoding(PlannedDecoding[CanalJsonColumns]):
         if not (settings.keys or schema.handle_columns or logs or by_row_key):
             raise ConfigError(_NO_KEY, table=str(self._table))
         self._planned = schema
-        plan = canal_json_columns(
+        plan = canal_json_plan(
             schema,
             base=self._base(schema, kept),
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
-            judges=self._judges,
             options=self._options,
             logs=logs,
             by_row_key=by_row_key,
+            renamed=self._renamed,
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         told = {column.name.lower() for column in defined.columns} if defined else set()
-        self._plan = replace(plan, renamed=self._renamed, shape=_doubted(plan.shape, self._words, told))
+        self._plan = plan.with_shape(_doubted(plan.shape, self._words, told))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
         """Whether the table has no key but the row keys that its rows are declared to carry."""
@@ -339,19 +338,6 @@ def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
         if known.name.casefold() == column.name.casefold() and known.type == column.type:
             return replace(column, earlier=known.earlier)
     return column
-
-
-def _refuse_not_judged(names: Sequence[str]) -> None:
-    """Raise what kept records from being judged: storage or upstream, which may answer later.
-
-    Raises:
-        SourceUnavailableError: one of them did not answer.
-        ConfigError: one of them cannot be opened as it is configured.
-    """
-    for name in names:
-        if name.startswith(NOT_JUDGED):
-            _, error, reason = name.split(NOT_JUDGED, 2)
-            raise (ConfigError if error == ConfigError.__name__ else SourceUnavailableError)(reason)
 
 
 def _row_words(row: Any) -> _RowWords:

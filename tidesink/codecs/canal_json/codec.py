@@ -72,7 +72,8 @@ class CanalJsonCodec:
     """Decodes and encodes canal-json.
 
     ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of
-    tables; without it ``pkNames`` does. ``clock`` gives ms since 1970 for ``ts``. ``large`` finds what
+    tables; without it ``pkNames`` does. ``shapes`` are given by who knows all types and keys beforehand: the
+    DDL that passes changes none of them. ``clock`` gives ms since 1970 for ``ts``. ``large`` finds what
     messages leave out, by the options if it is not given. ``unread_ddl`` holds the DDL texts that could not
     be read for types, with the reason.
     """
@@ -85,15 +86,16 @@ class CanalJsonCodec:
         options: CodecOptions | None = None,
         definitions: TableDefinitions | None = None,
         keys: Keys | None = None,
+        shapes: RowShapes | None = None,
         clock: Callable[[], int] = _now_ms,
         large: LargeMessages | None = None,
     ) -> None:
         options = self._options = options or CodecOptions()
         self.definitions = definitions if definitions is not None else TableDefinitions()
         self.unread_ddl: dict[str, str] = {}
-        self._shapes = RowShapes(self.definitions, keys)
+        self._shapes = shapes or RowShapes(self.definitions, keys)
         self._large = large or LargeMessages(options)
-        self._reader = CanalJsonReader(self._shapes, self._learn, self._large)
+        self._reader = CanalJsonReader(self._shapes, self._learn if shapes is None else None, self._large)
         self._writer = CanalJsonWriter(options, clock, self._large)
         self._full_types = options.content_compatible
         self._writers: dict[int, RowWriter] = {}
@@ -261,12 +263,14 @@ def _object(parsed: object) -> Parsed:
 
 
 class CanalJsonReader:
-    """Makes events of canal-json records; ``learn`` is told of each DDL, before the rows after it.
+    """Makes events of canal-json records; ``learn`` is given each DDL, before the rows after it.
 
     ``large`` makes compressed messages and rows that were cut down whole.
     """
 
-    def __init__(self, shapes: RowShapes, learn: Callable[[DdlEvent], None], large: LargeMessages) -> None:
+    def __init__(
+        self, shapes: RowShapes, learn: Callable[[DdlEvent], None] | None, large: LargeMessages
+    ) -> None:
         self._shapes = shapes
         self._learn = learn
         self._large = large
@@ -325,7 +329,7 @@ class CanalJsonReader:
                 found.append(self._row(one, op, message, at))
             return
         event = _control(parsed, parsed.get("type"), message, len(found))
-        if isinstance(event, DdlEvent):
+        if isinstance(event, DdlEvent) and self._learn is not None:
             self._learn(event)
         found.append(event)
 
@@ -380,8 +384,12 @@ def _each_alone(parsed: Parsed, op: Op) -> Iterator[Parsed]:
         yield parsed
         return
     old = _old_rows(parsed, rows) if op is _UPDATE else [None] * len(rows)
+    extension = parsed.get("_tidb")
+    if type(extension) is dict and "rowkey" in extension:
+        # A row key names one row: of several in a message it would make one.
+        extension = {name: value for name, value in extension.items() if name != "rowkey"}
     for row, before in zip(rows, old, strict=True):
-        yield {**parsed, "data": [row], "old": [before]}
+        yield {**parsed, "data": [row], "old": [before], "_tidb": extension}
 
 
 def _is_row(parsed: Parsed) -> bool:

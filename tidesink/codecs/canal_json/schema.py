@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import NEVER, row_moment
 from tidesink.errors import ConfigError, SchemaMismatchError, UnnamedRowError, ValueOutOfRangeError
-from tidesink.events import Column, ColumnType, TableId, TableSchema, Value
+from tidesink.events import Column, ColumnType, EarlierType, TableId, TableSchema, Value
 from tidesink.typemap.mysql_types import parse_sql_type
 from tidesink.typemap.parse import TextReader, integer_bounds, keeps_text, text_reader, usual_row
+from tidesink.typemap.table import row_of
 
 RawRow = dict[str, object]
 Keys = Mapping[TableId, Sequence[str]]
@@ -234,21 +235,11 @@ class RowShapes:
         commit_ts: int,
     ) -> RowShape:
         """A new shape: each column's type from where the module says."""
-        definition = self._definitions.get(table)
-        known = {c.name.casefold(): c for c in definition.columns} if definition else {}
+        known = self._defined(table)
         complete = all(name.casefold() in known for name in names)
         # A column that was dropped since, or whose table was.
         known = {c.name.casefold(): c for c in self._definitions.former(table)} | known
-        columns = tuple(
-            _column(
-                name,
-                mysql_type.get(name),
-                known.get(name.casefold()),
-                primary=name in pk_names,
-                commit_ts=commit_ts,
-            )
-            for name in names
-        )
+        columns = tuple(self._columns(names, mysql_type, pk_names, known, commit_ts=commit_ts))
         changes = sorted({was.until for c in known.values() for was in c.earlier})
         usual = usual_row((c.name, c.type) for c in columns)
         return RowShape(
@@ -268,12 +259,123 @@ class RowShapes:
             rest=tuple(_others(columns, usual.names)) if usual else (),
         )
 
+    def _defined(self, table: TableId) -> dict[str, Column]:
+        """The table's columns by definition, by their names, folded."""
+        definition = self._definitions.get(table)
+        return {c.name.casefold(): c for c in definition.columns} if definition else {}
+
+    def _columns(
+        self,
+        names: list[str],
+        mysql_type: Mapping[str, str],
+        pk_names: list[str],
+        known: Mapping[str, Column],
+        *,
+        commit_ts: int,
+    ) -> Iterator[Column]:
+        """The columns of a row; ``known``: those that are defined, by their names, folded."""
+        for name in names:
+            word, defined = mysql_type.get(name), known.get(name.casefold())
+            yield _column(name, word, defined, primary=name in pk_names, commit_ts=commit_ts)
+
     def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
         wanted = self._keys.get(_folded(table))
         if wanted is None:
             return tuple(pk_names)
         spelt = {name.casefold(): name for name in names}
         return tuple(spelt.get(name.casefold(), name) for name in wanted)
+
+
+class DefinedShapes(RowShapes):
+    """The shapes of rows whose types are those of the definitions, whatever the rows' own words say.
+
+    A row that contradicts its definition is refused: its text would be read as what it does not mean. So is
+    one that names another key, where ``own_keys`` says that ``keys`` are the source's. A row with a column
+    that nothing defines is read as text, without a key: it waits for a definition.
+    """
+
+    def __init__(self, definitions: TableDefinitions, keys: Keys, *, own_keys: bool) -> None:
+        super().__init__(definitions, keys)
+        self._own_keys = own_keys
+
+    def _columns(
+        self,
+        names: list[str],
+        mysql_type: Mapping[str, str],
+        pk_names: list[str],
+        known: Mapping[str, Column],
+        *,
+        commit_ts: int,
+    ) -> Iterator[Column]:
+        folded = [name.casefold() for name in names]
+        twice = next((name for at, name in enumerate(names) if name.casefold() in folded[:at]), None)
+        if twice is not None:
+            raise SchemaMismatchError("the row has the column twice", column=twice)
+        if not known.keys() >= {*folded}:
+            yield from (Column(name, ColumnType("text", sql=mysql_type.get(name))) for name in names)
+            return
+        for name in names:
+            word, defined = mysql_type.get(name) or "", known[name.casefold()]
+            column_type = _in_force(defined, word, commit_ts)
+            if _contradicts(word, column_type):
+                raise SchemaMismatchError(_OTHER_TYPE, column=name)
+            primary = name in pk_names
+            yield replace(defined, name=name, type=column_type, primary_key=primary, earlier=())
+
+    def _key(self, table: TableId, names: list[str], pk_names: list[str]) -> tuple[str, ...]:
+        if not self._defined(table).keys() >= {name.casefold() for name in names}:
+            return ()
+        key = super()._key(table, names, pk_names)
+        named = {name.casefold() for name in pk_names}
+        if self._own_keys and named and named != {name.casefold() for name in key}:
+            raise SchemaMismatchError(
+                f"the row's pkNames are not the table's key ({', '.join(key)}): the source's key was "
+                "changed. Name the key to go by under tables: keys"
+            )
+        return key
+
+
+_OTHER_TYPE: Final = (
+    "the row's mysqlType and the table's definition disagree on what its text means; give the definition "
+    "that the rows were written with"
+)
+
+
+def _in_force(column: Column, word: str, commit_ts: int) -> ColumnType:
+    """The type a row's text is read by: a word that lists members comes before the row's time."""
+    return next((was.type for was in column.earlier if _is_before(was, word, commit_ts)), column.type)
+
+
+def _is_before(was: EarlierType, word: str, commit_ts: int) -> bool:
+    if was.type.members is not None and word.endswith(")"):
+        return _lists(word, was.type)
+    return commit_ts < was.until
+
+
+def _lists(word: str, column_type: ColumnType) -> bool:
+    """Whether a type word lists the very members of a type."""
+    wire = _wire_type(word)
+    return wire is not None and (wire.name, wire.members) == (column_type.name, column_type.members)
+
+
+def _contradicts(word: str, column_type: ColumnType) -> bool:
+    """Whether a text of the type that a row names means something else as one of ``column_type``.
+
+    An enum's text is a member's number and a set's a sum of them, and bytes are written as Latin-1. All
+    other texts say what they show.
+    """
+    coded: dict[str, bool] = {
+        "enum": word.startswith("enum"),
+        "set": word.startswith("set"),
+        "binary": "binary" in word or "blob" in word,
+    }
+    reader = row_of(column_type).reader
+    if not word:
+        return False
+    if reader in coded:
+        lists = column_type.members is not None and word.endswith(")")
+        return not coded[reader] or (lists and not _lists(word, column_type))
+    return coded["enum"] or coded["set"] or (reader == "text" and coded["binary"])
 
 
 def _integers(columns: Sequence[Column]) -> Iterator[IntegerColumn]:
