@@ -141,9 +141,9 @@ def columns(  # noqa: PLR0913  (what a plan is made of, each by its name)
     """A plan that decodes a Spark frame of Kafka records: ``columns(...).decode(frame)``.
 
     ``table`` is ``schema.name``. flat-avro and debezium-avro take ``registry`` and ``topic``, whose subjects
-    hold the schemas as they are now; debezium-json takes ``definition``, the table's ``CREATE TABLE``. The
-    frame is what ``spark.read.format("kafka")`` gives; ``tidesink.codecs.columns_base`` says what comes out: one
-    row an event, with ``_kind`` (upsert, delete, ddl, watermark, bad, unplanned), ``key`` and ``after``.
+    hold the schemas as they are now; debezium-json takes ``definition``, the ``CREATE TABLE``. The
+    frame is what ``spark.read.format("kafka")`` gives; ``tidesink.codecs.columns_base`` says what comes out:
+    one row an event, with ``_kind`` (upsert, delete, ddl, watermark, bad, unplanned), ``key`` and ``after``.
 
     Raises:
         ConfigError: an unknown protocol, or something it needs is missing.
