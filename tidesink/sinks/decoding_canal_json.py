@@ -22,7 +22,8 @@ from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.decoding import Apart, Missed, Renamed, ToldColumns, declared_table
 from tidesink.sinks.decoding_planned import PlannedDecoding
 from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.plans.shared_topic import SharedTopic
 from tidesink.sinks.ranges import OffsetRange, growing_parts
 from tidesink.sinks.records_spark import foreign_to, is_row, last_ddl_offset, row_forms
 from tidesink.sinks.shape import TableShape
@@ -45,7 +46,7 @@ from tidesink.typemap.target_schema import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidesink.sinks.batch.tasks import Fetch
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
 # Where no DDL tells of a table, its topic is looked at for a row's words, so many records at first.
 _PEEKED_RECORDS = 10_000
@@ -198,8 +199,14 @@ class CanalJsonDecoding(PlannedDecoding[DecodePlan]):
             self._make()
         return self._known_columns() != before
 
-    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> None:
-        """Not yet: other tables' records are told apart by Spark."""
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+        """Tasks for the ranges, which tell this table's records from others'."""
+        task = super().range_task(ranges, fetch)
+        if task is None or not isinstance(task.plan.decoder, CanalJsonDecoder):
+            return None
+        known = frozenset((self._table, *self._tables.known()))
+        topic = SharedTopic(self._table, known, self._around.config.source.opens_up_to)
+        return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))
 
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """Read DDL ahead where the batch holds some that was not read yet."""

@@ -72,6 +72,10 @@ class TableDecoder(ABC):
         """As ``RecordDecoder``: all."""
         return None
 
+    def strangers(self, _records: pa.RecordBatch) -> int:
+        """As ``RecordDecoder``: none."""
+        return 0
+
     def unplanned(self, _records: pa.RecordBatch) -> Sequence[Unplanned]:
         """As ``RecordDecoder``: none."""
         return ()

@@ -58,10 +58,13 @@ def reduced_ranges(session: SparkSession, task: RangeTask) -> RangeFrame:
         with suppress(Exception):
             stored.unpersist()
         raise
-    read = KafkaRead(sum(head["records"] for head in heads), sum(head["bytes"] for head in heads))
+    records, size, left, strangers = (
+        sum(head[name] or 0 for head in heads)
+        for name in ("records", "bytes", "row_codec_records", "strangers")
+    )
     summaries = [pickle.loads(head["summary"]) for head in heads if head["summary"]]  # noqa: S301
     summary = replace(joined_summaries(summaries), mixed_keys=mixed)
-    return RangeFrame(frame, stored, read, summary, sum(head["row_codec_records"] or 0 for head in heads))
+    return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left)
 
 
 def _raise_first(heads: Sequence[Any]) -> None:

@@ -106,6 +106,9 @@ class RecordDecoder(Protocol):
         Others are another table's, in a topic of several; they are not counted as read.
         """
 
+    def strangers(self, records: pa.RecordBatch) -> int:
+        """How many of the records are rows of tables that nobody knows yet."""
+
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """The records whose schemas the plan does not know, or cannot use."""
 
@@ -140,6 +143,7 @@ class DecodedRecords:
 
     ``silent`` are the records without any event (tombstones): topic, partition and offset. ``records`` and
     ``bytes`` count all that were asked about, ``row_codec_records`` those that went to the row codec.
+    ``strangers`` are rows of tables that nobody knows yet, counted nowhere else.
     """
 
     tables: list[ChangeTable] = field(default_factory=list)
@@ -148,6 +152,7 @@ class DecodedRecords:
     records: int = 0
     bytes: int = 0
     row_codec_records: int = 0
+    strangers: int = 0
 
     def add(self, other: DecodedRecords) -> None:
         """Take in what later records hold."""
@@ -157,6 +162,7 @@ class DecodedRecords:
         self.records += other.records
         self.bytes += other.bytes
         self.row_codec_records += other.row_codec_records
+        self.strangers += other.strangers
 
 
 def decoded_records(
@@ -168,11 +174,11 @@ def decoded_records(
         SourceUnavailableError: what a record leaves out (claim check, upstream) is not to be had now.
         ConfigError: it cannot be had as it is configured.
     """
-    usable = decoder.usable(records)
+    usable, strangers = decoder.usable(records), decoder.strangers(records)
     if usable is not None and not usable.all():
         records = records.filter(pa.array(usable))
     size = sum(_bytes(records.column(name)) for name in ("key", "value"))
-    whole = DecodedRecords(records=records.num_rows, bytes=size)
+    whole = DecodedRecords(records=records.num_rows, bytes=size, strangers=strangers)
     places = _Places(records, decoder)
     known = np.ones(records.num_rows, np.bool_)
     for one in decoder.unplanned(records):

@@ -45,8 +45,8 @@ from tidesink.typemap.target_schema import TableShape
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
 PACKED_DDL: Final = (
-    "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, hashes binary, "
-    "summary binary, payload binary, error binary"
+    "topic string, partition int, records bigint, bytes bigint, row_codec_records bigint, strangers bigint, "
+    "hashes binary, summary binary, payload binary, error binary"
 )
 # A payload ends before either.
 _PAYLOAD_ROWS: Final = 50_000
@@ -60,6 +60,7 @@ _PACKED: Final = pa.schema(
         ("records", pa.int64()),
         ("bytes", pa.int64()),
         ("row_codec_records", pa.int64()),
+        ("strangers", pa.int64()),
         ("hashes", pa.binary()),
         ("summary", pa.binary()),
         ("payload", pa.binary()),
@@ -230,6 +231,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
         "records": found.records,
         "bytes": found.bytes,
         "row_codec_records": found.row_codec_records,
+        "strangers": found.strangers,
         "hashes": hashes,
         "summary": pickle.dumps(summary),
     }
@@ -237,7 +239,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
         step = max(1, min(_PAYLOAD_ROWS, _PAYLOAD_BYTES * part.num_rows // max(1, part.nbytes)))
         for at in range(0, part.num_rows, step):
             yield _packed_row(wanted, payload=_stream(part.slice(at, step)), **counts)
-            counts = {"records": 0, "bytes": 0, "row_codec_records": 0}
+            counts = dict.fromkeys(("records", "bytes", "row_codec_records", "strangers"), 0)
     if not parts:
         yield _packed_row(wanted, **counts)
 

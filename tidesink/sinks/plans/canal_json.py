@@ -26,7 +26,9 @@ from tidesink.errors import FramingError
 from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import TableDecoder
+from tidesink.sinks.batch.records import Flags
 from tidesink.sinks.batch.target_rows import DroppedNow, TargetRows
+from tidesink.sinks.plans.shared_topic import Shared, SharedTopic
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.target_schema import (
     ROW_KEY_COLUMNS,
@@ -47,7 +49,8 @@ class CanalJsonDecoder(TableDecoder):
     ``schema`` has its columns as rows are read, also under the names they had before. ``keys`` name its rows;
     ``own_keys``: they are the source's and not the config's, so that a row which names another key is bad.
     ``by_row_key``: rows are named by TiDB's row keys, and one without it is bad. ``options`` say where rows
-    lie that were too large.
+    lie that were too large. ``topic``: tells the table's records from others'; None: a record that names
+    another table is bad.
     """
 
     table: TableId
@@ -58,6 +61,17 @@ class CanalJsonDecoder(TableDecoder):
     zero_date: ZeroDate
     options: CodecOptions = CodecOptions()  # noqa: RUF009  (it is frozen)
     by_row_key: bool = False
+    topic: SharedTopic | None = None
+
+    def usable(self, records: pa.RecordBatch) -> Flags | None:
+        """The records that name this table, or none."""
+        found = self._shared(records)
+        return None if found is None else found.own
+
+    def strangers(self, records: pa.RecordBatch) -> int:
+        """How many of the records are rows of tables that nobody knows yet."""
+        found = self._shared(records)
+        return 0 if found is None else found.strangers
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events.
@@ -103,6 +117,18 @@ class CanalJsonDecoder(TableDecoder):
     def values(self) -> ValueOptions:
         """The policy for zero dates, and the zone."""
         return ValueOptions(self.zero_date, self.time_zone)
+
+    def _shared(self, records: pa.RecordBatch) -> Shared | None:
+        if self.topic is None:
+            return None
+        # Both questions are asked of the same records.
+        if not self._last or self._last[0][0] is not records:
+            self._last[:] = [(records, self.topic.shared(records))]
+        return self._last[0][1]
+
+    @cached_property
+    def _last(self) -> list[tuple[pa.RecordBatch, Shared]]:
+        return []
 
     def _named(self, event: ChangeEvent) -> ChangeEvent:
         """The event under its row key."""
