@@ -25,8 +25,8 @@ from tidesink.schema_registry import open_registry
 from tidesink.sinks.ivy import spark_connector_jars
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.offsets import KafkaOffsets
-from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.session import build_session
 from tidesink.sinks.source import KafkaSource
