@@ -28,6 +28,8 @@ SequenceBy = Literal["kafka", "source"]
 
 # The member of an event's extension that names the columns whose value the source did not send.
 UNAVAILABLE: Final = "unavailable"
+# The same of the row before the change.
+UNAVAILABLE_BEFORE: Final = "unavailable_before"
 # Between the numbers of a place at the source, as text.
 SOURCE_SEPARATOR: Final = ":"
 

@@ -84,11 +84,11 @@ def test_a_value_its_type_does_not_hold_is_a_fault_with_its_place() -> None:
     assert [row[0] for row in by_record(decoded)] == [0]
 
 
-def test_a_position_beyond_64_bits_is_a_fault() -> None:
+def test_a_position_of_more_than_38_digits_is_a_fault() -> None:
     def decode(message: Message) -> tuple[Event, ...]:
         (event,) = _decode(message)
         assert isinstance(event, ChangeEvent)
-        wide = event.position._replace(source=(1, 2**63))
+        wide = event.position._replace(source=(1, 10**38))
         return (event._replace(position=wide) if message.offset else event,)
 
     decoded = rows_from_events(_records(b"1", b"2"), decode, OPTIONS)

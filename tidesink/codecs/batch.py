@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import (
     UNAVAILABLE,
+    UNAVAILABLE_BEFORE,
     ChangeEvent,
     Column,
     DdlEvent,
@@ -47,7 +48,10 @@ Indices = npt.NDArray[np.int64]
 OP_TYPE: Final = pa.dictionary(pa.int8(), pa.string())
 TOPIC_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 NAMES_TYPE: Final = pa.list_(pa.string())
+# SQL Server's and Db2's LSNs have 80 bits.
+SOURCE_TYPE: Final = pa.list_(pa.decimal128(38, 0))
 _MOST: Final = 2**63 - 1
+_MOST_SOURCE: Final = 10**38 - 1
 # The values of ``op``, in the order of their dictionary.
 OPS: Final = tuple(op.value for op in Op)
 _OP_CODES: Final = {op: code for code, op in enumerate(Op)}
@@ -67,23 +71,24 @@ class ChangeTable:
 
     ``rows`` has one row a change:
 
-    ===============  =========================  =====================================================
-    column           type                       meaning
-    ===============  =========================  =====================================================
-    ``record``       int64                      index of the Kafka record in the input
-    ``index``        int32                      which event of its record
-    ``op``           dictionary<int8, string>   insert, update, delete, upsert, truncate
-    ``topic``        dictionary<int32, string>
-    ``partition``    int32
-    ``offset``       int64
-    ``commit_ts``    int64                      TiDB TSO; null where the wire does not say
-    ``source``       list<int64>                position at the source (``Position.source``), or null
-    ``key``          struct                     the key columns; null where nothing names the row
-    ``before``       struct                     the row before the change, where the wire has it
-    ``after``        struct                     the row after the change; null for a delete
-    ``unavailable``  list<string>               columns of ``after`` whose value the source did not send
-    ``zero_dates``   list<string>               columns whose date no calendar has, made null by policy
-    ===============  =========================  =====================================================
+    ======================  =========================  ==================================================
+    column                  type                       meaning
+    ======================  =========================  ==================================================
+    ``record``              int64                      index of the Kafka record in the input
+    ``index``               int32                      which event of its record
+    ``op``                  dictionary<int8, string>   insert, update, delete, upsert, truncate
+    ``topic``               dictionary<int32, string>
+    ``partition``           int32
+    ``offset``              int64
+    ``commit_ts``           int64                      TiDB TSO; null where the wire does not say
+    ``source``              list<decimal128(38, 0)>    ``Position.source``, or null
+    ``key``                 struct                     the key columns; null where nothing names the row
+    ``before``              struct                     the row before the change, where the wire has it
+    ``after``               struct                     the row after the change; null for a delete
+    ``unavailable``         list<string>               columns of ``after`` that the source did not send
+    ``unavailable_before``  list<string>               the same of ``before``
+    ``zero_dates``          list<string>               columns whose date no calendar has, made null
+    ======================  =========================  ==================================================
 
     The members of ``before`` and ``after`` are the columns of ``schema`` in its order. A member that a row
     lacks is null. Types are those of ``typemap.arrow.arrow_type``.
@@ -392,8 +397,7 @@ class _RowGroup:
             if unknown:
                 reason = "the row has a column that its schema lacks"
                 yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
-            if any(abs(number) > _MOST for number in (event.commit_ts or 0, *(event.position.source or ()))):
-                reason = "the event's position at its source has a number of more than 64 bits"
+            if (reason := _unfit_position(event)) is not None:
                 yield at, ValueOutOfRangeError(reason, table=str(event.table))
         for (_, name), column in self._columns.items():
             for at, error in column.errors.items():
@@ -431,11 +435,12 @@ class _RowGroup:
             "partition": pa.array([one.position.partition for one in events], pa.int32()),
             "offset": pa.array([one.position.offset for one in events], pa.int64()),
             "commit_ts": pa.array([_fitting(one.commit_ts) for one in events], pa.int64()),
-            "source": pa.array([_source(one) for one in events], pa.list_(pa.int64())),
+            "source": pa.array([_source(one) for one in events], SOURCE_TYPE),
             "key": self._structs("key", self._types.key),
             "before": self._structs("before", self._types.row),
             "after": self._structs("after", self._types.row),
-            "unavailable": pa.array([_unavailable(one) for one in events], NAMES_TYPE),
+            "unavailable": _name_lists(events, UNAVAILABLE),
+            "unavailable_before": _name_lists(events, UNAVAILABLE_BEFORE),
             "zero_dates": pa.array(self._zero_dates(), NAMES_TYPE),
         }
         rows = pa.table(columns, schema=self._types.table)
@@ -493,11 +498,12 @@ def rows_schema(key: pa.StructType, row: pa.StructType) -> pa.Schema:
             ("partition", pa.int32()),
             ("offset", pa.int64()),
             ("commit_ts", pa.int64()),
-            ("source", pa.list_(pa.int64())),
+            ("source", SOURCE_TYPE),
             ("key", key),
             ("before", row),
             ("after", row),
             ("unavailable", NAMES_TYPE),
+            ("unavailable_before", NAMES_TYPE),
             ("zero_dates", NAMES_TYPE),
         ]
     )
@@ -518,13 +524,25 @@ def _fitting(number: int | None) -> int | None:
     return None if number is None or abs(number) > _MOST else number
 
 
+def _unfit_position(event: ChangeEvent) -> str | None:
+    """Why a change's moment or position has no place in the columns; None where they have."""
+    if abs(event.commit_ts or 0) > _MOST:
+        return "the event's commit_ts is a number of more than 64 bits"
+    if any(abs(number) > _MOST_SOURCE for number in event.position.source or ()):
+        return "the event's position at its source has a number of more than 38 digits"
+    return None
+
+
 def _source(event: ChangeEvent) -> list[int | None] | None:
-    return None if event.position.source is None else [_fitting(one) for one in event.position.source]
+    if event.position.source is None:
+        return None
+    return [one if abs(one) <= _MOST_SOURCE else None for one in event.position.source]
 
 
-def _unavailable(event: ChangeEvent) -> Sequence[str] | None:
-    names: Any = (event.extension or {}).get(UNAVAILABLE)
-    return list(names) if names else None
+def _name_lists(events: Iterable[ChangeEvent], member: str) -> pa.Array:
+    """The names in a member of the events' extensions."""
+    found: list[Any] = [(event.extension or {}).get(member) for event in events]
+    return pa.array([list(names) if names else None for names in found], NAMES_TYPE)
 
 
 # Both together

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from tidesink.codecs.batch import (
     NAMES_TYPE,
+    SOURCE_TYPE,
     ChangeTable,
     ColumnarResult,
     Records,
@@ -478,6 +479,7 @@ class _TableOfShape:
             "offset": records.offset.take(where),
             **self._sources(),
             "unavailable": pa.nulls(count, NAMES_TYPE),
+            "unavailable_before": pa.nulls(count, NAMES_TYPE),
             "zero_dates": self._named_zero_dates(count),
         }
 
@@ -486,7 +488,8 @@ class _TableOfShape:
         none = commit_ts < 0
         mask = pa.array(none) if none.any() else None
         places = pa.array(np.append(0, np.cumsum(~none)), pa.int32())
-        lists = pa.ListArray.from_arrays(places, pa.array(commit_ts[~none]), mask=mask)
+        numbers = pa.array(commit_ts[~none]).cast(SOURCE_TYPE.value_type)
+        lists = pa.ListArray.from_arrays(places, numbers, mask=mask)
         return {"commit_ts": pa.array(commit_ts, mask=none), "source": lists}
 
     def _named_zero_dates(self, count: int) -> pa.Array:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import (
     NAMES_TYPE,
+    SOURCE_TYPE,
     ChangeTable,
     ColumnarResult,
     Indices,
@@ -62,7 +63,7 @@ _LEFT: Final = -1
 _DELETE: Final = op_code(Op.DELETE)
 _OP_CODES: Final = {name: op_code(op) for name, op in OPS.items() if op is not Op.TRUNCATE}
 _INT64_END: Final = 1 << 63
-_POSITIONS: Final = pa.list_(pa.int64())
+_MOST_SOURCE: Final = 10**38 - 1
 _BINLOG: Final = ("mysql", "mariadb")
 
 
@@ -338,6 +339,7 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
         "before": _struct(before, some.before, plan.types.row, cut),
         "after": _struct(after, some.after, plan.types.row, None),
         "unavailable": told.unavailable(after),
+        "unavailable_before": told.unavailable_before(before, plan.schema),
         "zero_dates": told.zero_dates(before, after),
     }
     ordered = [columns[name] for name in plan.types.table.names]
@@ -428,6 +430,18 @@ class _Told:
         }
         return self._names(found)
 
+    def unavailable_before(self, before: Mapping[str, TypedColumn] | None, schema: TableSchema) -> pa.Array:
+        """The same of ``before``; of one that has its key alone all other columns."""
+        found = {}
+        for column in schema.columns if before else ():
+            name, one = column.name, (before or {})[column.name]
+            masks = [] if one.unavailable is None else [self._some.before.spread(one.unavailable)]
+            if self._cut is not None and name in self._cut.names:
+                masks.append(self._cut.rows)
+            if masks:
+                found[name] = np.logical_or.reduce(masks)
+        return self._names(found)
+
     def zero_dates(
         self, before: Mapping[str, TypedColumn] | None, after: Mapping[str, TypedColumn] | None
     ) -> pa.Array:
@@ -451,11 +465,11 @@ class _Told:
         count = len(self._deleted)
         if not masks:
             return pa.nulls(count, NAMES_TYPE)
-        rows: list[list[str] | None] = [None] * count
-        for name, mask in masks.items():
-            for at in np.flatnonzero(mask).tolist():
-                rows[at] = [*(rows[at] or ()), name]
-        return pa.array(rows, NAMES_TYPE)
+        flags = np.array(list(masks.values())).T
+        sizes = flags.sum(axis=1)
+        places = pa.array(np.append(0, np.cumsum(sizes)), pa.int32())
+        names = pa.array(list(masks), pa.string()).take(pa.array(np.nonzero(flags)[1]))
+        return pa.ListArray.from_arrays(places, names, mask=pa.array(sizes == 0))
 
 
 # Postgres' old rows that have their key alone (``debezium_envelope``, REPLICA IDENTITY DEFAULT)
@@ -524,7 +538,7 @@ def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | No
 
 
 def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, pa.Array]:
-    """Positions at the source and commit timestamps; marks in ``left`` what 64 bits do not hold."""
+    """Positions at the source and commit timestamps; marks in ``left`` what the columns do not hold."""
     count = len(some.where)
     unknown = pa.nulls(count, pa.int64())
     if connector == TICDC:
@@ -597,22 +611,23 @@ def _lists(numbers: Sequence[pa.Array], known: pa.Array) -> pa.Array:
     np.cumsum(mask * len(columns), out=offsets[1:])
     validity = None if mask.all() else pa.py_buffer(np.packbits(mask, bitorder="little"))
     buffers: list[pa.Buffer | None] = [validity, pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(_POSITIONS, len(mask), buffers, children=[pa.array(values)])
+    numbers = pa.array(values).cast(SOURCE_TYPE.value_type)
+    return pa.Array.from_buffers(SOURCE_TYPE, len(mask), buffers, children=[numbers])
 
 
 def _each_position(some: Envelopes, left: npt.NDArray[np.bool_]) -> pa.Array:
     names = [name for name in position_members(some.connector) if name in some.source_names]
     members = [_listed(some.source(name)) for name in names]
     if not names:
-        return pa.nulls(len(some.where), _POSITIONS)
+        return pa.nulls(len(some.where), SOURCE_TYPE)
     found: list[tuple[int, ...] | None] = []
     for at, values in enumerate(zip(*members, strict=True)):
         position = position_of_source({"connector": some.connector, **dict(zip(names, values, strict=True))})
-        if position is not None and max(position) >= _INT64_END:
+        if position is not None and max(position) > _MOST_SOURCE:
             left[at] = True
             position = None
         found.append(position)
-    return pa.array(found, _POSITIONS)
+    return pa.array(found, SOURCE_TYPE)
 
 
 # Null values of flattened topics

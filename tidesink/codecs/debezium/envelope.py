@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
@@ -49,6 +49,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError, SchemaMismatchError, shown
 from tidesink.events import (
     UNAVAILABLE,
+    UNAVAILABLE_BEFORE,
     ChangeEvent,
     Column,
     ColumnType,
@@ -457,6 +458,17 @@ def is_envelope(payload: Mapping[str, Any]) -> bool:
     return isinstance(payload.get("op"), str) and isinstance(payload.get("source"), Mapping)
 
 
+def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
+    """An envelope; of the row before an update no other columns are left than these, in lower case."""
+    before = value.payload.get("before")
+    if value.payload["op"] == "d" or not isinstance(before, Mapping):
+        return value
+    found = None if value.schema is None else value.schema.field("before")
+    named = {one.wire: one.name for one in found.fields} if found is not None else {}
+    row = {wire: one for wire, one in before.items() if named.get(wire, wire).lower() in names}
+    return value._replace(payload={**value.payload, "before": row})
+
+
 def read_key(key: Parsed | None, table: TableId, rows: Rows) -> Keyed:
     """The Kafka key, whose columns are the table's key.
 
@@ -507,15 +519,18 @@ def change_event(message: Message, change: Change, rows: Rows) -> ChangeEvent:
     """An event out of what was read: names of what the source did not send go to the extension."""
     keyed, after = change.keyed, change.after
     columns = (after or change.before or keyed.read).columns
+    old = _old_row(change)
     if after is not None and after.unavailable:
         change.extension[UNAVAILABLE] = after.unavailable
+    if unsent := _unsent_before(change, old):
+        change.extension[UNAVAILABLE_BEFORE] = unsent
     ids = SchemaIds(keyed.schema_id, change.schema_id)
     source = position_of_source(change.source)
     return ChangeEvent(
         op=change.op,
         table=change.table,
         key=keyed.row,
-        before=_old_row(change),
+        before=old,
         after=None if after is None or change.op is Op.DELETE else after.values,
         commit_ts=commit_ts_of_source(change.source),
         position=Position(message.topic, message.partition, message.offset, 0, source),
@@ -575,6 +590,15 @@ def _old_row(change: Change) -> dict[str, Any] | None:
     if connector_of(change.source) == POSTGRES and _is_key_alone(change):
         return {name: before.values[name] for name in keyed.row if name in before.values}
     return before.values
+
+
+def _unsent_before(change: Change, old: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The columns of the old row whose value the source did not send, in their order."""
+    before = change.before
+    if before is None or old is None or (not before.unavailable and old is before.values):
+        return ()
+    unsent = {*before.unavailable, *(name for name in before.values if name not in old)}
+    return tuple(column.name for column in before.columns if column.name in unsent)
 
 
 def _is_key_alone(change: Change) -> bool:

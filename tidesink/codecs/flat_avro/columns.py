@@ -22,6 +22,7 @@ from tidesink.codecs.avro_columns import CHUNK_RECORDS, AvroDecoder, Mask, Recor
 from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.batch import (
     NAMES_TYPE,
+    SOURCE_TYPE,
     ChangeTable,
     ColumnarResult,
     Indices,
@@ -287,6 +288,7 @@ class _GroupDecoder:
             "before": found.before,
             "after": found.after,
             "unavailable": pa.nulls(count, NAMES_TYPE),
+            "unavailable_before": pa.nulls(count, NAMES_TYPE),
             "zero_dates": found.zero_dates,
         }
 
@@ -389,8 +391,9 @@ def _ops(values: pa.Array | None, count: int) -> tuple[npt.NDArray[np.int8], Mas
 def _sources(commit_ts: pa.Array | None, count: int) -> pa.Array:
     """``Position.source``: the commit_ts alone."""
     if commit_ts is None:
-        return pa.nulls(count, pa.list_(pa.int64()))
-    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), commit_ts)
+        return pa.nulls(count, SOURCE_TYPE)
+    numbers = commit_ts.cast(SOURCE_TYPE.value_type)
+    return pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), numbers)
 
 
 def _names(masks: Mapping[str, Mask], count: int) -> pa.Array:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidesink.codecs.batch import NAMES_TYPE, OPS, ChangeTable
+from tidesink.codecs.batch import NAMES_TYPE, OPS, SOURCE_TYPE, ChangeTable
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import Op
 
@@ -192,7 +192,7 @@ def _all_rows(
         offset=_taken_longs(tables, parts, "offset"),
         index=_taken_longs(tables, parts, "index"),
         commit_ts=_taken(tables, parts, "commit_ts", pa.int64()),
-        source=_taken(tables, parts, "source", pa.list_(pa.int64())),
+        source=_taken(tables, parts, "source", SOURCE_TYPE),
         unavailable=_taken(tables, parts, "unavailable", NAMES_TYPE),
         unnamed=tuple(record for part in parts for record in part.unnamed),
         truncates=tuple(offset for part in parts for offset in part.truncates),
@@ -397,10 +397,11 @@ def _sorted(least_first: Sequence[npt.NDArray[Any]]) -> Longs:
 
 
 def _source_numbers(source: pa.ListArray) -> list[Longs]:
-    """The numbers of source positions by their place; a position that is shorter comes first."""
+    """The ranks of the numbers of source positions by their place; a position that is shorter comes first."""
     lengths = pc.list_value_length(source).to_numpy()
     starts = source.offsets.to_numpy()[:-1]
-    values = source.values.to_numpy()
+    # Ranks, since the numbers have up to 38 digits.
+    values = pc.rank(source.values, tiebreaker="dense").to_numpy().astype(np.int64)
     found = []
     for at in range(int(lengths.max(initial=0))):
         column = np.full(len(source), _BEFORE_ALL, np.int64)

@@ -2,7 +2,7 @@
 
 A row is a change of one table. Its columns are those of ``ChangeTable.rows`` without ``record``: ``op``,
 ``topic``, ``partition``, ``offset``, ``index``, ``commit_ts``, ``source``, ``key``, ``before``, ``after``,
-``unavailable``, ``zero_dates``; ``codecs.batch`` says what they mean.
+``unavailable``, ``unavailable_before``, ``zero_dates``; ``codecs.batch`` says what they mean.
 """
 
 from __future__ import annotations
