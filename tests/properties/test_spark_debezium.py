@@ -21,9 +21,9 @@ from tests.spark.debezium_rows import differences
 from tests.spark.decoded import collect
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import header
-from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.events import Message, TableId
 from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def _differing(spark: SparkSession, cells: list[tuple[str, Any]], zero_date: Zer
     texts = {schema_id: json.dumps(schema) for schema_id, schema in _schemas().items()}
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(texts))
     messages = _messages(cells)
-    plan = debezium_avro_columns(
+    plan = debezium_avro_plan(
         _TABLE, key_schemas={1: texts[1]}, value_schemas={2: texts[2]}, zero_date=zero_date
     )
     rows = collect(plan.decode(raw_frame(spark, messages)), plan)

@@ -18,13 +18,12 @@ from tests.spark.decoded import collect
 from tests.surroundings import no_fetch, surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.codecs import open_codec
-from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
-from tidesink.codecs.columns_debezium_schema import names_no_row, read_value_schema
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.decoding import open_decoding
 from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.source import KafkaSource
@@ -56,7 +55,7 @@ def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spar
     events = [event for one in messages for event in codec.decode(one)]
     row, *watermarks = events
     assert isinstance(row, ChangeEvent)
-    plan = debezium_avro_columns(
+    plan = debezium_avro_plan(
         row.table,
         key_schemas={one.raw["key_schema_id"]: folder.schemas[one.raw["key_schema_id"]] for one in records},
         value_schemas={
@@ -92,7 +91,7 @@ def test_records_under_a_glue_header_are_bad_with_the_framing_and_the_remedy(
     glue = b"\3" + compression + bytes(16)
     messages = [replace(good, key=glue + b"x"), replace(good, offset=1, value=glue + b"x")]
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
-    plan = debezium_avro_columns(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts)
+    plan = debezium_avro_plan(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts)
     rows = collect(plan.decode(raw_frame(spark, messages)), plan)
     for part, message, row in zip(("key", "value"), messages, rows, strict=True):
         with pytest.raises(DecodeError, match="AWS Glue") as refused:
@@ -133,13 +132,17 @@ def test_a_topic_all_under_glue_headers_is_refused_with_the_remedy(
     assert remedy in refused.value.message
 
 
-def test_flattened_rows_are_refused_with_what_to_do() -> None:
+def test_flattened_rows_are_refused_with_what_to_do(spark: SparkSession) -> None:
     fields = [{"name": "id", "type": "long"}, {"name": "__op", "type": "string"}]
     flattened = json.dumps({"type": "record", "name": "Value", "namespace": "app.lab.t", "fields": fields})
     with pytest.raises(SchemaMismatchError, match="take the transform out of the connector"):
         read_value_schema(flattened)
     topic = Versions(Version({"a": ["null", "int"]}))
-    plan = debezium_avro_columns(
+    topic.send(100, {"a": 1})
+    plan = debezium_avro_plan(
         TABLE, key_schemas=topic.key_texts, value_schemas={**topic.texts, 300: flattened}
     )
-    assert "ExtractNewRecordState" in plan.values.refused[300]
+    messages = [replace(topic.messages[0], value=b"\0" + (300).to_bytes(4, "big") + b"\2\2c")]
+    (row,) = collect(plan.decode(raw_frame(spark, messages)), plan)
+    assert (row.kind, row.error) == ("bad", "SchemaMismatchError")
+    assert "ExtractNewRecordState" in str(row.reason)

@@ -13,11 +13,11 @@ from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import collect
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
-from tidesink.codecs.columns_debezium_avro import debezium_avro_columns
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
 from tidesink.events import Message
 from tidesink.schema_registry import MemorySchemaRegistry
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def test_a_defined_type_is_read_from_any_wire(spark: SparkSession, wire: str) ->
     for number in types:
         for value in VALUES[wire]:
             topic.send(100, {f"c{number}": value})
-    plan = debezium_avro_columns(
+    plan = debezium_avro_plan(
         TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts, definition=definition
     )
     registry = MemorySchemaRegistry({**topic.key_texts, **topic.texts})

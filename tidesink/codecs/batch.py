@@ -397,8 +397,8 @@ class _RowGroup:
             if unknown:
                 reason = "the row has a column that its schema lacks"
                 yield at, SchemaMismatchError(reason, table=str(event.table), column=unknown[0])
-            if (reason := _unfit_position(event)) is not None:
-                yield at, ValueOutOfRangeError(reason, table=str(event.table))
+            if (wrong := _unfit_position(event)) is not None:
+                yield at, ValueOutOfRangeError(wrong, table=str(event.table))
         for (_, name), column in self._columns.items():
             for at, error in column.errors.items():
                 yield at, error.with_context(table=str(self._schema.table), column=name)  # type: ignore[misc]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns, debezium_avro_columns
-from tidesink.codecs.columns_debezium_schema import names_no_row
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import SubjectPart
+from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.decoding import declared_table
 from tidesink.sinks.decoding_registered import RegisteredDecoding
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
 from tidesink.sinks.surroundings import Surroundings
 from tidesink.sinks.writer_schemas import LAG_SECONDS, WriterSchemas, may_lag
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NO_REGISTRY: Final = "debezium-avro needs source.schema-registry: the schemas are there"
 
 
-class DebeziumAvroDecoding(RegisteredDecoding[DebeziumAvroColumns]):
+class DebeziumAvroDecoding(RegisteredDecoding[DecodePlan]):
     """One table's writer schemas, and the plan they make."""
 
     def __init__(
@@ -42,9 +42,9 @@ class DebeziumAvroDecoding(RegisteredDecoding[DebeziumAvroColumns]):
     def _found_subjects(self) -> bool:
         return bool(self._schemas.texts["value"])
 
-    def _planned(self) -> DebeziumAvroColumns:
+    def _planned(self) -> DecodePlan:
         settings = self._settings
-        return debezium_avro_columns(
+        return debezium_avro_plan(
             settings.table,
             key_schemas=self._schemas.texts["key"],
             value_schemas=self._schemas.texts["value"],

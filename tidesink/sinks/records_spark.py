@@ -30,9 +30,11 @@ def schema_heads(raw: DataFrame) -> list[Any]:
 def with_values(raw: DataFrame) -> Iterator[Message]:
     """The records with a value, partition after partition, as they are asked for."""
     names = ("topic", "partition", "offset", "key", "value")
-    for row in raw.where(F.col("value").isNotNull()).select(*names).toLocalIterator():
+    moment = F.unix_millis("timestamp").alias("timestamp")
+    for row in raw.where(F.col("value").isNotNull()).select(*names, moment).toLocalIterator():
         key = None if row["key"] is None else bytes(row["key"])
-        yield Message(row["topic"], row["partition"], row["offset"], key, bytes(row["value"]))
+        place = (row["topic"], row["partition"], row["offset"])
+        yield Message(*place, key, bytes(row["value"]), row["timestamp"])
 
 
 def marked_ddl(raw: DataFrame) -> list[bytes]:

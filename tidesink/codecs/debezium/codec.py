@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode, urlsafe_b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.codecs.base import BinaryHandling, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.encode_avro import AvroControlWriter, AvroRowWriter
 from tidesink.codecs.debezium.encode_json import TicdcWriter
 from tidesink.codecs.debezium.envelope import (
@@ -36,6 +37,7 @@ from tidesink.codecs.debezium.envelope import (
     is_envelope,
     read_key,
     table_of_source,
+    with_old_columns,
 )
 from tidesink.codecs.debezium.formats import AvroParser, JsonParser, Parsed, Parser
 from tidesink.codecs.debezium.unwrapped import (
@@ -58,6 +60,7 @@ from tidesink.errors import (
 )
 from tidesink.events import (
     ChangeEvent,
+    Column,
     DdlEvent,
     Event,
     Message,
@@ -114,8 +117,29 @@ class DebeziumCodec:
             DecodeError: this record cannot be decoded; context has topic, partition and offset.
             RegistryError: the writer's schema cannot be had.
         """
+        return self._decoded(message, None)
+
+    def decode_new_row(self, message: Message, keys: Collection[str]) -> tuple[Event, ...]:
+        """As ``decode``; of the row before an update nothing is read but the columns ``keys``, in lower case.
+
+        Raises: as ``decode``.
+        """
+        return self._decoded(message, keys)
+
+    def columns_of(
+        self, schema: ConnectSchema, table: TableId, *, is_ticdc: bool = False
+    ) -> tuple[Column, ...]:
+        """The columns of a table's rows that have this struct's schema; ``is_ticdc``: TiCDC wrote them.
+
+        Raises:
+            DecodeError: a column's type is none that Debezium or TiCDC writes.
+        """
+        rows = self._ticdc_rows if is_ticdc else self._rows
+        return rows.shape(schema, table).columns
+
+    def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
         try:
-            event = self._event(message)
+            event = self._event(message, keys)
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
         return () if event is None else (event,)
@@ -155,7 +179,7 @@ class DebeziumCodec:
     def _is_flattened(self, topic: str) -> bool:
         return self._options.debezium_unwrapped or topic in self._flattened_topics
 
-    def _event(self, message: Message) -> Event | None:
+    def _event(self, message: Message, keys: Collection[str] | None) -> Event | None:
         value = self._parser.read(message, "value")
         if value is None or value.payload is None:
             return self._tombstone(message)
@@ -171,6 +195,8 @@ class DebeziumCodec:
             return control
         if is_envelope(payload):
             rows = self._ticdc_rows if connector_of(payload["source"]) == TICDC else self._rows
+            if keys is not None:
+                value = with_old_columns(value, keys)
             return envelope_event(message, value, self._parser.read(message, "key"), rows)
         return self._flattened(message, value, payload)
 

@@ -464,8 +464,8 @@ def with_old_columns(value: Parsed, names: Collection[str]) -> Parsed:
     if value.payload["op"] == "d" or not isinstance(before, Mapping):
         return value
     found = None if value.schema is None else value.schema.field("before")
-    named = {one.wire: one.name for one in found.fields} if found is not None else {}
-    row = {wire: one for wire, one in before.items() if named.get(wire, wire).lower() in names}
+    named: dict[str, str] = {one.wire: one.name for one in found.fields} if found is not None else {}
+    row = {wire: one for wire, one in before.items() if named.get(str(wire), str(wire)).lower() in names}
     return value._replace(payload={**value.payload, "before": row})
 
 

@@ -7,19 +7,38 @@ row to row (null, 1, 1.5), and a column has one type.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import asdict, replace
-from typing import Any, Final, NamedTuple
+from decimal import Decimal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.debezium.codec import DebeziumCodec
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
-from tidesink.events import ChangeEvent, Column, ColumnType, DdlEvent, Event, Message, TableId, TableSchema
+from tidesink.events import (
+    ChangeEvent,
+    Column,
+    ColumnType,
+    DdlEvent,
+    Event,
+    Message,
+    Row,
+    TableId,
+    TableSchema,
+    Value,
+)
+
+if TYPE_CHECKING:
+    from tidesink.codecs.debezium.columns import Columns
 
 UNTYPED: Final = "nothing tells its type, so it is kept as text; give a table definition"
+# The member of an event's extension that every envelope has, and no flattened row.
+SOURCE: Final = "source"
 _TEXT: Final = ColumnType("text")
+_MOST_SCHEMAS: Final = 1024
 
 
 class Told(NamedTuple):
@@ -45,12 +64,27 @@ def told_column(text: str) -> Told:
 
 
 class FirstRow(NamedTuple):
-    """What a record tells of its table; ``flattened``: ExtractNewRecordState made it."""
+    """What a record tells of its table.
+
+    ``flattened``: ExtractNewRecordState made it. ``bare``: it has no schema beside its payload. ``is_ticdc``:
+    TiCDC wrote it. ``message`` is the record.
+    """
 
     table: TableId
     columns: tuple[Told, ...]
     keys: tuple[str, ...]
     flattened: bool
+    bare: bool
+    is_ticdc: bool
+    message: Message
+
+
+class RowFacts(NamedTuple):
+    """What is known of the records of one ``TableSchema``; ``guessed`` are columns that nothing types."""
+
+    bare: bool = False
+    flattened: bool = False
+    guessed: frozenset[str] = frozenset()
 
 
 class _Parser:
@@ -83,10 +117,15 @@ class LoneCodec(DebeziumCodec):
         if known is not None:
             self._rows.learned.put(known)
 
-    def decode(self, message: Message) -> tuple[Event, ...]:
-        """As the codec does."""
+    @cached_property
+    def _columns(self) -> Columns:
+        from tidesink.codecs.debezium.columns_json import JsonColumns
+
+        return JsonColumns(self._tables, self._is_flattened)
+
+    def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
         self._flattened_topics.clear()
-        return super().decode(message)
+        return super()._decoded(message, keys)
 
     @property
     def bare(self) -> bool:
@@ -105,6 +144,81 @@ class LoneCodec(DebeziumCodec):
         """Types are the caller's."""
 
 
+class _Known(NamedTuple):
+    """A record's schema, and that of the event made of it."""
+
+    schema: TableSchema
+    typed: TableSchema
+    facts: RowFacts
+
+
+class TextCodec(LoneCodec):
+    """The codec without a memory, to which a column that nothing types is text.
+
+    A change of a record without a schema has text in such columns.
+    """
+
+    def __init__(
+        self, options: CodecOptions, definition: TableSchema | None, known: TableSchema | None = None
+    ) -> None:
+        super().__init__(options, definition, known)
+        self._met: dict[tuple[int, bool, bool], _Known] = {}
+        self._facts: dict[int, _Known] = {}
+
+    def facts_of(self, schema: TableSchema) -> RowFacts:
+        """What is known of the records whose events have this very schema."""
+        found = self._facts.get(id(schema))
+        return found.facts if found is not None and found.typed is schema else RowFacts()
+
+    def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
+        return tuple(self._typed(event) for event in super()._decoded(message, keys))
+
+    def _typed(self, event: Event) -> Event:
+        """The event, with text in columns that nothing types."""
+        if not isinstance(event, ChangeEvent) or event.schema is None:
+            return event
+        known = self._known(event.schema, flattened=SOURCE not in (event.extension or {}))
+        texts = known.facts.guessed
+        event = event._replace(schema=known.typed)
+        if not texts:
+            return event
+        key, before, after = (_with_texts(row, texts) for row in (event.key, event.before, event.after))
+        return event._replace(key=key, before=before, after=after)
+
+    def _known(self, schema: TableSchema, *, flattened: bool) -> _Known:
+        place = id(schema), self.bare, flattened
+        found = self._met.get(place)
+        if found is None or found.schema is not schema:
+            if len(self._met) >= _MOST_SCHEMAS:
+                self._met.clear()
+                self._facts.clear()
+            found = self._met[place] = self._new(schema, flattened=flattened)
+            self._facts[id(found.typed)] = found
+        return found
+
+    def _new(self, schema: TableSchema, *, flattened: bool) -> _Known:
+        told = self.told(schema)
+        columns = tuple(one.column for one in told)
+        guessed = frozenset(one.column.name for one in told if one.guessed)
+        # Another object for each, so that it stands for the facts.
+        typed = replace(schema, columns=columns) if self.bare or flattened else schema
+        return _Known(schema, typed, RowFacts(self.bare, flattened, guessed))
+
+
+def _with_texts(row: Row | None, names: Container[str]) -> Row | None:
+    if row is None:
+        return None
+    return {
+        name: _as_text(value) if value is not None and name in names else value for name, value in row.items()
+    }
+
+
+def _as_text(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return format(value, "f") if isinstance(value, Decimal) else str(value)
+
+
 def first_row(
     messages: Iterable[Message], options: CodecOptions, definition: TableSchema | None = None
 ) -> FirstRow | None:
@@ -116,8 +230,15 @@ def first_row(
     for message in messages:
         event = _row_of(codec, message)
         if event is not None and event.schema is not None:
-            flattened = "source" not in (event.extension or {})
-            return FirstRow(event.table, tuple(codec.told(event.schema)), tuple(event.key or ()), flattened)
+            return FirstRow(
+                event.table,
+                tuple(codec.told(event.schema)),
+                tuple(event.key or ()),
+                flattened=SOURCE not in (event.extension or {}),
+                bare=codec.bare,
+                is_ticdc=event.commit_ts is not None,
+                message=message,
+            )
     return None
 
 
@@ -126,4 +247,10 @@ def _row_of(codec: LoneCodec, message: Message) -> ChangeEvent | None:
         events = codec.decode(message)
     except DecodeError:
         return None
-    return next((one for one in events if isinstance(one, ChangeEvent) and one.after), None)
+    return next((one for one in events if isinstance(one, ChangeEvent) and _is_whole(one)), None)
+
+
+def _is_whole(event: ChangeEvent) -> bool:
+    """Whether an event tells all columns: it has a new row, or an old one that is more than its key."""
+    columns = event.schema.columns if event.schema is not None else ()
+    return bool(event.after) or (event.before is not None and len(columns) > len(event.key or ()))

@@ -84,6 +84,10 @@ class TableDecoder(ABC):
         """As ``RecordDecoder``: the names of the columns that the shape does not have."""
         return tuple(rows.new_columns(c.name for c in changes.schema.columns if not c.virtual))
 
+    def other_table(self, table: TableId) -> TidesinkError:
+        """As ``RecordDecoder``."""
+        return SchemaMismatchError(f"the change is of {table}, and this topic is read as {self.table}")
+
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """As ``RecordDecoder``: nothing."""
         return None
@@ -172,8 +176,9 @@ class KnownSchemas(MemorySchemaRegistry):
         self._known = texts
 
     def schema_by_id(self, schema_id: int) -> str:
-        """The text of a schema."""
-        return self._known[schema_id]
+        """The text of a schema; raises SchemaNotFoundError."""
+        known = self._known.get(schema_id)
+        return super().schema_by_id(schema_id) if known is None else known
 
 
 def schema_id_of(part: bytes | None) -> int | None:

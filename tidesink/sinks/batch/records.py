@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch
-from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError, ValueOutOfRangeError
+from tidesink.errors import TidesinkError, UnnamedRowError, ValueOutOfRangeError
 from tidesink.events import DdlEvent, TableId, WatermarkEvent
 from tidesink.sinks.batch.reduce import named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
@@ -120,6 +120,9 @@ class RecordDecoder(Protocol):
 
     def lacking(self, changes: ChangeTable, rows: TargetRows) -> tuple[str, ...]:
         """What the plan has to learn before rows of this writer's schema fit its shape; empty: nothing."""
+
+    def other_table(self, table: TableId) -> TidesinkError:
+        """Why a change of another table is a bad record."""
 
     def refusal(self, changes: ChangeTable, rows: TargetRows) -> TidesinkError | None:
         """Why no row of this writer's schema can be one of the table; None where they can."""
@@ -319,10 +322,9 @@ class _Judging:
         return (replace(changes, rows=rows) if rows.num_rows else None), bad
 
     def _refusal(self, changes: ChangeTable) -> TidesinkError | None:
-        table = self._decoder.table
-        if changes.table == table:
+        if changes.table == self._decoder.table:
             return self._decoder.refusal(changes, self.rows)
-        return SchemaMismatchError(f"the change is of {changes.table}, and this topic is read as {table}")
+        return self._decoder.other_table(changes.table)
 
     def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """By row, the last word on what is wrong with it."""

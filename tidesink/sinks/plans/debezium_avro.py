@@ -1,0 +1,339 @@
+"""Plans of debezium-avro tables: from the texts of the schemas in the registry.
+
+The records are Debezium's (3.5.0.Final, Confluent's and Apicurio's converters) or TiCDC's (b813e76): a
+Confluent header and an Avro record each for key and value. Rows that ExtractNewRecordState flattened and
+MongoDB's documents are bad records here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.base import CodecOptions, DebeziumModes, is_glue
+from tidesink.codecs.batch import DecodedBatch, Fault, rows_from_events
+from tidesink.codecs.debezium.codec import DebeziumAvroCodec
+from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.errors import ConfigError, DecodeError, FramingError, SchemaMismatchError
+from tidesink.events import Column, Event, Message, TableId, TableSchema
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import (
+    KnownSchemas,
+    RegisteredSchemas,
+    SideSchemas,
+    schema_id_of,
+    schema_ids,
+)
+from tidesink.sinks.batch.records import Flags, Unplanned
+from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
+from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
+from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    merge_shape,
+    merged_in_order,
+    shape_of,
+    with_defaults,
+)
+
+Kind = Literal["envelope", "watermark", "message", "ddl"]
+
+_DEFAULT_MODES: Final = DebeziumModes()
+_SOURCE: Final = "source"
+_COMMIT_TS: Final = "commit_ts"
+_FLATTENED: Final = (
+    "its records are rows flattened by ExtractNewRecordState, which a worker does not read: take the "
+    "transform out of the connector, or decode the topic with the Python codec"
+)
+_DOCUMENTS: Final = "its records are MongoDB's documents, which a worker does not read: use the Python codec"
+_UNDER_CONFLUENT: Final = (
+    "has an AWS Glue schema registry header, and workers read Confluent's alone: give the connector "
+    "Confluent's or Apicurio's AvroConverter in place of AWS's, or the changefeed a schema-registry URL, and "
+    "read the topic from the first record that is written so"
+)
+
+
+@dataclass(frozen=True)
+class DebeziumAvroDecoder(DebeziumDecoder):
+    """Decodes the debezium-avro records of one table.
+
+    ``control`` are the ids of value schemas whose records change no row: their keys are not looked at.
+    """
+
+    schemas: RegisteredSchemas = field(kw_only=True)
+    control: frozenset[int] = frozenset()
+
+    def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
+        """Records with an id that is new or unusable; null values, and control records' keys, say nothing."""
+        asked = (schema_ids(records.column("value")) >= 0) & ~self._is_control(records)
+        found = self.schemas.unplanned(records, first="value")
+        return tuple(one for one in found if asked[one.record])
+
+    def schema_id(self, part: bytes | None) -> int | None:
+        """The id in the Confluent header."""
+        return schema_id_of(part)
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """The records' events."""
+        found = self._codec.decode_batch(self._usable(records), zero_date=self.zero_date)
+        return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """One record's event."""
+        return self._codec.decode(message)
+
+    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
+        """As ``RecordDecoder``."""
+        named = frozenset(name.lower() for name in keys)
+
+        def decode(message: Message) -> tuple[Event, ...]:
+            return self._codec.decode_new_row(message, named)
+
+        return rows_from_events(self._usable(records), decode, self.values)
+
+    def _is_control(self, records: pa.RecordBatch) -> Flags:
+        return np.isin(schema_ids(records.column("value")), list(self.control))
+
+    def _usable(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The records without headers, and control records without their keys."""
+        records, control = without_headers(records), self._is_control(records)
+        if not control.any():
+            return records
+        key = records.column("key")
+        nulled = pc.if_else(pa.array(control), pa.scalar(None, key.type), key)
+        return records.set_column(records.schema.get_field_index("key"), "key", nulled)
+
+    @cached_property
+    def _codec(self) -> DebeziumAvroCodec:
+        definitions = TableDefinitions([self.definition] if self.definition else [])
+        registry = KnownSchemas(self.schemas.texts)
+        return DebeziumAvroCodec(registry=registry, options=self.options, definitions=definitions)
+
+    def __getstate__(self) -> dict[str, object]:
+        # The codec is made again in each process: it has caches.
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+
+def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:
+    """A fault in words for a worker, which has no other registry than Confluent's."""
+    for part in ("value", "key"):
+        if is_glue(records.column(part)[fault.record].as_py() or b""):
+            return fault._replace(error=FramingError(f"the {part} {_UNDER_CONFLUENT}"))
+    return fault
+
+
+# What schemas say
+
+
+class ValueSchema(NamedTuple):
+    """What a value's schema is of; ``row`` are the columns of an envelope's images."""
+
+    kind: Kind
+    row: ConnectSchema | None = None
+    is_ticdc: bool = False
+
+
+def read_value_schema(text: str) -> ValueSchema:
+    """What a value schema holds: an envelope, or what changes no row.
+
+    Raises:
+        SchemaMismatchError: it is no Avro record of Debezium's that a worker reads; says which.
+    """
+    schema = _parsed(text)
+    names = {one.name for one in schema.fields}
+    if names >= {"ddl", _SOURCE}:
+        return ValueSchema("ddl")
+    if not names >= {"op", _SOURCE}:
+        if names <= {"ts_ms"} or {"status", "id"} <= names or {"id", "aggregate_type", "type"} <= names:
+            return ValueSchema("message")
+        raise SchemaMismatchError(_FLATTENED)
+    after, source = schema.field("after"), schema.field(_SOURCE)
+    # No other source block has a commit_ts of TiDB's.
+    is_ticdc = source is not None and any(one.wire == _COMMIT_TS for one in source.fields)
+    if "after" not in names:
+        return ValueSchema("watermark" if is_ticdc else "message", is_ticdc=is_ticdc)
+    if after is None or source is None:
+        raise SchemaMismatchError("the envelope's schema has no after, or no source")
+    if after.type != "struct":
+        raise SchemaMismatchError(_DOCUMENTS)
+    return ValueSchema("envelope", after, is_ticdc)
+
+
+def names_no_row(text: str) -> bool:
+    """Whether a schema is of no table: a message's, a watermark's, or the empty key of one."""
+    try:
+        if not json.loads(text).get("fields"):
+            return True
+        return read_value_schema(text).kind != "envelope"
+    except (ValueError, AttributeError, SchemaMismatchError):
+        return False
+
+
+def _parsed(text: str) -> ConnectSchema:
+    try:
+        avro: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SchemaMismatchError(f"the writer's schema is no Avro: {error!s:.200}") from error
+    schema = connect_schema_of_avro(avro)
+    if schema.type != "struct":
+        raise SchemaMismatchError("the writer's schema is no Avro record: is the topic one of Debezium's?")
+    return schema
+
+
+# Plans
+
+
+def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
+    table: TableId,
+    *,
+    key_schemas: Mapping[int, str],
+    value_schemas: Mapping[int, str],
+    unknown_ids: Mapping[int, str] = MappingProxyType({}),
+    base: TableShape | None = None,
+    definition: TableSchema | None = None,
+    keys: tuple[str, ...] | None = None,
+    zero_date: ZeroDate = "null",
+    time_zone: str = "UTC",
+    modes: DebeziumModes = _DEFAULT_MODES,
+    logs: bool = False,
+    positions: bool = False,
+) -> DecodePlan:
+    """A plan for a table from the texts of its writer schemas, by registry id.
+
+    Give every schema of the subjects that is known: a column that a writer lacks is filled with its
+    default where only later schemas (greater ids) have it, and is null where an earlier one had it.
+    ``base`` is the shape the target has; it is only added to. ``keys`` override the key record's columns,
+    ``definition`` the types of the schemas. ``unknown_ids``: ids that were looked up in vain, each with
+    the reason; their records are bad. ``logs``, ``positions``: see ``DecodePlan``; a table needs no key in
+    a plan that ``logs``.
+
+    Raises:
+        ConfigError: the table has no key, or ``keys`` names a column it does not have.
+        SchemaRefusedError: two schemas have types for a column that cannot be one.
+    """
+    options = CodecOptions(debezium=modes, time_zone=time_zone)
+    read = _Schemas.of(table, key_schemas, value_schemas, options=options, definition=definition)
+    named = _key_names(table, keys, base, read.keys, needed=not logs)
+    shapes = [
+        shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
+        for _, columns in sorted((read.rows or read.keys).items())
+    ]
+    if not shapes:
+        raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
+    whole = merged_in_order(shapes)
+    shape = whole if base is None else merge_shape(with_defaults(base, whole), whole)
+    decoder = DebeziumAvroDecoder(
+        table,
+        options,
+        zero_date,
+        definition,
+        tells_old_keys=keys is not None or not read.keys or read.is_ticdc,
+        schemas=RegisteredSchemas(
+            _usable(key_schemas, read.key_refused, unknown_ids),
+            _usable(value_schemas, read.value_refused, unknown_ids),
+        ),
+        control=read.control,
+    )
+    return DecodePlan(
+        TargetRows(shape, DroppedById(dict(_dropped(read.rows)))),
+        decoder,
+        keeps_values=True,
+        gone=_gone(shape, read.rows),
+        logs=logs,
+        positions=positions,
+    )
+
+
+@dataclass(frozen=True)
+class _Schemas:
+    """The columns of keys and rows by schema id; which schemas cannot be used, and which change no row."""
+
+    keys: dict[int, tuple[Column, ...]]
+    rows: dict[int, tuple[Column, ...]]
+    key_refused: dict[int, str]
+    value_refused: dict[int, str]
+    control: frozenset[int]
+    is_ticdc: bool
+
+    @classmethod
+    def of(
+        cls,
+        table: TableId,
+        key_texts: Mapping[int, str],
+        value_texts: Mapping[int, str],
+        *,
+        options: CodecOptions,
+        definition: TableSchema | None,
+    ) -> _Schemas:
+        definitions = TableDefinitions([definition] if definition else [])
+        codec = DebeziumAvroCodec(registry=KnownSchemas({}), options=options, definitions=definitions)
+        values, keys, rows = {}, {}, {}
+        key_refused: dict[int, str] = {}
+        value_refused: dict[int, str] = {}
+        for schema_id, text in sorted(value_texts.items()):
+            try:
+                one = values[schema_id] = read_value_schema(text)
+                if one.row is not None:
+                    rows[schema_id] = codec.columns_of(one.row, table, is_ticdc=one.is_ticdc)
+            except DecodeError as error:
+                value_refused[schema_id] = error.message
+        # A key record does not say who wrote it.
+        is_ticdc = any(values[schema_id].is_ticdc for schema_id in rows)
+        for schema_id, text in sorted(key_texts.items()):
+            try:
+                keys[schema_id] = codec.columns_of(_parsed(text), table, is_ticdc=is_ticdc)
+            except DecodeError as error:
+                key_refused[schema_id] = error.message
+        control = frozenset(schema_id for schema_id, one in values.items() if one.row is None)
+        return cls(keys, rows, key_refused, value_refused, control, is_ticdc)
+
+
+def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mapping[int, str]) -> SideSchemas:
+    return SideSchemas({one: text for one, text in texts.items() if one not in refused}, refused, unknown)
+
+
+def _key_names(
+    table: TableId,
+    keys: tuple[str, ...] | None,
+    base: TableShape | None,
+    key_schemas: Mapping[int, Sequence[Column]],
+    *,
+    needed: bool,
+) -> tuple[str, ...]:
+    found = keys or (base.keys if base else None)
+    for _, columns in sorted(key_schemas.items()):
+        found = found or tuple(column.name for column in columns)
+    if not found and needed:
+        raise ConfigError(
+            f"{table} has no key record in its topic, so nothing says which row a change is about: "
+            "name its key columns under tables: keys, set message.key.columns at the connector, or set "
+            f"mode: append to keep its changes; {IDENTITIES['debezium-avro']}",
+            table=str(table),
+        )
+    return found or ()
+
+
+def _dropped(rows: Mapping[int, Sequence[Column]]) -> Iterator[tuple[int, frozenset[str]]]:
+    """By schema the columns that an earlier one had: registry ids grow."""
+    had: set[str] = set()
+    for schema_id, columns in sorted(rows.items()):
+        there = {column.name.lower() for column in columns}
+        yield schema_id, frozenset(had - there)
+        had |= there
+
+
+def _gone(shape: TableShape, rows: Mapping[int, Sequence[Column]]) -> frozenset[str]:
+    """The shape's columns, in lower case, that the newest of the schemas of rows does not have."""
+    if not rows:
+        return frozenset()
+    return frozenset(shape.by_name) - {column.name.lower() for column in rows[max(rows)]}

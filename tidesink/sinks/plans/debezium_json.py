@@ -1,0 +1,418 @@
+"""Plans of debezium-json tables: from the schemas in the records, a definition, and what rows have.
+
+The bytes are Debezium's (3.5.0.Final with Kafka Connect 4.3's JsonConverter) or TiCDC's (b813e76). No
+registry tells the schemas, so the plan knows those that records had so far. A record with another one is
+unplanned, and says which columns its writer has. Columns that neither a schema nor a definition types are
+text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, rows_from_events
+from tidesink.codecs.debezium.inference import FirstRow, TextCodec, Told, told_column
+from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
+from tidesink.events import Column, Event, Message, TableId, TableSchema
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
+from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    TableShape,
+    merge_shape,
+    merged_in_order,
+    shape_of,
+    with_defaults,
+)
+
+_NO_OPTIONS: Final = CodecOptions()
+_NO_KEY: Final = (
+    "{} has no key record in its topic, so nothing says which row a change is about: name its key columns "
+    "under tables: keys, set message.key.columns at the connector, or set mode: append to keep its changes; "
+    f"{IDENTITIES['debezium-json']}"
+)
+_MOST_SCHEMAS: Final = 1024
+
+
+class Place(NamedTuple):
+    """Where a writer was first met; ``timestamp``: the record's, in ms, None where it is not known."""
+
+    timestamp: int | None
+    offset: int
+    partition: int
+
+
+_NOWHERE: Final = Place(None, 0, 0)
+
+
+@dataclass(frozen=True)
+class JsonWriter:
+    """What the rows of one writer's schema have.
+
+    ``bare``: they are not all that its rows have: without a schema columns differ from row to row, and a
+    delete may have its key alone. ``flattened``: ExtractNewRecordState made them. ``is_ticdc``: TiCDC wrote
+    them.
+    """
+
+    columns: tuple[Told, ...]
+    keys: tuple[str, ...] = ()
+    bare: bool = False
+    flattened: bool = False
+    is_ticdc: bool = False
+    place: Place = field(default=_NOWHERE, compare=False)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The same for all writers with these columns."""
+        return tuple(sorted(one.text for one in self.columns))
+
+    @property
+    def text(self) -> str:
+        """The writer as text, for ``writer_of``."""
+        found = dict(self.__dict__)
+        return json.dumps({**found, "columns": [one.text for one in self.columns]}, sort_keys=True)
+
+
+def writer_of(text: str) -> JsonWriter:
+    """A writer out of ``JsonWriter.text``."""
+    found: dict[str, Any] = json.loads(text)
+    return JsonWriter(
+        tuple(told_column(one) for one in found.pop("columns")),
+        tuple(found.pop("keys")),
+        place=Place(*found.pop("place")),
+        **found,
+    )
+
+
+def first_writer(row: FirstRow) -> JsonWriter:
+    """The writer of the first row that was looked at."""
+    message = row.message
+    place = Place(message.timestamp, message.offset, message.partition)
+    return JsonWriter(row.columns, row.keys, row.bare, row.flattened, row.is_ticdc, place)
+
+
+@dataclass(frozen=True)
+class Writers:
+    """The writers known of a topic.
+
+    ``with_schema`` are in the order in which they were met; ``told`` are the columns of all rows without a
+    schema by name, ``told_keys`` those of their keys. ``told_later``: names of such columns, in lower case,
+    that came after the first plan was made.
+    """
+
+    with_schema: tuple[JsonWriter, ...] = ()
+    told: Mapping[str, Told] = field(default_factory=dict)
+    told_keys: tuple[str, ...] = ()
+    told_later: frozenset[str] = frozenset()
+    flattened: bool = False
+
+    def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
+        """These, and those that are new; ``later``: a plan was made already."""
+        found, known = self, {one.identity: one for one in self.with_schema}
+        for one in sorted(new, key=_age):
+            if one.bare:
+                found = found._with_bare(one, later=later)
+            else:
+                known[one.identity] = _joined(known.get(one.identity), one)
+            found = replace(found, flattened=found.flattened or one.flattened)
+        return replace(found, with_schema=tuple(sorted(known.values(), key=_age)))
+
+    def _with_bare(self, one: JsonWriter, *, later: bool) -> Writers:
+        told = {column.column.name: column for column in one.columns}
+        new = {name.lower() for name in told.keys() - self.told.keys()} if later else set()
+        return replace(
+            self,
+            told={**self.told, **told},
+            told_keys=self.told_keys or one.keys,
+            told_later=self.told_later | new,
+        )
+
+
+def _age(one: JsonWriter) -> tuple[bool, int, int, int]:
+    timestamp, offset, partition = one.place
+    return timestamp is None, timestamp or 0, offset, partition
+
+
+def _joined(known: JsonWriter | None, one: JsonWriter) -> JsonWriter:
+    """What is known of the rows with these columns."""
+    if known is None:
+        return one
+    return replace(
+        known,
+        keys=known.keys or one.keys,
+        flattened=known.flattened or one.flattened,
+        is_ticdc=known.is_ticdc or one.is_ticdc,
+        place=min(known, one, key=_age).place,
+    )
+
+
+@dataclass(frozen=True)
+class DroppedByColumns:
+    """By the columns that a writer has, those that were dropped before it."""
+
+    columns: Mapping[frozenset[str], frozenset[str]]
+
+    def __call__(self, changes: ChangeTable) -> frozenset[str]:
+        """As ``Dropped``."""
+        return self.columns.get(_names(changes.schema.columns), frozenset())
+
+
+def _names(columns: Iterable[Column]) -> frozenset[str]:
+    return frozenset(column.name.lower() for column in columns)
+
+
+@dataclass(frozen=True)
+class DebeziumJsonDecoder(DebeziumDecoder):
+    """Decodes the debezium-json records of one table.
+
+    ``shape`` has the columns known, ``known`` the identities of the writers' schemas. ``keyed``: rows with a
+    schema have keys; ``is_ticdc``: TiCDC wrote some of them.
+    """
+
+    shape: TableShape = field(kw_only=True)
+    known: frozenset[tuple[str, ...]] = frozenset()
+    keyed: bool = False
+    is_ticdc: bool = False
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """The records' events."""
+        self._batch["timestamp"] = _timestamps(records)
+        return self._codec.decode_batch(without_headers(records), zero_date=self.zero_date)
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """One record's event."""
+        return self._codec.decode(message)
+
+    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
+        """As ``RecordDecoder``."""
+        self._batch["timestamp"] = _timestamps(records)
+        named = frozenset(name.lower() for name in keys)
+
+        def decode(message: Message) -> tuple[Event, ...]:
+            return self._codec.decode_new_row(message, named)
+
+        return rows_from_events(without_headers(records), decode, self.values)
+
+    def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
+        """The writer as text, where the plan does not know its schema or its columns."""
+        facts = self._codec.facts_of(changes.schema)
+        keys = tuple(member.name for member in changes.rows.schema.field("key").type)
+        bare = facts.bare or {column.name for column in changes.schema.columns} <= {*keys}
+        is_ticdc = changes.rows["commit_ts"].null_count < changes.rows.num_rows
+        identity, known = self._looked_up(changes.schema)
+        known = known and facts.flattened <= self.options.debezium_unwrapped
+        if not bare:
+            known = known and identity in self.known and is_ticdc <= self.is_ticdc
+            known = known and (self.keyed or not keys)
+        if known:
+            return ()
+        told = tuple(Told(column, column.name in facts.guessed) for column in changes.schema.columns)
+        place = self._first_place(changes)
+        return (JsonWriter(told, keys, bare, facts.flattened, is_ticdc, place).text,)
+
+    def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
+        """A column that nothing types in these records, and that is not text at the target."""
+        facts = self._codec.facts_of(changes.schema)
+        for name in sorted(facts.guessed):
+            column = self.shape.by_name.get(name.lower())
+            if column is not None and column.spark != "string":
+                return SchemaMismatchError(
+                    f"column {name!r} is {column.spark}, and a record without a schema holds another "
+                    "value in it: give a definition of the table"
+                )
+        return None
+
+    def _looked_up(self, schema: TableSchema) -> tuple[tuple[str, ...], bool]:
+        """The identity of a schema's writer, and whether the plan's shape holds its columns."""
+        found = self._schemas.get(id(schema))
+        if found is None or found[0] is not schema:
+            if len(self._schemas) >= _MOST_SCHEMAS:
+                self._schemas.clear()
+            facts = self._codec.facts_of(schema)
+            told = tuple(Told(column, column.name in facts.guessed) for column in schema.columns)
+            found = schema, JsonWriter(told).identity, self._holds(schema)
+            self._schemas[id(schema)] = found
+        return found[1], found[2]
+
+    def _holds(self, schema: TableSchema) -> bool:
+        """Whether the plan's shape holds all columns as they are."""
+        shape, names = self.shape, _names(schema.columns)
+        keys = tuple(name for name in shape.keys if name.lower() in names)
+        new = shape_of(schema, keys=keys, zero_date=shape.zero_date, time_zone=shape.time_zone)
+        try:
+            merged = merge_shape(shape, replace(new, keys=shape.keys))
+        except SchemaRefusedError:
+            return False
+        return [(c.name, c.spark) for c in merged.columns] == [(c.name, c.spark) for c in shape.columns]
+
+    def _first_place(self, changes: ChangeTable) -> Place:
+        """Where the first of the changes stands."""
+        rows = changes.rows.select(["record", "offset", "partition"])
+        times = self._batch["timestamp"]
+        found = pa.table(
+            {
+                "timestamp": pa.nulls(len(rows), pa.int64()) if times is None else times.take(rows["record"]),
+                "offset": rows["offset"],
+                "partition": rows["partition"],
+            }
+        )
+        order = [(name, "ascending") for name in found.column_names]
+        return Place(*found.take(pc.sort_indices(found, order)[:1]).to_pylist()[0].values())
+
+    @cached_property
+    def _codec(self) -> TextCodec:
+        known = TableSchema(self.table, tuple(Column(one.name, one.type) for one in self.shape.columns))
+        return TextCodec(self.options, self.definition, known)
+
+    @cached_property
+    def _schemas(self) -> dict[int, tuple[TableSchema, tuple[str, ...], bool]]:
+        return {}
+
+    @cached_property
+    def _batch(self) -> dict[str, pa.Array | None]:
+        """The timestamps of the records that were decoded last, in ms."""
+        return {"timestamp": None}
+
+    def __getstate__(self) -> dict[str, object]:
+        # The codec is made again in each process: it has caches.
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+
+def _timestamps(records: pa.RecordBatch) -> pa.Array | None:
+    if "timestamp" not in records.schema.names:
+        return None
+    found = records.column("timestamp")
+    if pa.types.is_integer(found.type):
+        return found.cast(pa.int64())
+    return found.cast(pa.timestamp("ms", found.type.tz), safe=False).cast(pa.int64())
+
+
+# Plans
+
+
+def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
+    table: TableId,
+    *,
+    writers: Writers,
+    base: TableShape | None = None,
+    definition: TableSchema | None = None,
+    keys: tuple[str, ...] | None = None,
+    zero_date: ZeroDate = "null",
+    time_zone: str = "UTC",
+    options: CodecOptions = _NO_OPTIONS,
+    logs: bool = False,
+    positions: bool = False,
+) -> DecodePlan:
+    """A plan for a table from what its records had so far.
+
+    A column that a writer's schema lacks is filled with its default where only later ones have it, and is
+    null where an earlier one had it. ``base`` is the shape the target has; it is only added to. ``keys``
+    override the key record's columns, ``definition`` the types. ``logs``, ``positions``: see ``DecodePlan``;
+    a table needs no key in a plan that ``logs``.
+
+    Raises:
+        ConfigError: the table has no key, or ``keys`` names a column it does not have.
+        SchemaRefusedError: two schemas have types for a column that cannot be one.
+    """
+    named = keys or (base.keys if base else None) or _key_names(writers, definition)
+    found = _column_lists(table, writers, definition)
+    if not (named or logs):
+        raise ConfigError(_NO_KEY.format(table), table=str(table))
+    shapes = [
+        shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
+        for columns in found
+    ]
+    whole = merged_in_order(shapes)
+    shape = _doubted(
+        whole if base is None else merge_shape(with_defaults(base, whole), whole), writers.told_later
+    )
+    keyed = any(one.keys for one in writers.with_schema)
+    is_ticdc = any(one.is_ticdc for one in writers.with_schema)
+    decoder = DebeziumJsonDecoder(
+        table,
+        replace(
+            options,
+            time_zone=time_zone,
+            debezium_unwrapped=options.debezium_unwrapped or writers.flattened,
+        ),
+        zero_date,
+        definition,
+        tells_old_keys=is_ticdc or not (keys is None and keyed),
+        shape=shape,
+        known=frozenset(one.identity for one in writers.with_schema),
+        keyed=keyed,
+        is_ticdc=is_ticdc,
+    )
+    return DecodePlan(
+        TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema))),
+        decoder,
+        keeps_values=True,
+        gone=_gone(shape, writers, definition),
+        logs=logs,
+        positions=positions,
+    )
+
+
+def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, ...]:
+    """The key's columns: of records with a schema first, else of those without, else as defined."""
+    for one in writers.with_schema:
+        if one.keys:
+            return one.keys
+    if writers.told_keys or definition is None:
+        return writers.told_keys
+    return tuple(column.name for column in definition.handle_columns)
+
+
+def _column_lists(
+    table: TableId, writers: Writers, definition: TableSchema | None
+) -> list[tuple[Column, ...]]:
+    """The columns of each writer, oldest first, then those of rows without a schema."""
+    defined = definition.by_name if definition is not None else {}
+    lists = [one.columns for one in writers.with_schema]
+    told = [tuple(writers.told.values())] if writers.told else []
+    found = [tuple(defined.get(one.column.name, one.column) for one in some) for some in (*lists, *told)]
+    if not lists and definition is not None:
+        found.insert(0, definition.columns)
+    if not found:
+        raise ConfigError(f"{table} has no record of a row yet: nothing can be planned", table=str(table))
+    return found
+
+
+def _doubted(shape: TableShape, later: Container[str]) -> TableShape:
+    """The shape; a column that came later, in a row without a schema, may have come instead of any other."""
+    columns = (
+        replace(c, instead_of=frozenset(shape.by_name) - {c.name.lower()}) if c.name.lower() in later else c
+        for c in shape.columns
+    )
+    return replace(shape, columns=tuple(columns))
+
+
+def _dropped(writers: Sequence[JsonWriter]) -> dict[frozenset[str], frozenset[str]]:
+    """By a writer's columns those that an earlier one had."""
+    found: dict[frozenset[str], frozenset[str]] = {}
+    had: frozenset[str] = frozenset()
+    for one in writers:
+        there = _names(told.column for told in one.columns)
+        found.setdefault(there, had - there)
+        had |= there
+    return found
+
+
+def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -> frozenset[str]:
+    """The shape's columns, in lower case, that the newest writer does not have.
+
+    Of rows without a schema it is not known before they are read.
+    """
+    if writers.told or definition is not None or not writers.with_schema:
+        return frozenset()
+    return frozenset(shape.by_name) - _names(told.column for told in writers.with_schema[-1].columns)
