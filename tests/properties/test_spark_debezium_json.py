@@ -21,10 +21,9 @@ from tests.properties.test_spark_debezium import COLUMNS
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import differences
 from tests.spark.decoded import collect
+from tests.spark.test_golden_debezium_spark import writers_of
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.columns_debezium_json_heads import heads_in
-from tidesink.codecs.columns_debezium_json_plan import debezium_json_columns
 from tidesink.events import (
     ChangeEvent,
     Column,
@@ -37,6 +36,8 @@ from tidesink.events import (
     Value,
     WatermarkEvent,
 )
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.plans.debezium_json import debezium_json_plan
 from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:
@@ -144,9 +145,13 @@ def _bytes(part: str | bytes | None) -> bytes | None:
     return part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
 
 
+def _plan(zero_date: ZeroDate = "null") -> DecodePlan:
+    """Of a topic whose records have the schemas above."""
+    return debezium_json_plan(_TABLE, writers=writers_of([_record(1, "flag", "true")]), zero_date=zero_date)
+
+
 def _differing(spark: SparkSession, messages: list[Message], zero_date: ZeroDate = "null") -> list[str]:
-    codec = open_codec("debezium-json")
-    plan = debezium_json_columns(_TABLE, key_heads=[_KEY_HEAD], value_heads=[_HEAD], zero_date=zero_date)
+    codec, plan = open_codec("debezium-json"), _plan(zero_date)
     rows = collect(plan.decode(raw_frame(spark, messages)), plan)
     return [
         f"{(message.value or b'')[len(_HEAD) :]!r}: {line}"
@@ -156,13 +161,16 @@ def _differing(spark: SparkSession, messages: list[Message], zero_date: ZeroDate
 
 
 def test_a_row_of_another_table_is_a_bad_record(spark: SparkSession) -> None:
-    samples = [_record(1, "label", '"b"'), _record(2, "double", "1e400")]  # one each to the JVM and to Python
+    samples = [
+        _record(1, "label", '"b"'),
+        _record(2, "double", "1e400"),
+    ]  # one each to the columnar step and the row codec
     others = (('"table":"t"', '"table":"other"'), ('"schema":"lab"', '"schema":null'))
     messages = [
         replace(sample, offset=offset, value=(sample.value or b"").replace(own.encode(), other.encode()))
         for offset, (sample, own, other) in enumerate((s, *pair) for pair in others for s in samples)
     ]
-    plan = debezium_json_columns(_TABLE, key_heads=[_KEY_HEAD], value_heads=[_HEAD])
+    plan = _plan()
     rows = collect(plan.decode(raw_frame(spark, messages)), plan)
     assert [(row.kind, row.error) for row in rows[::2]] == [("bad", "SchemaMismatchError")] * 2
     assert all(row.kind == "bad" for row in rows)
@@ -249,15 +257,14 @@ def test_a_value_that_was_not_sent_is_a_connectors_and_a_text_ticdcs_in_one_topi
     sent = codec.encode(event, topic="t")
     assert sent is not None
     messages = [_record(6, "words", _dumped(text)), _message(7, sent.key, sent.value)]
-    heads = heads_in(raw_frame(spark, messages))
-    plan = debezium_json_columns(_TABLE, key_heads=heads.key, value_heads=heads.value, judges=False)
+    plan = debezium_json_plan(_TABLE, writers=writers_of(messages))
     rows = collect(plan.decode(raw_frame(spark, messages)), plan)
     assert [one.raw["_kept"] for one in rows] == [["words"], None]
     assert (rows[1].after or {})["words"] == text
     assert "words" in plan.kept_columns
 
 
-def test_ticdcs_watermarks_and_rows_are_read_without_python(spark: SparkSession) -> None:
+def test_ticdcs_watermarks_and_rows_are_read(spark: SparkSession) -> None:
     columns = (
         _ID,
         Column("n", ColumnType("varchar", length=9, sql="varchar(9)")),
@@ -271,8 +278,7 @@ def test_ticdcs_watermarks_and_rows_are_read_without_python(spark: SparkSession)
     ]
     records = [codec.encode(event, topic="t") for event in events]
     messages = [_message(n, one.key, one.value) for n, one in enumerate(records) if one is not None]
-    heads = heads_in(raw_frame(spark, messages))
-    plan = debezium_json_columns(_TABLE, key_heads=heads.key, value_heads=heads.value, judges=False)
+    plan = debezium_json_plan(_TABLE, writers=writers_of(messages))
     found = collect(plan.decode(raw_frame(spark, messages)), plan)
     assert [(one.kind, one.commit_ts, one.after) for one in found] == [
         ("upsert", 1 << 40, row),

@@ -16,7 +16,6 @@ from tidesink.events import Message, TableId
 TABLE: Final = TableId("lab", "t")
 TOPIC: Final = "app.lab.t"
 KEY_ID: Final = 1
-_TIME: Final = "io.debezium.time."
 _SOURCE: Final = {"connector": "postgresql", "db": "shop", "schema": "lab", "table": "t"}
 
 Columns = Mapping[str, Any]
@@ -47,16 +46,6 @@ class Version(NamedTuple):
             {"name": "op", "type": "string"},
         ]
         return {"type": "record", "name": "Envelope", "namespace": f"v{number}", "fields": envelope}
-
-
-def wide(number: int, *, added: bool) -> Version:
-    """A table of 17 columns, in a later version with ``added`` ones among them."""
-    kinds: dict[str, Any] = {"words": "string", "count": "long", "share": "double"}
-    kinds["day"] = {"type": "int", "connect.name": _TIME + "Date"}
-    names = [(f"{name}{place}", kind) for place in range(4) for name, kind in kinds.items()]
-    if added:
-        names[5:5] = [(f"added{place}", "long") for place in range(number)]
-    return Version({name: ["null", kind] for name, kind in names}, ("version",))
 
 
 class Versions:

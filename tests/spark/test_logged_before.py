@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
@@ -22,8 +21,6 @@ from tests.spark.test_golden_canal_spark import Golden as CanalGolden
 from tests.spark.test_golden_debezium_spark import by_topic, codec_of, plan_of
 from tests.vectors import vectors_dir
 from tidesink.codecs.base import Codec
-from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns
-from tidesink.codecs.columns_debezium_json import DebeziumJsonColumns
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
@@ -126,21 +123,11 @@ def test_old_rows_of_flat_avro(golden_folder: VectorFolder, spark: SparkSession)
         assert seen[Op.DELETE, True] > 3
 
 
-def logging_plan(plan: DebeziumAvroColumns | DebeziumJsonColumns) -> Decode:
-    """The plan with old rows."""
-    if isinstance(plan, DebeziumJsonColumns):
-        return replace(plan, logs=True, judging=replace(plan.judging, logs=True))
-    records = tuple(replace(record, logs=True) for record in plan.values.records)
-    return replace(plan, logs=True, values=plan.values._replace(records=records))
-
-
 @pytest.mark.spark
 def test_old_rows_of_debezium(capture: Capture, spark: SparkSession) -> None:
     rows, olds, wrong = 0, 0, []
     for table, messages in by_topic(capture):
-        found = plan_of(capture, table, messages, spark)
-        assert isinstance(found, DebeziumAvroColumns | DebeziumJsonColumns)
-        plan, codec = logging_plan(found), codec_of(capture)
+        plan, codec = plan_of(capture, table, messages, logs=True), codec_of(capture)
         decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
         for message, row in zip(sorted(messages, key=place), decoded, strict=True):
             wrong += differences(codec, message, row, plan)
@@ -176,7 +163,7 @@ def test_a_table_without_a_key_has_every_event(
 ) -> None:
     (capture,) = [one for one in find_captures(vectors_dir(request.config)) if one.name == name]
     ((table, messages),) = [one for one in by_topic(capture) if one[0].name == "p_nopk"]
-    plan = plan_of(capture, table, messages, spark, keyless=True)
+    plan = plan_of(capture, table, messages, keyless=True)
     assert plan.shape.keys == ()
     frame = append_frame(
         plan.decode(raw_frame(spark, messages)), plan.shape, keeps_values=plan.keeps_values

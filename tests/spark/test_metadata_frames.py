@@ -54,7 +54,7 @@ def written(
 ) -> list[dict[str, Any]]:
     """The rows that a target is given, those of marked deletes among them."""
     logs = settings.mode == "append"
-    inner = plan_of(capture, settings.table, messages, spark, keyless=logs, positions=True)
+    inner = plan_of(capture, settings.table, messages, keyless=logs, positions=True)
     layout = settings.layout
     plan = LaidOutColumns(inner, laid_out(layout, inner.shape, own=()), layout, spark)
     staged = staged_frame(plan.decode(raw_frame(spark, messages)), plan, settings).persist()
@@ -100,5 +100,5 @@ def test_every_image_of_a_log_says_where_its_change_stands(capture: Capture, spa
 @FULL
 def test_a_plan_has_no_positions_unless_asked(capture: Capture, spark: SparkSession) -> None:
     table, messages, _ = narrowest(capture)
-    frame = plan_of(capture, table, messages, spark).decode(raw_frame(spark, messages))
+    frame = plan_of(capture, table, messages).decode(raw_frame(spark, messages))
     assert POSITION not in frame.columns

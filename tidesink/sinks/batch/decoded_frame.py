@@ -222,9 +222,9 @@ class DecodedColumns:
         }
         plain = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary()}
         plain[_STRINGS] = NAMES_TYPE
-        return pa.schema(
-            [(name, plain[kind] if name not in own else own[name]) for name, kind in self._columns.items()]
-        )
+        # A struct without members is false.
+        kinds = {name: own[name] if name in own else plain[kind] for name, kind in self._columns.items()}
+        return pa.schema(list(kinds.items()))
 
 
 @dataclass(frozen=True)

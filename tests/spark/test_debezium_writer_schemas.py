@@ -1,22 +1,19 @@
-"""debezium-avro tables with many writer schemas: what reads alike is read once, and read right."""
+"""debezium-avro tables with several writer schemas in one topic."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
-
 from tests.full import FULL
 from tests.sessions import raw_frame
 from tests.spark.debezium_rows import all_differences
-from tests.spark.debezium_versions import TABLE, Version, Versions, wide
+from tests.spark.debezium_versions import TABLE, Version, Versions
 from tests.spark.decoded import Decoded, collect
 from tidesink.codecs import open_codec
-from tidesink.codecs.columns_debezium_avro import DebeziumAvroColumns, debezium_avro_columns
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.batch.decoded_frame import POSITION
+from tidesink.sinks.batch.decoded_frame import POSITION, DecodePlan
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,11 +26,11 @@ _TEXT: Final = ["null", "string"]
 _ENUM: Final = "io.debezium.data.Enum"
 
 
-def _plan(topic: Versions, **options: Any) -> DebeziumAvroColumns:
-    return debezium_avro_columns(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts, **options)
+def _plan(topic: Versions, **options: Any) -> DecodePlan:
+    return debezium_avro_plan(TABLE, key_schemas=topic.key_texts, value_schemas=topic.texts, **options)
 
 
-def _rows(spark: SparkSession, topic: Versions, plan: DebeziumAvroColumns) -> list[Decoded]:
+def _rows(spark: SparkSession, topic: Versions, plan: DecodePlan) -> list[Decoded]:
     """The decoded rows, once each is what the Python codec reads."""
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry({**topic.key_texts, **topic.texts}))
     rows = collect(plan.decode(raw_frame(spark, topic.messages)), plan)
@@ -42,45 +39,9 @@ def _rows(spark: SparkSession, topic: Versions, plan: DebeziumAvroColumns) -> li
     return rows
 
 
-def _readers(*versions: Version) -> list[tuple[int, ...]]:
-    return [record.ids for record in _plan(Versions(*versions)).values.records]
-
-
 def _enum(labels: str) -> list[Any]:
     kind = {"type": "string", "connect.name": _ENUM, "connect.parameters": {"allowed": labels}}
     return ["null", kind]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (Version({"v": _INT}), Version({"v": _INT})),
-        (Version({"v": _INT}, ("version",)), Version({"v": _INT}, ("version", "ts_us", "sequence"))),
-        (Version({"v": _INT}), Version({"new": _TEXT, "v": _INT})),
-        (Version({"v": _INT, "old": _TEXT}), Version({"v": _INT})),
-        (Version({"v": "int"}), Version({"v": [{"type": "int", "connect.default": 7}, "null"]})),
-        (Version({"v": _enum("a,b")}), Version({"v": _enum("a,b,c")})),
-    ],
-    ids=["names", "source", "added", "dropped", "nullable", "labels"],
-)
-def test_schemas_that_read_alike_have_one_reader(first: Version, second: Version) -> None:
-    assert _readers(first, second) == [(100, 101)]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (Version({"v": _INT}), Version({"v": _LONG})),
-        (Version({"v": _INT}), Version({"V": _INT})),
-        (
-            Version({"v": _LONG}),
-            Version({"v": ["null", {"type": "long", "connect.name": "io.debezium.time.MicroDuration"}]}),
-        ),
-    ],
-    ids=["wider", "case", "meaning"],
-)
-def test_schemas_that_read_differently_have_a_reader_each(first: Version, second: Version) -> None:
-    assert _readers(first, second) == [(100,), (101,)]
 
 
 def test_rows_of_all_versions_are_what_the_python_codec_reads(spark: SparkSession) -> None:
@@ -98,7 +59,6 @@ def test_rows_of_all_versions_are_what_the_python_codec_reads(spark: SparkSessio
     topic.send(104, {"a": None, "e": "y", "new": "five"})
     topic.send(101, {"id": 0}, op="d")
     plan = _plan(topic)
-    assert [record.ids for record in plan.values.records] == [(100, 101, 102), (103, 104)]
     assert plan.kept_columns == {"s", "new", "e"}
     rows = _rows(spark, topic, plan)
     assert rows[0].after == {"id": 0, "a": 1, "s": "one", "new": None, "e": None}
@@ -132,7 +92,6 @@ def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none(sp
         topic.send(schema_id, {"a": 1})
     topic.send(101, {"a": 1, "d": "given"})
     plan = _plan(topic)
-    assert len(plan.values.records) == 1
     after = [row.after or {} for row in collect(plan.decode(raw_frame(spark, topic.messages)), plan)]
     assert [row["d"] for row in after] == ["filled", None, None, None, "given"]
 
@@ -161,33 +120,4 @@ def test_positions_of_versions_that_say_them_in_other_types(spark: SparkSession)
     topic.send(101, {"a": 2}, snapshot="last", lsn="6")
     topic.send(101, {"a": 2}, snapshot="false", lsn="7")
     plan = _plan(topic, positions=True)
-    assert [record.ids for record in plan.values.records] == [(100,), (101,)]
     assert [row.raw[POSITION] for row in _rows(spark, topic, plan)] == [None, "5", None, "7"]
-
-
-def _code_size(spark: SparkSession, topic: Versions) -> int:
-    """The largest method of the code that Spark generates for a plan, in bytes; -1 where it is too large."""
-    number, text = F.col("id"), F.col("id").cast("string")
-    # No rows of messages: those would be worked out by the optimiser, without code.
-    raw = spark.range(1).select(
-        text.alias("topic"),
-        number.cast("int").alias("partition"),
-        number.alias("offset"),
-        text.cast("binary").alias("key"),
-        text.cast("binary").alias("value"),
-    )
-    generated = _plan(topic).decode(raw)._jdf.queryExecution().debug().codegenToSeq()  # type: ignore[operator]
-    return max(generated.apply(number)._3().maxMethodCodeSize() for number in range(generated.size()))
-
-
-@pytest.mark.parametrize("added", [False, True], ids=["same-columns", "added-columns"])
-def test_the_generated_code_of_many_alike_schemas_is_about_that_of_one(
-    spark: SparkSession, added: bool
-) -> None:
-    one, many = Versions(wide(0, added=False)), Versions(*(wide(n, added=added) for n in range(12)))
-    for schema_id in (100, 111):
-        many.send(schema_id, {"words0": "a", "count1": 5})
-    one.send(100, {"words0": "a"})
-    alone, together = _code_size(spark, one), _code_size(spark, many)
-    assert 5_000 < alone <= together < 1.5 * alone, (alone, together)
-    assert [row.after["count1"] for row in _rows(spark, many, _plan(many)) if row.after] == [5, 5]
