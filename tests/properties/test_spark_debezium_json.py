@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +37,7 @@ from tidesink.events import (
     WatermarkEvent,
 )
 from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.plans.debezium_json import debezium_json_plan
+from tidesink.sinks.plans.debezium_json import debezium_json_plan, writer_of
 from tidesink.typemap.render import ZeroDate
 
 if TYPE_CHECKING:
@@ -145,14 +145,19 @@ def _bytes(part: str | bytes | None) -> bytes | None:
     return part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
 
 
-def _plan(zero_date: ZeroDate = "null") -> DecodePlan:
-    """Of a topic whose records have the schemas above."""
-    return debezium_json_plan(_TABLE, writers=writers_of([_record(1, "flag", "true")]), zero_date=zero_date)
+def _plan(zero_date: ZeroDate = "null", lacking: Iterable[str] = ()) -> DecodePlan:
+    """Of a topic whose records have the schemas above, and those of the writers that it lacked."""
+    writers = writers_of([_record(1, "flag", "true")]).with_new(map(writer_of, lacking))
+    return debezium_json_plan(_TABLE, writers=writers, zero_date=zero_date)
 
 
 def _differing(spark: SparkSession, messages: list[Message], zero_date: ZeroDate = "null") -> list[str]:
     codec, plan = open_codec("debezium-json"), _plan(zero_date)
     rows = collect(plan.decode(raw_frame(spark, messages)), plan)
+    lacking = {text for row in rows for text in row.raw["_fields"] or ()}
+    if lacking:
+        plan = _plan(zero_date, lacking)
+        rows = collect(plan.decode(raw_frame(spark, messages)), plan)
     return [
         f"{(message.value or b'')[len(_HEAD) :]!r}: {line}"
         for message, row in zip(messages, rows, strict=True)

@@ -75,7 +75,7 @@ from tidesink.schema_registry.base import SchemaRegistry
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
     from tidesink.codecs.debezium.columns import Columns, EnvelopeTables
     from tidesink.typemap.render import ZeroDate
 
@@ -161,9 +161,14 @@ class DebeziumCodec:
         from tidesink.codecs.batch import ValueOptions, decode_in_columns
 
         options = ValueOptions(zero_date, self._options.time_zone)
+        return decode_in_columns(
+            records, columnar=self.columnar(options), decode=self.decode, options=options
+        )
+
+    def columnar(self, options: ValueOptions) -> Columnar | None:
+        """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
         step = self._columns
-        columnar = None if step is None else lambda some: step.read(some, options)
-        return decode_in_columns(records, columnar=columnar, decode=self.decode, options=options)
+        return None if step is None else lambda records: step.read(records, options)
 
     @cached_property
     def _columns(self) -> Columns | None:

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes, is_glue
-from tidesink.codecs.batch import DecodedBatch, Fault, rows_from_events
+from tidesink.codecs.batch import DecodedBatch, Fault
 from tidesink.codecs.debezium.codec import DebeziumAvroCodec
 from tidesink.codecs.debezium.connect_schema import ConnectSchema, connect_schema_of_avro
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, DecodeError, FramingError, SchemaMismatchError
-from tidesink.events import Column, Event, Message, TableId, TableSchema
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import (
     KnownSchemas,
@@ -85,21 +85,12 @@ class DebeziumAvroDecoder(DebeziumDecoder):
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
-        found = self._codec.decode_batch(self._usable(records), zero_date=self.zero_date)
+        found = super().decode_batch(self._usable(records))
         return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
-
-    def decode(self, message: Message) -> tuple[Event, ...]:
-        """One record's event."""
-        return self._codec.decode(message)
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``RecordDecoder``."""
-        named = frozenset(name.lower() for name in keys)
-
-        def decode(message: Message) -> tuple[Event, ...]:
-            return self._codec.decode_new_row(message, named)
-
-        return rows_from_events(self._usable(records), decode, self.values)
+        return super().decode_new_rows(self._usable(records), keys)
 
     def _is_control(self, records: pa.RecordBatch) -> Flags:
         return np.isin(schema_ids(records.column("value")), list(self.control))
@@ -118,10 +109,6 @@ class DebeziumAvroDecoder(DebeziumDecoder):
         definitions = TableDefinitions([self.definition] if self.definition else [])
         registry = KnownSchemas(self.schemas.texts)
         return DebeziumAvroCodec(registry=registry, options=self.options, definitions=definitions)
-
-    def __getstate__(self) -> dict[str, object]:
-        # The codec is made again in each process: it has caches.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
 
 def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,11 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.batch import ChangeTable, ValueOptions
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, decode_in_columns, rows_from_events
 from tidesink.errors import SchemaMismatchError, TidesinkError
-from tidesink.events import TableId, TableSchema
+from tidesink.events import ChangeEvent, Event, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import TableDecoder
 from tidesink.typemap.render import ZeroDate
+
+if TYPE_CHECKING:
+    from tidesink.codecs.debezium.codec import DebeziumCodec
 
 if TYPE_CHECKING:
     pass
@@ -32,6 +37,29 @@ class DebeziumDecoder(TableDecoder):
     zero_date: ZeroDate = "null"
     definition: TableSchema | None = None
     tells_old_keys: bool = True
+
+    @property
+    @abstractmethod
+    def _codec(self) -> DebeziumCodec:
+        """The row codec; it has caches, and is made again in each process."""
+
+    def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
+        """The records' events."""
+        step = self._codec.columnar(self.values)
+        return decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """One record's event."""
+        return tuple(_with_own_key(event) for event in self._codec.decode(message))
+
+    def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
+        """As ``RecordDecoder``."""
+        named = frozenset(name.lower() for name in keys)
+
+        def decode(message: Message) -> tuple[Event, ...]:
+            return tuple(_with_own_key(one) for one in self._codec.decode_new_row(message, named))
+
+        return rows_from_events(records, decode, self.values)
 
     @property
     def values(self) -> ValueOptions:
@@ -61,6 +89,22 @@ class DebeziumDecoder(TableDecoder):
         alone = pc.fill_null(pc.greater_equal(pc.list_value_length(unsent), len(others)), False)
         rows = pc.if_else(alone, pa.scalar(None, before.type), before)
         return rows, pc.if_else(alone, pa.scalar(None, unsent.type), unsent)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+
+def _with_own_key(event: Event) -> Event:
+    """The event; of its record's key nothing but columns of the row.
+
+    ``ByLogicalTableRouter`` adds a field to keys that no row has.
+    """
+    if not isinstance(event, ChangeEvent) or event.schema is None or not event.key:
+        return event
+    own = event.schema.by_name
+    if all(name in own for name in event.key):
+        return event
+    return event._replace(key={name: one for name, one in event.key.items() if name in own} or None)
 
 
 def without_headers(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, rows_from_events
+from tidesink.codecs.batch import ChangeTable, DecodedBatch
 from tidesink.codecs.debezium.inference import FirstRow, TextCodec, Told, told_column
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
-from tidesink.events import Column, Event, Message, TableId, TableSchema
+from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
@@ -187,21 +187,12 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
         self._batch["timestamp"] = _timestamps(records)
-        return self._codec.decode_batch(without_headers(records), zero_date=self.zero_date)
-
-    def decode(self, message: Message) -> tuple[Event, ...]:
-        """One record's event."""
-        return self._codec.decode(message)
+        return super().decode_batch(without_headers(records))
 
     def decode_new_rows(self, records: pa.RecordBatch, keys: Sequence[str]) -> DecodedBatch:
         """As ``RecordDecoder``."""
         self._batch["timestamp"] = _timestamps(records)
-        named = frozenset(name.lower() for name in keys)
-
-        def decode(message: Message) -> tuple[Event, ...]:
-            return self._codec.decode_new_row(message, named)
-
-        return rows_from_events(without_headers(records), decode, self.values)
+        return super().decode_new_rows(without_headers(records), keys)
 
     def lacking(self, changes: ChangeTable, _rows: TargetRows) -> tuple[str, ...]:
         """The writer as text, where the plan does not know its schema or its columns."""
@@ -282,10 +273,6 @@ class DebeziumJsonDecoder(DebeziumDecoder):
     def _batch(self) -> dict[str, pa.Array | None]:
         """The timestamps of the records that were decoded last, in ms."""
         return {"timestamp": None}
-
-    def __getstate__(self) -> dict[str, object]:
-        # The codec is made again in each process: it has caches.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
 
 def _timestamps(records: pa.RecordBatch) -> pa.Array | None:

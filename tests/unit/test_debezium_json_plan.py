@@ -1,0 +1,272 @@
+"""What debezium-json's plans are made of, and what their decoder tells the driver; without Spark."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.debezium.inference import Told, first_row, told_column
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
+from tidesink.sinks.batch.decoded_frame import DecodePlan, DecodeTask
+from tidesink.sinks.plans.debezium_json import (
+    JsonWriter,
+    Place,
+    Writers,
+    debezium_json_plan,
+    first_writer,
+    writer_of,
+)
+
+Json = dict[str, Any]
+_TABLE: Final = TableId("shop", "t")
+_SOURCE: Final = {"connector": "mysql", "db": "shop", "table": "t"}
+_TYPES: Final = {"id": "int64", "n": "string", "new": "string", "wide": "int32"}
+
+
+def _plain(row: Json | None, key: Json | None = None, **envelope: Any) -> Message:
+    value = {"before": None, "after": row, "source": _SOURCE, "op": "c", **envelope}
+    return _message(value, key)
+
+
+def _message(value: Json | None, key: Json | None) -> Message:
+    key_bytes, value_bytes = (
+        None if one is None else json.dumps(one, separators=(",", ":")).encode() for one in (key, value)
+    )
+    return Message("app.shop.t", 0, 0, key_bytes, value_bytes)
+
+
+def _struct(names: dict[str, Json], **members: Any) -> Json:
+    fields = [{"field": name, "optional": True, **kind} for name, kind in names.items()]
+    return {"type": "struct", "fields": fields, **members}
+
+
+def _typed(row: Json, *, key: tuple[str, ...] = ("id",), op: str = "c", **more: Json) -> Message:
+    """A record with its schema; ``more``: members of a column's schema, or of the source block."""
+    source = {**_SOURCE, **more.pop("source", {})}
+    kinds = {name: {"type": _TYPES[name], **more.get(name, {})} for name in row}
+    image = _struct(kinds, optional=True)
+    kind = {True: "int64", False: "string"}
+    named = _struct({name: {"type": kind[isinstance(one, int)]} for name, one in source.items()})
+    schema = {
+        "type": "struct",
+        "fields": [
+            {**image, "field": "before"},
+            {**image, "field": "after"},
+            {**named, "field": "source"},
+            {"field": "op", "type": "string"},
+        ],
+    }
+    images = {"before": row, "after": None} if op == "d" else {"before": None, "after": row}
+    value = {"schema": schema, "payload": {**images, "source": source, "op": op}}
+    named_key = {name: row[name] for name in key}
+    key_value = {"schema": _struct({name: kinds[name] for name in key}), "payload": named_key}
+    return _message(value, key_value if key else None)
+
+
+def _batch(*messages: Message, stamped: bool = True) -> pa.RecordBatch:
+    columns = {
+        "topic": pa.array([one.topic for one in messages]),
+        "partition": pa.array([0] * len(messages), pa.int32()),
+        "offset": pa.array(range(len(messages)), pa.int64()),
+        "key": pa.array([one.key for one in messages], pa.binary()),
+        "value": pa.array([one.value for one in messages], pa.binary()),
+    }
+    if stamped:
+        columns["timestamp"] = pa.array([1000 - at for at in range(len(messages))], pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _writers(*messages: Message, options: CodecOptions | None = None) -> Writers:
+    rows = [first_row([one], options or CodecOptions()) for one in messages]
+    return Writers().with_new(first_writer(one) for one in rows if one is not None)
+
+
+def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
+    task = DecodeTask(pickle.loads(pickle.dumps(plan)))  # noqa: S301  (our own)
+    found: list[Json] = pa.Table.from_batches(task([_batch(*messages)])).to_pylist()
+    return sorted(found, key=lambda row: (row["_offset"], row["_index"]))
+
+
+def _learnt(writers: Writers, *messages: Message, **options: Any) -> Writers:
+    """What a worker knows after it decoded these records."""
+    for _ in range(5):
+        plan = debezium_json_plan(_TABLE, writers=writers, **options)
+        lacking = {text for row in _rows(plan, *messages) for text in row["_fields"] or ()}
+        if not lacking:
+            return writers
+        writers = writers.with_new(map(writer_of, lacking), later=True)
+    raise AssertionError("the tasks ask for ever more")
+
+
+def test_a_told_column_comes_back_as_it_was() -> None:
+    told = Told(Column("c", ColumnType("enum", members=("a", "b")), default="a"), guessed=False)
+    assert told_column(told.text) == told
+
+
+def test_a_writer_comes_back_as_it_was() -> None:
+    told = Told(Column("c", ColumnType("enum", members=("a", "b")), default="a"), guessed=True)
+    writer = JsonWriter((told,), ("c",), bare=True, is_ticdc=True, place=Place(5, 6, 7))
+    assert writer_of(writer.text) == writer
+    assert writer_of(writer.text).place == writer.place
+
+
+def test_columns_that_nothing_types_are_text() -> None:
+    definition = TableSchema(_TABLE, (Column("id", ColumnType("bigint")),))
+    found = first_row([_plain({"id": 1, "n": 1.5}, {"id": 1})], CodecOptions(), definition)
+    assert found is not None
+    assert [(one.column.name, one.column.type.name, one.guessed) for one in found.columns] == [
+        ("id", "bigint", False),
+        ("n", "text", True),
+    ]
+    assert (found.table, found.keys, found.flattened, found.bare) == (_TABLE, ("id",), False, True)
+
+
+def test_flattened_rows_are_told() -> None:
+    message = Message("app.shop.t", 0, 0, b'{"id":1}', b'{"id":1,"__op":"c"}')
+    found = first_row([Message("app.shop.t", 0, 0, None, b"no JSON"), message], CodecOptions())
+    assert found is not None
+    assert found.flattened
+
+
+def test_a_null_value_of_a_flattened_topic_is_a_delete() -> None:
+    row, gone = _message({"id": "a", "__op": "c", "__table": "t", "__db": "shop"}, {"id": "a"}), None
+    first = first_row([row], CodecOptions())
+    assert first is not None
+    plan = debezium_json_plan(first.table, writers=_writers(row))
+    found = _rows(plan, row, _message(gone, {"id": "a"}))
+    assert [one["_kind"] for one in found] == ["upsert", "delete" if first.table.name else "bad"]
+
+
+def _text_plan(**options: Any) -> DecodePlan:
+    definition = TableSchema(
+        _TABLE, (Column("id", ColumnType("bigint"), handle=True), Column("n", ColumnType("text")))
+    )
+    return debezium_json_plan(_TABLE, writers=Writers(), definition=definition, **options)
+
+
+def test_a_row_without_a_schema_comes_in_the_shapes_columns() -> None:
+    plan = _text_plan()
+    first, second = _rows(plan, _plain({"n": "1.5", "id": 7}, {"id": 7}), _plain({"id": 7}, {"id": 7}))
+    assert (first["_kind"], first["key"], first["after"]) == ("upsert", {"id": 7}, {"id": 7, "n": "1.5"})
+    assert second["after"] == {"id": 7, "n": None}
+
+
+def test_a_guessed_value_is_text() -> None:
+    writers = _writers(_plain({"id": 7, "n": 1}, {"id": 7}))
+    plan = debezium_json_plan(_TABLE, writers=writers)
+    values = [1, 1.5, "a", True, None]
+    found = _rows(plan, *(_plain({"id": 7, "n": one}, {"id": 7}) for one in values))
+    assert [row["after"]["n"] for row in found] == ["1", "1.5", "a", "true", None]
+    assert {row["after"]["id"] for row in found} == {"7"}
+
+
+def test_a_column_that_the_plan_lacks_is_told() -> None:
+    (found,) = _rows(_text_plan(), _plain({"id": 7, "new": True}, {"id": 7}))
+    assert found["_kind"] == "unplanned"
+    (writer,) = map(writer_of, found["_fields"])
+    assert [(one.column.name, one.guessed) for one in writer.columns] == [("id", False), ("new", True)]
+    assert (writer.bare, writer.keys) == (True, ("id",))
+
+
+def test_all_records_of_a_writer_tell_the_same_with_the_oldest_place() -> None:
+    rows = _rows(_text_plan(), *(_typed({"id": n, "n": "a", "new": "b"}) for n in range(3)))
+    (text,) = {text for row in rows for text in row["_fields"]}
+    assert writer_of(text).place == Place(998, 2, 0)
+    assert not writer_of(text).bare
+
+
+def test_a_value_that_is_none_of_the_columns_is_a_bad_record() -> None:
+    plan = debezium_json_plan(_TABLE, writers=_writers(_typed({"id": 7, "n": "a"})))
+    (found,) = _rows(plan, _plain({"id": "seven", "n": "a"}, {"id": "seven"}))
+    assert (found["_kind"], found["_error"]) == ("bad", "SchemaMismatchError")
+    assert "'id' is bigint" in found["_reason"]
+
+
+def test_half_a_surrogate_pair_is_a_bad_record() -> None:
+    (found,) = _rows(_text_plan(), _plain({"id": 7, "n": "\ud800"}, {"id": 7}))
+    assert found["_kind"] == "bad"
+    assert "n" in found["_reason"]
+
+
+def test_a_row_from_before_a_column_has_its_default_and_one_after_it_has_none() -> None:
+    with_default = {"new": {"default": "filled"}}
+    # The greater the offset the older the record, by its timestamp.
+    messages = [
+        _typed({"id": 3, "n": "c"}, n={"parameters": {"x": "y"}}, key=("id",)),
+        _typed({"id": 2, "n": "b", "new": "given"}, **with_default),
+        _typed({"id": 1}),
+    ]
+    writers = _learnt(_writers(replace(messages[-1], timestamp=998, offset=2)), *messages)
+    assert [len(one.columns) for one in writers.with_schema] == [1, 3, 2]
+    plan = debezium_json_plan(_TABLE, writers=writers)
+    found = [row["after"]["new"] for row in _rows(plan, *messages)]
+    assert found == [None, "given", "filled"]
+    assert plan.gone == {"new"}
+
+
+def test_the_plan_does_not_depend_on_which_record_was_looked_at_first() -> None:
+    messages = [_typed({"id": 2, "n": "b", "new": "x"}), _typed({"id": 1, "n": "a"})]
+    stamped = [replace(one, timestamp=1000 - at, offset=at) for at, one in enumerate(messages)]
+    plans = [debezium_json_plan(_TABLE, writers=_learnt(_writers(first), *messages)) for first in stamped]
+    first, second = (_rows(plan, *messages) for plan in plans)
+    assert [row["after"] for row in first] == [row["after"] for row in second]
+    assert plans[0].gone == plans[1].gone == frozenset()
+
+
+def test_old_rows_tell_keys_where_debezium_does_not_split() -> None:
+    keyed, other = _typed({"id": 1, "n": "a"}), {"connector": "TiCDC", "commit_ts": 5}
+    ticdc = _typed({"id": 1, "n": "a"}, source=other)
+    bare = _plain({"id": 1}, {"id": 1})
+
+    def old_keys(*messages: Message, **options: Any) -> bool:
+        return debezium_json_plan(_TABLE, writers=_writers(*messages), **options).decoder.old_keys
+
+    assert not old_keys(keyed)
+    assert old_keys(keyed, keys=("id",))
+    assert old_keys(bare)
+    assert old_keys(_typed({"id": 1, "n": "a"}, key=()), keys=("id",))
+    learnt = _learnt(_writers(keyed), ticdc)
+    assert debezium_json_plan(_TABLE, writers=learnt).decoder.old_keys
+
+
+def test_a_change_of_another_table_is_bad_with_what_to_do() -> None:
+    other = _typed({"id": 1}, source={"table": "other"})
+    plan = debezium_json_plan(_TABLE, writers=_writers(_typed({"id": 1})))
+    (found,) = _rows(plan, other)
+    assert (found["_kind"], found["_error"]) == ("bad", "SchemaMismatchError")
+    assert "a debezium topic must hold one table; name it under tables" in found["_reason"]
+
+
+def test_a_type_that_no_type_holds_is_refused_by_the_plan() -> None:
+    writers = _writers(_typed({"id": 1, "n": "a"}))
+    (found,) = _rows(
+        debezium_json_plan(_TABLE, writers=writers), _typed({"id": 1, "n": 5}, n={"type": "int32"})
+    )
+    assert found["_kind"] == "unplanned"
+    with pytest.raises(SchemaRefusedError, match="'n'"):
+        debezium_json_plan(_TABLE, writers=writers.with_new(map(writer_of, found["_fields"])))
+
+
+def test_a_table_without_a_key_is_refused_but_for_its_log() -> None:
+    writers = _writers(_typed({"id": 1}, key=()))
+    with pytest.raises(ConfigError, match="no key record in its topic"):
+        debezium_json_plan(_TABLE, writers=writers)
+    assert debezium_json_plan(_TABLE, writers=writers, logs=True).shape.keys == ()
+    with pytest.raises(ConfigError, match="no record of a row yet"):
+        debezium_json_plan(_TABLE, writers=Writers(), keys=("id",))
+
+
+def test_a_bad_value_of_the_row_before_an_update_does_no_harm() -> None:
+    good = _typed({"id": 1, "wide": 5})
+    plan = debezium_json_plan(_TABLE, writers=_writers(good))
+    assert good.value is not None
+    value = good.value.replace(b'"before":null', b'"before":{"id":1,"wide":99999999999}')
+    (found,) = _rows(plan, replace(good, value=value.replace(b'"op":"c"', b'"op":"u"')))
+    assert (found["_kind"], found["after"]) == ("upsert", {"id": 1, "wide": 5})
