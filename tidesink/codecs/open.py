@@ -140,21 +140,24 @@ def columns(  # noqa: PLR0913  (what a plan is made of, each by its name)
 ) -> DecodeColumns:
     """A plan that decodes a Spark frame of Kafka records: ``columns(...).decode(frame)``.
 
-    ``table`` is ``schema.name``. flat-avro and debezium-avro take ``registry`` and ``topic``, whose subjects
-    hold the schemas as they are now; debezium-json takes ``definition``, the ``CREATE TABLE``. The
-    frame is what ``spark.read.format("kafka")`` gives; ``tidesink.codecs.columns_base`` says what comes out:
-    one row an event, with ``_kind`` (upsert, delete, ddl, watermark, bad, unplanned), ``key`` and ``after``.
-
-    Raises:
-        ConfigError: an unknown protocol, or something it needs is missing.
-        RegistryError: the registry refuses, or does not answer.
-        SchemaRefusedError: two of the schemas have types for a column that cannot be one.
+            ``table`` is ``schema.name``. flat-avro and debezium-avro take ``registry`` and ``topic``, whose subjects
+        hold the schemas as they are now; debezium-json takes ``definition``, the ``CREATE TABLE``. The
+        frame is what ``spark.read.format("kafka")`` gives; ``tidesink.codecs.columns_base`` says what comes out:
+        one row an event, with ``_kind`` (upsert, delete, ddl, watermark, bad, unplanned), ``key`` and ``after``.
+    
+        Raises:
+            ConfigError: an unknown protocol, or something it needs is missing.
+            RegistryError: the registry refuses, or does not answer.
+            SchemaRefusedError: two of the schemas have types for a column that cannot be one.
     """
     from tidesink.codecs.columns_opening import COLUMNS, ColumnsParts
 
     name = protocol_named(protocol)
     if name not in COLUMNS:
-        raise ConfigError(f"{name} has no column expressions for Spark: {', '.join(COLUMNS)} have")
+        raise ConfigError(
+            f"{name} has no column expressions for Spark: {', '.join(COLUMNS)} have. Read such a topic with "
+            "tidesink's data source, spark.read.format('tidesink')"
+        )
     named = TableId(*table.split(".", 1)) if isinstance(table, str) and "." in table else table
     if not isinstance(named, TableId):
         raise ConfigError(f"table must be schema.name, not {table!r}", key="table")
