@@ -1,9 +1,9 @@
 """``make bench``: one table of figures, all measured in one run on this machine.
 
 ``python -m benchmarks [PART…] [--json FILE]`` measures some of its parts: ``codecs``, in Python, which takes
-less than two minutes, no server and no Java; ``fetch``, of records as Arrow; ``spark``, the codecs' stages on
-Spark; the whole job into Delta (``jobs``), into Iceberg (``iceberg``), into Postgres and MariaDB (``sql``);
-``sizes``, small batches into tables of a million and of ten million rows. Everything is a ratio to a floor or
+less than two minutes, no server and no Java; ``fetch``, of records as Arrow; ``reduce``, reading and
+reducing alone; the whole job into Delta (``jobs``), into Iceberg (``iceberg``), into Postgres and MariaDB
+(``sql``); ``sizes``, small batches into tables of a million and of ten million rows. Everything is a ratio to a floor or
 a baseline of the same run, since machines differ and are noisy.
 """
 
@@ -29,7 +29,6 @@ from benchmarks.rows import (
     job_rows,
     paired,
     show,
-    stage_rows,
     write,
 )
 from benchmarks.sql_targets import sql_rows
@@ -39,7 +38,7 @@ from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "fetch", "spark", "jobs", "iceberg", "sql", "sizes")
+PARTS: Final = ("codecs", "fetch", "reduce", "jobs", "iceberg", "sql", "sizes")
 # Of the parts those that need a broker.
 _WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
 Settings = Mapping[str, Any]
@@ -101,10 +100,11 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
         _say("fetch: a topic's records as Arrow")
         given = {"brokers": settings["brokers"], "events": events}
         rows.append(fetch_row(_measure("benchmarks.fetch", json.dumps(given))))
-    if "spark" in parts:
-        topics = {protocol: _written(settings, protocol, events // 2) for protocol in OPTIONS}
-        _say("Spark stages: read, decode, reduce")
-        rows += stage_rows(_measure("benchmarks.spark_stages", json.dumps({**settings, "topics": topics})))
+    if "reduce" in parts:
+        given = json.dumps({**settings, "topic": _written(settings, "flat-avro", events), "events": events})
+        _say("read and reduce: the tasks, then Spark's own reader")
+        taken = [_measure("benchmarks.read_reduce", side, given)["seconds"] for side in ("ours", "baseline")]
+        rows.append(paired("read-reduce.flat-avro", *(events / seconds for seconds in taken)))
     if "jobs" in parts:
         figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
         rows += [*job_rows("delta", figures), _driver_memory(settings, figures, events)]
@@ -119,13 +119,13 @@ def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Ro
     return rows
 
 
-def _written(settings: Settings, protocol: str, events: int) -> dict[str, Any]:
-    """A topic of one protocol."""
+def _written(settings: Settings, protocol: str, events: int) -> str:
+    """A topic of one protocol; its name."""
     topic = f"bench_{protocol.replace('-', '_')}"
     _say(f"writing {events:,} events as {protocol}")
     registry = open_registry(settings["registry"])
     write_events(settings["brokers"], registry, topic, events, protocol=protocol)
-    return {"name": topic, "events": events}
+    return topic
 
 
 def _both(module: str, settings: Settings) -> dict[str, dict[str, Any]]:
@@ -146,7 +146,7 @@ def _codec_jobs(settings: Settings, events: int, flat_avro: float) -> Rows:
     for protocol in OPTIONS:
         if protocol == "flat-avro":
             continue
-        topic = _written(settings, protocol, events)["name"]
+        topic = _written(settings, protocol, events)
         directory = str(Path(settings["directory"]) / protocol)
         given = {**settings, "topic": topic, "events": events, "directory": directory, "protocol": protocol}
         _say(f"benchmarks.whole_job, load, {protocol}")

@@ -1,4 +1,4 @@
-"""Spark's own Kafka source, which the hand-written jobs read with and tidesink does not."""
+"""Spark's own Kafka source and Avro reader, which the hand-written jobs read with and tidesink does not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _TOKEN_PROVIDER: Final = Coordinate(_GROUP, "spark-token-provider-kafka-0-10_2.1
 
 
 def kafka_connector_jars() -> list[Path]:
-    """The jars of the Kafka source for the installed Spark, fetched when not yet here."""
+    """The jars of both for the installed Spark, fetched when not yet here."""
     spark = minor_version(spark_version())
     connector = Coordinate(_GROUP, "spark-sql-kafka-0-10_2.13", _CONNECTORS[spark])
-    jars = JarSet(f"spark-{spark}-kafka", (connector,), pinned=(_TOKEN_PROVIDER,), excluded=IN_SPARK)
+    avro = Coordinate(_GROUP, "spark-avro_2.13", _CONNECTORS[spark])
+    jars = JarSet(f"spark-{spark}-kafka", (connector, avro), pinned=(_TOKEN_PROVIDER,), excluded=IN_SPARK)
     return sorted(fetch(jars, finish=drop_shipped).glob("*.jar"))

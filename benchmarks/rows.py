@@ -20,6 +20,7 @@ AIMS: Final[Mapping[str, float]] = {
     "decode.canal-json.batch": 1.6,
     "decode.debezium-json.batch": 8,
     "fetch": 0.7,
+    "read-reduce.flat-avro": 3,
     "job.delta.load": 1.8,
     "job.delta.warm": 2.5,
     "job.delta.load.canal-json": 0.6,
@@ -85,22 +86,6 @@ def batch_rows(figures: Figures) -> Rows:
 def fetch_row(figures: Mapping[str, float]) -> Row:
     """``fetch`` beside a bare consume loop."""
     return Row("fetch", figures["ours"], "records/s", figures["bare"], figures["ratio"])
-
-
-def stage_rows(figures: Figures) -> Rows:
-    """The stages of a batch on Spark, beside reading alone."""
-    return [
-        Row(
-            f"spark.{protocol}.{stage}",
-            found[stage],
-            "events/s",
-            found["plain read"],
-            found[f"{stage} of plain read"],
-        )
-        for protocol, found in figures.items()
-        for stage in ("read", "decode", "reduce")
-        if stage in found
-    ]
 
 
 def job_rows(target: str, figures: Figures) -> Rows:

@@ -46,7 +46,7 @@ def test_an_archive_comes_alone_with_its_classifier() -> None:
 @pytest.mark.parametrize("version", ["4.0.2", "4.1", "4.1.1"])
 def test_connectors_of_known_versions(version: str) -> None:
     names = [module.name for module in connector_set(version).connectors]
-    assert names == ["spark-avro_2.13", f"delta-spark_{version[:3]}_2.13"]
+    assert names == [f"delta-spark_{version[:3]}_2.13"]
 
 
 def test_an_unknown_spark_names_the_known_ones() -> None:

@@ -30,7 +30,6 @@ FLOORS: Final = (
 )
 FLOOR_OF: Final = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 SPARK_ALLOWED: Final = (
-    "codecs/columns_*",
     "sinks/source.py",
     "sinks/*_spark.py",
     "sinks/batch/*.py",

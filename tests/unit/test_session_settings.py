@@ -39,7 +39,6 @@ def test_the_users_conf_wins_elsewhere_and_adds_to_javas_options() -> None:
     options = settings["spark.driver.extraJavaOptions"]
     assert options.endswith("-Dx=1")
     assert "-DontCompileHugeMethods" in options
-    assert "avro.limits.bytes.maxLength" in options
 
 
 @pytest.mark.parametrize(("master", "cores"), [("local[3]", 3), ("local[4,2]", 4), ("local", 1)])

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.errors import ConfigError
-from tidesink.events import TableId
 
 if TYPE_CHECKING:
     from tidesink.codecs.canal_json.schema import Keys
-    from tidesink.codecs.columns_base import DecodeColumns
     from tidesink.ddl.catalog import TableDefinitions
-    from tidesink.schema_registry.base import SchemaReader, SchemaRegistry
+    from tidesink.schema_registry.base import SchemaRegistry
     from tidesink.schema_registry.glue import SchemaSource
-    from tidesink.typemap.render import ZeroDate
 
 
 @dataclass(frozen=True)
@@ -124,43 +121,3 @@ def open_codec(
     """
     parts = CodecParts(options or CodecOptions(), registry, table_of_topic, definitions, keys, glue)
     return CODECS[protocol_named(protocol)](parts)
-
-
-def columns(  # noqa: PLR0913  (what a plan is made of, each by its name)
-    protocol: str,
-    *,
-    table: TableId | str,
-    topic: str | None = None,
-    registry: SchemaReader | None = None,
-    definition: str | None = None,
-    keys: Sequence[str] | None = None,
-    zero_date: ZeroDate = "null",
-    time_zone: str = "UTC",
-    options: CodecOptions | None = None,
-) -> DecodeColumns:
-    """A plan that decodes a Spark frame of Kafka records: ``columns(...).decode(frame)``.
-
-            ``table`` is ``schema.name``. flat-avro and debezium-avro take ``registry`` and ``topic``, whose subjects
-        hold the schemas as they are now; debezium-json takes ``definition``, the ``CREATE TABLE``. The
-        frame is what ``spark.read.format("kafka")`` gives; ``tidesink.codecs.columns_base`` says what comes out:
-        one row an event, with ``_kind`` (upsert, delete, ddl, watermark, bad, unplanned), ``key`` and ``after``.
-    
-        Raises:
-            ConfigError: an unknown protocol, or something it needs is missing.
-            RegistryError: the registry refuses, or does not answer.
-            SchemaRefusedError: two of the schemas have types for a column that cannot be one.
-    """
-    from tidesink.codecs.columns_opening import COLUMNS, ColumnsParts
-
-    name = protocol_named(protocol)
-    if name not in COLUMNS:
-        raise ConfigError(
-            f"{name} has no column expressions for Spark: {', '.join(COLUMNS)} have. Read such a topic with "
-            "tidesink's data source, spark.read.format('tidesink')"
-        )
-    named = TableId(*table.split(".", 1)) if isinstance(table, str) and "." in table else table
-    if not isinstance(named, TableId):
-        raise ConfigError(f"table must be schema.name, not {table!r}", key="table")
-    chosen = tuple(keys) if keys is not None else None
-    parts = ColumnsParts(named, topic, registry, definition, chosen, zero_date, time_zone, options)
-    return COLUMNS[name](parts)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_faults import STRINGS, null
 from tidesink.sinks.batch.decoded_frame import POSITION
 from tidesink.sinks.batch.records import ROW_KINDS, TRUNCATE, UPSERT
 from tidesink.sinks.change_log import (
@@ -29,6 +28,7 @@ from tidesink.sinks.change_log import (
     log_shape,
 )
 from tidesink.sinks.reduce_spark import detail_of
+from tidesink.sinks.told_values_spark import STRINGS, null
 from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from tidesink.codecs.columns_avro_faults import GLUE_HEADS, UNDER_CONFLUENT
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import SubjectPart
+from tidesink.sinks.batch.decoders import UNDER_CONFLUENT
 from tidesink.sinks.decoding import Missed
 from tidesink.sinks.decoding_planned import LoneDecoding, Plan
 from tidesink.sinks.offsets import TopicOffsets
@@ -26,6 +26,8 @@ from tidesink.sinks.writer_schemas import PARTS, Ids, WriterSchemas
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# How AWS Glue's header begins, as hexadecimal text: whether the payload is compressed stands behind the 03.
+_GLUE_HEADS: Final = ("0300", "0305")
 # Where the registry has no subject for the topic, so many records are looked at for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
 
@@ -64,7 +66,7 @@ class RegisteredDecoding(LoneDecoding[Plan]):
         """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
         heads = peeked_heads(self._around, self._session, found)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
-        under_glue = any(head and head.startswith(GLUE_HEADS) for part in PARTS for head in heads[part])
+        under_glue = any(head and head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
                 f"the records of {found.topic} are under headers of the AWS Glue schema registry; workers "

@@ -20,12 +20,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 from pyspark.sql.types import BooleanType
 
-from tidesink.codecs.columns_faults import null
 from tidesink.errors import ConfigError, FilterError
 from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.metadata_spark import unstamped
+from tidesink.sinks.told_values_spark import null
 from tidesink.typemap.projection import LaidOut, Layout
 from tidesink.typemap.row_filter import RowFilter
 from tidesink.typemap.target_schema import TableShape

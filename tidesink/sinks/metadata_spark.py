@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_faults import null
 from tidesink.sinks.batch.decoded_frame import POSITION
 from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.change_log import OP
+from tidesink.sinks.told_values_spark import null
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns
 
 if TYPE_CHECKING:

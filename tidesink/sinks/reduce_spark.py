@@ -7,7 +7,7 @@ one a topic-partition.
 ====================  ================  ==========================================================
 column                type              meaning
 ====================  ================  ==========================================================
-``_op``               string            a kind of ``columns_base``: ``upsert``, ``delete``, ...
+``_op``               string            one of ``records.KINDS``: ``upsert``, ``delete``, ...
 ``key``               struct            the key, null for what is no row
 ``after``             struct            the row to write, for ``upsert`` alone
 ``_topic``            string
@@ -47,11 +47,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.codecs.columns_faults import STRINGS, null
 from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
 from tidesink.sinks.batch.decoded_frame import POSITION
 from tidesink.sinks.batch.records import BAD, COUNTED_KINDS, DELETE, ROW_KINDS, TRUNCATE, UPSERT
-from tidesink.sinks.told_values_spark import ToldValues
+from tidesink.sinks.told_values_spark import STRINGS, ToldValues, null
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:

@@ -25,16 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = structlog.get_logger("tidesink.spark")
-# A corrupt length in an Avro record must fail that record and not exhaust the heap: no TiDB value is
-# larger than 120 MiB (TiDB's txn-entry-size-limit).
-_AVRO_LIMIT: Final = 134_217_728
-# The generated code of a wide table's decoding is one method of more than 8,000 bytes of bytecode, which
-# HotSpot only interprets unless told otherwise: three times the CPU time.
-_JAVA_OPTIONS: Final = (
-    "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods "
-    f"-Dorg.apache.avro.limits.bytes.maxLength={_AVRO_LIMIT} "
-    f"-Dorg.apache.avro.limits.string.maxLength={_AVRO_LIMIT}"
-)
+# The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
+# HotSpot only interprets unless told otherwise.
+_JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
 
 # Values depend on these: a user's conf may repeat them and not change them.
 FIXED: Final[Mapping[str, str]] = {
@@ -82,7 +75,7 @@ def build_session(
     driver_memory: str = "2g",
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """A Spark session that decodes Avro and writes Delta.
+    """A Spark session that writes Delta.
 
     ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
     type needs besides, fetched when not yet here).

@@ -28,7 +28,7 @@ class Coordinate(NamedTuple):
 
 
 class ConnectorSet(NamedTuple):
-    """What a Spark minor version needs beside its own jars to decode Avro and write Delta.
+    """What a Spark minor version needs beside its own jars to write Delta.
 
     ``targets`` are what a type of target needs besides; they are fetched and put on the class path for its
     pipelines alone.
@@ -42,17 +42,11 @@ _ICEBERG: Final = "org.apache.iceberg"
 
 CONNECTORS: Final[dict[str, ConnectorSet]] = {
     "4.0": ConnectorSet(
-        connectors=(
-            Coordinate("org.apache.spark", "spark-avro_2.13", "4.0.0"),
-            Coordinate("io.delta", "delta-spark_4.0_2.13", "4.3.1"),
-        ),
+        connectors=(Coordinate("io.delta", "delta-spark_4.0_2.13", "4.3.1"),),
         targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.0_2.13", "1.10.1"),)},
     ),
     "4.1": ConnectorSet(
-        connectors=(
-            Coordinate("org.apache.spark", "spark-avro_2.13", "4.1.1"),
-            Coordinate("io.delta", "delta-spark_4.1_2.13", "4.3.1"),
-        ),
+        connectors=(Coordinate("io.delta", "delta-spark_4.1_2.13", "4.3.1"),),
         targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.1_2.13", "1.11.0"),)},
     ),
 }

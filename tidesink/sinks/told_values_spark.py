@@ -14,7 +14,13 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.sinks.batch.records import DELETE
 
+STRINGS: Final = "array<string>"
 _LAST_DELETE: Final = "last_delete"
+
+
+def null(ddl: str) -> Column:
+    """A null of a type."""
+    return F.lit(None).cast(ddl)
 
 
 class ToldValues(NamedTuple):

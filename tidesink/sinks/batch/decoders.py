@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,17 @@ from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import TargetRows
 
 _NO_ID = -1
+# By protocol: what to do about records under AWS Glue's header.
+UNDER_CONFLUENT: Final = {
+    "flat-avro": (
+        "give the changefeed a schema-registry URL; tidesink decode and open_codec(glue=...) read such "
+        "messages"
+    ),
+    "debezium-avro": (
+        "give the connector Confluent's or Apicurio's AvroConverter in place of AWS's, or the changefeed a "
+        "schema-registry URL, and read the topic from the first record that is written so"
+    ),
+}
 
 
 class TableDecoder(ABC):
@@ -179,6 +191,14 @@ class KnownSchemas(MemorySchemaRegistry):
         """The text of a schema; raises SchemaNotFoundError."""
         known = self._known.get(schema_id)
         return super().schema_by_id(schema_id) if known is None else known
+
+
+def under_glue(part: str, protocol: str) -> str:
+    """Why a worker does not read a key or a value under AWS Glue's header, and what to do."""
+    return (
+        f"the {part} has an AWS Glue schema registry header, and workers read Confluent's alone: "
+        f"{UNDER_CONFLUENT[protocol]}"
+    )
 
 
 def schema_id_of(part: bytes | None) -> int | None:

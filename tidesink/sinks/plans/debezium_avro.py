@@ -32,6 +32,7 @@ from tidesink.sinks.batch.decoders import (
     SideSchemas,
     schema_id_of,
     schema_ids,
+    under_glue,
 )
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
@@ -56,11 +57,6 @@ _FLATTENED: Final = (
     "transform out of the connector, or decode the topic with the Python codec"
 )
 _DOCUMENTS: Final = "its records are MongoDB's documents, which a worker does not read: use the Python codec"
-_UNDER_CONFLUENT: Final = (
-    "has an AWS Glue schema registry header, and workers read Confluent's alone: give the connector "
-    "Confluent's or Apicurio's AvroConverter in place of AWS's, or the changefeed a schema-registry URL, and "
-    "read the topic from the first record that is written so"
-)
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:
     """A fault in words for a worker, which has no other registry than Confluent's."""
     for part in ("value", "key"):
         if is_glue(records.column(part)[fault.record].as_py() or b""):
-            return fault._replace(error=FramingError(f"the {part} {_UNDER_CONFLUENT}"))
+            return fault._replace(error=FramingError(under_glue(part, "debezium-avro")))
     return fault
 
 

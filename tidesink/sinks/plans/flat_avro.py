@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Final
 
 import pyarrow as pa
 
@@ -28,6 +27,7 @@ from tidesink.sinks.batch.decoders import (
     SideSchemas,
     TableDecoder,
     schema_id_of,
+    under_glue,
 )
 from tidesink.sinks.batch.records import Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
@@ -39,11 +39,6 @@ from tidesink.typemap.target_schema import (
     merged_in_order,
     shape_of,
     with_defaults,
-)
-
-_UNDER_CONFLUENT: Final = (
-    "has an AWS Glue schema registry header, and workers read Confluent's alone: give the changefeed a "
-    "schema-registry URL; tidesink decode and open_codec(glue=...) read such messages"
 )
 
 
@@ -132,7 +127,7 @@ def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:
     """A fault in words for a worker, which has no other registry than Confluent's."""
     for part in ("key", "value"):
         if is_glue(records.column(part)[fault.record].as_py() or b""):
-            return fault._replace(error=FramingError(f"the {part} {_UNDER_CONFLUENT}"))
+            return fault._replace(error=FramingError(under_glue(part, "flat-avro")))
     return fault
 
 

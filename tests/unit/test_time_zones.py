@@ -1,27 +1,18 @@
-"""TIMESTAMP texts in a zone with summer time: java.time and Python's zoneinfo name the same instant."""
+"""TIMESTAMP texts in a zone with summer time: columns name the instants that zoneinfo does."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tests.full import FULL
-from tidesink.codecs.columns_types import read_calendar
-from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.events import ColumnType
+from tidesink.typemap.arrow import from_text
 from tidesink.typemap.parse import target_reader
-from tidesink.typemap.target_schema import shape_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-pytestmark = FULL
 
 STAMP = ColumnType("timestamp", fsp=6)
-SCHEMA = TableSchema(TableId("s", "t"), (Column("id", ColumnType("int"), handle=True), Column("at", STAMP)))
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ZONES = [
     "UTC",
@@ -49,7 +40,7 @@ def changes_of_offset(zone: ZoneInfo) -> list[datetime]:
 
 
 @pytest.mark.parametrize("name", ZONES)
-def test_every_local_time_is_the_instant_python_says(spark: SparkSession, name: str) -> None:
+def test_every_local_time_is_the_instant_python_says(name: str) -> None:
     zone = ZoneInfo(name)
     plain = [datetime(1970, 1, 2), datetime(1999, 12, 31, 23, 59, 59, 999999), datetime(2038, 1, 18)]
     # No TIMESTAMP is older, but a proleptic calendar or a rebased one would show here.
@@ -57,10 +48,9 @@ def test_every_local_time_is_the_instant_python_says(spark: SparkSession, name: 
     moments = [*plain, *(old if name == "UTC" else []), *changes_of_offset(zone)]
     texts = [moment.strftime("%m-%d %H:%M:%S.%f") for moment in moments]
     texts = [f"{moment.year:04}-{text}" for moment, text in zip(moments, texts, strict=True)]
-    shape = shape_of(SCHEMA, time_zone=name)
-    reading = read_calendar(F.col("text"), STAMP, shape.by_name["at"], shape)
-    frame = spark.createDataFrame([(text,) for text in texts], "text string")
-    found = [row[0] for row in frame.select(F.unix_micros(reading.value)).collect()]
+    column = from_text(pa.array(texts), STAMP, zero_date="null", time_zone=zone)
+    assert column.unproven is None
+    found = column.values.cast(pa.int64()).to_pylist()
     read = target_reader(STAMP, time_zone=zone, zero_date="null")
     expected = [(read(text) - EPOCH) // timedelta(microseconds=1) for text in texts]  # type: ignore[operator]
     assert list(zip(texts, found, strict=True)) == list(zip(texts, expected, strict=True))
