@@ -3,8 +3,8 @@
 ``python -m benchmarks [PART…] [--json FILE]`` measures some of its parts: ``codecs``, in Python, which takes
 less than two minutes, no server and no Java; ``fetch``, of records as Arrow; ``reduce``, reading and
 reducing alone; the whole job into Delta (``jobs``), into Iceberg (``iceberg``), into Postgres and MariaDB
-(``sql``); ``sizes``, small batches into tables of a million and of ten million rows. Everything is a ratio to a floor or
-a baseline of the same run, since machines differ and are noisy.
+(``sql``); ``sizes``, small batches into tables of a million and of ten million rows. Everything is a
+ratio to a floor or a baseline of the same run, since machines differ and are noisy.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from tidesink.ddl.history import ToldNames
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.sinks.routing import routed
@@ -27,6 +26,7 @@ from tidesink.sinks.summary import BatchSummary
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from tidesink.sinks.batch.decoded_frame import Decode
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
     from tidesink.sinks.surroundings import Surroundings
 

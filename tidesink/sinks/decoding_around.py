@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidesink.sinks.batch.decoded_frame import Decode
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
     from tidesink.sinks.decoding import Apart, Decoding, Missed, ToldColumns
 

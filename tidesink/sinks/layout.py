@@ -14,7 +14,6 @@ import structlog
 
 from tidesink.ddl.history import Followed, followed, left_out_too
 from tidesink.events import Column as TableColumn
-from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.decoding import Decoding, ToldColumns
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.targets.base import OWN_COLUMNS
@@ -24,6 +23,7 @@ from tidesink.typemap.target_schema import TableShape
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.sinks.batch.decoded_frame import Decode
     from tidesink.sinks.decoding import Missed
     from tidesink.sinks.offsets import TopicOffsets
     from tidesink.sinks.ranges import OffsetRange

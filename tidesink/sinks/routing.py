@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from tidesink.config.models import LONGEST_SHARD, Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import ColumnType, TableId
-from tidesink.sinks.batch.decoded_frame import Decode
 from tidesink.sinks.decoding_around import DecodingAround
 from tidesink.sinks.ranges import OffsetRange
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
 
 if TYPE_CHECKING:
+    from tidesink.sinks.batch.decoded_frame import Decode
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
     from tidesink.sinks.decoding import Decoding, ToldColumns
 
