@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import HEADER_SIZE
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, rows_from_events
-from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError
+from tidesink.errors import SchemaMismatchError, SchemaNotFoundError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, Op, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.records import Flags, Unplanned
@@ -99,6 +99,13 @@ class TableDecoder(ABC):
     def other_table(self, table: TableId) -> TidesinkError:
         """As ``RecordDecoder``."""
         return SchemaMismatchError(f"the change is of {table}, and this topic is read as {self.table}")
+
+    def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
+        """As ``RecordDecoder``."""
+        return UnnamedRowError(
+            f"a key column ({', '.join(keys)}) is null or not in the record, so the change names no row: set "
+            "keys to columns that every key record has"
+        )
 
     def refusal(self, _changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """As ``RecordDecoder``: nothing."""

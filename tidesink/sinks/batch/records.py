@@ -124,6 +124,9 @@ class RecordDecoder(Protocol):
     def other_table(self, table: TableId) -> TidesinkError:
         """Why a change of another table is a bad record."""
 
+    def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
+        """Why a change without a value for each of its key's columns is a bad record."""
+
     def refusal(self, changes: ChangeTable, rows: TargetRows) -> TidesinkError | None:
         """Why no row of this writer's schema can be one of the table; None where they can."""
 
@@ -329,10 +332,7 @@ class _Judging:
     def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """By row, the last word on what is wrong with it."""
         if self.rows.keys:
-            unnamed = UnnamedRowError(
-                f"a key column ({', '.join(self.rows.keys)}) is null or not in the record, so the change "
-                "names no row: set keys to columns that every key record has"
-            )
+            unnamed = self._decoder.unnamed(self.rows.keys)
             for at in np.flatnonzero(~named_rows(changes, self.rows.keys)).tolist():
                 yield at, unnamed
         elif self._logs:

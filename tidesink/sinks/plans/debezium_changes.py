@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions, decode_in_columns, rows_from_events
-from tidesink.errors import SchemaMismatchError, TidesinkError
+from tidesink.errors import SchemaMismatchError, TidesinkError, UnnamedRowError
 from tidesink.events import ChangeEvent, Event, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoders import TableDecoder
 from tidesink.typemap.render import ZeroDate
@@ -76,6 +76,14 @@ class DebeziumDecoder(TableDecoder):
         return SchemaMismatchError(
             f"the change is of {table}, and this topic is read as {self.table}: a debezium topic must hold "
             "one table; name it under tables"
+        )
+
+    def unnamed(self, keys: Sequence[str]) -> UnnamedRowError:
+        """A bad record, with what to do at the connector."""
+        return UnnamedRowError(
+            f"a key column ({', '.join(keys)}) is null or not in the record, so the change names no row: set "
+            "keys to columns that every record has; a delete needs them in its key or, with REPLICA IDENTITY "
+            "FULL, in its old row"
         )
 
     def old_rows(self, changes: ChangeTable) -> tuple[pa.StructArray, pa.ListArray | None]:
