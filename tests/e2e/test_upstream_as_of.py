@@ -19,8 +19,10 @@ from tests.tidb_front import commit_ts
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
+from tidesink.errors import SourceUnavailableError
 from tidesink.events import ChangeEvent, Message
 from tidesink.sinks.plans.canal_json import canal_json_plan
+from tidesink.sinks.spark.task_errors import raised_task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,8 +127,11 @@ def test_an_upstream_that_does_not_answer_makes_no_bad_record(spark: SparkSessio
     schema = parse_create_table(SQL.format("s"))
     options = CodecOptions(upstream_url="mysql+pymysql://u:SECRET@127.0.0.1:1/")
     plan = canal_json_plan(schema, options=options)
-    with pytest.raises(Exception, match="SourceUnavailableError: the upstream does not answer") as caught:
+    with (
+        pytest.raises(SourceUnavailableError, match="the upstream does not answer") as caught,
+        raised_task_errors(),
+    ):
         collect(plan.decode(raw_frame(spark, _messages("s"))), plan)
-    assert "SECRET" not in f"{caught.value} {plan!r}"
+    assert "SECRET" not in f"{caught.value} {caught.value.__cause__} {plan!r}"
     (deleted,) = collect(plan.decode(raw_frame(spark, _messages("s")[3:])), plan)
     assert deleted.kind == "delete"
