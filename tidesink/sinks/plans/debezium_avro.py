@@ -282,7 +282,8 @@ class _Schemas:
 
 
 def _usable(texts: Mapping[int, str], refused: Mapping[int, str], unknown: Mapping[int, str]) -> SideSchemas:
-    return SideSchemas({one: text for one, text in texts.items() if one not in refused}, refused, unknown)
+    usable = {one: text for one, text in texts.items() if one not in refused}
+    return SideSchemas(usable, dict(refused), dict(unknown))
 
 
 def _key_names(

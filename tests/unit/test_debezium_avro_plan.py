@@ -1,0 +1,123 @@
+"""Which debezium-avro records a plan knows, and what it makes of old rows; without Spark."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from tests.spark.debezium_versions import TABLE, Version, Versions, framed
+from tidesink.errors import ConfigError
+from tidesink.events import Message
+from tidesink.sinks.batch.decoded_frame import DecodePlan, DecodeTask
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
+
+Json = dict[str, Any]
+_TEXT: Final = ["null", "string"]
+_HEARTBEAT: Final = {"type": "record", "name": "Heartbeat", "fields": [{"name": "ts_ms", "type": "long"}]}
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def _rows(plan: DecodePlan, *messages: Message) -> list[Json]:
+    columns = {
+        "topic": pa.array([one.topic for one in messages]),
+        "partition": pa.array([0] * len(messages), pa.int32()),
+        "offset": pa.array(range(len(messages)), pa.int64()),
+        "key": pa.array([one.key for one in messages], pa.binary()),
+        "value": pa.array([one.value for one in messages], pa.binary()),
+        "headers": pa.array([[{"key": "__op", "value": b"d"}]] * len(messages), _HEADERS),
+    }
+    task = DecodeTask(pickle.loads(pickle.dumps(plan)))  # noqa: S301  (our own)
+    found: list[Json] = pa.Table.from_batches(task([pa.RecordBatch.from_pydict(columns)])).to_pylist()
+    return sorted(found, key=lambda row: (row["_offset"], row["_index"]))
+
+
+def _plan(topic: Versions, **options: Any) -> DecodePlan:
+    texts = {**topic.texts, 50: json.dumps(_HEARTBEAT)}
+    return debezium_avro_plan(TABLE, **{"key_schemas": topic.key_texts, "value_schemas": texts, **options})
+
+
+@pytest.fixture
+def topic() -> Versions:
+    """One row of one schema."""
+    found = Versions(Version({"a": _TEXT, "b": _TEXT}))
+    found.send(100, {"a": "x", "b": "y"})
+    return found
+
+
+def _of_new_key(message: Message) -> Message:
+    return replace(message, key=b"\0" + (999).to_bytes(4, "big") + b"\2")
+
+
+def test_a_row_with_a_new_id_is_unplanned_and_one_looked_up_in_vain_is_bad(topic: Versions) -> None:
+    (row,) = topic.messages
+    (found,) = _rows(_plan(topic), _of_new_key(row))
+    assert (found["_kind"], found["_schema_key_id"], found["_schema_value_id"]) == ("unplanned", 999, 100)
+    (found,) = _rows(_plan(topic, unknown_ids={999: "no such id"}), _of_new_key(row))
+    assert (found["_kind"], found["_error"]) == ("bad", "SchemaNotFoundError")
+    assert found["_reason"] == "key: no such id"
+
+
+def test_what_changes_no_row_needs_no_known_key(topic: Versions) -> None:
+    (row,) = topic.messages
+    beat = replace(row, value=framed(50, _HEARTBEAT, {"ts_ms": 1}))
+    found = _rows(_plan(topic), *map(_of_new_key, (beat, replace(row, value=None), beat)))
+    assert [one["_kind"] for one in found] == ["message"] * 3
+
+
+def test_a_bad_value_is_bad_whatever_its_key(topic: Versions) -> None:
+    (row,) = topic.messages
+    (found,) = _rows(_plan(topic), _of_new_key(replace(row, value=b"no header")))
+    assert (found["_kind"], found["_error"]) == ("bad", "FramingError")
+
+
+def _with_before(topic: Versions, before: Json, connector: str) -> Message:
+    row = {"id": 1, "a": "x", "b": "y"}
+    source = {"connector": connector, "db": "lab", "schema": "lab", "table": "t"}
+    record = {"before": before, "after": row, "source": source, "op": "u"}
+    value = framed(100, json.loads(topic.texts[100]), record)
+    return replace(topic.messages[0], key=topic.messages[0].key, value=value)
+
+
+@pytest.mark.parametrize(
+    ("connector", "before", "expected", "kept"),
+    [
+        ("postgresql", {"id": 1, "a": None, "b": None}, None, None),
+        ("mysql", {"id": 1, "a": None, "b": None}, {"id": 1, "a": None, "b": None}, None),
+        ("postgresql", {"id": 1, "a": "o", "b": None}, {"id": 1, "a": "o", "b": None}, None),
+        (
+            "postgresql",
+            {"id": 1, "a": "o", "b": "__debezium_unavailable_value"},
+            {"id": 1, "a": "o", "b": None},
+            ["b"],
+        ),
+    ],
+)
+def test_old_rows_that_have_their_key_alone_are_none(
+    topic: Versions, connector: str, before: Json, expected: Json | None, kept: list[str] | None
+) -> None:
+    (found,) = _rows(_plan(topic, logs=True), _with_before(topic, before, connector))
+    assert (found["before"], found["_before_kept"], found["_change"]) == (expected, kept, "update")
+
+
+def test_old_rows_tell_keys_where_the_key_is_the_configs_or_ticdcs(topic: Versions) -> None:
+    assert not _plan(topic).decoder.old_keys
+    assert _plan(topic, keys=("a",)).decoder.old_keys
+    ticdc = Versions(Version({"a": _TEXT}, kinds={"commit_ts": "long"}))
+    assert _plan(ticdc).decoder.old_keys
+    (found,) = _rows(
+        _plan(topic, keys=("a",)), _with_before(topic, {"id": 1, "a": "was", "b": None}, "mysql")
+    )
+    assert (found["key"], found["old_key"]) == ({"a": "x"}, {"a": "was"})
+
+
+def test_a_table_without_a_key_is_refused_but_for_its_log(topic: Versions) -> None:
+    with pytest.raises(ConfigError, match="no key record in its topic"):
+        _plan(topic, key_schemas={})
+    assert _plan(topic, key_schemas={}, logs=True).shape.keys == ()
+    with pytest.raises(ConfigError, match="no schema of a row yet"):
+        _plan(topic, key_schemas={}, value_schemas={}, keys=("id",))
