@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
@@ -33,6 +33,8 @@ class ReadAgain(HeldTopic):
     def __init__(self, way: Way, messages: Sequence[Message]) -> None:
         super().__init__(messages)
         self._way = way
+        # Without it the batch is read as a frame.
+        self.fetch = cast("Any", None)
 
     def read(
         self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
