@@ -89,8 +89,12 @@ def test_protocols_have_the_names_of_the_codecs() -> None:
         ({"topic": "{table}{schema}"}, "target.topic", "in that order"),
         ({"schema-registry": "http://h:1"}, "target", "schema-registry has no effect with canal-json"),
         ({"cluster-id": "x"}, "target", "cluster-id has no effect"),
-        ({"kafka": {"acks": 0}}, "target.kafka.acks", "not on the list"),
-        ({"kafka": {"enable.idempotence": False}}, "target.kafka.enable.idempotence", "not on the list"),
+        ({"kafka": {"acks": 0}}, "target.kafka.acks", "is not a client property"),
+        (
+            {"kafka": {"enable.idempotence": False}},
+            "target.kafka.enable.idempotence",
+            "is not a client property",
+        ),
         ({"kafka": {"sasl.username": "me"}}, "target.kafka", "no effect with security.protocol"),
         (
             {"kafka": {"security.protocol": "SSL", "ssl.ca.location": "/nowhere.pem"}},

@@ -317,7 +317,7 @@ class _Translation:
                 value = "none"  # how the Java client spells "no check"
             self._set(_RENAMED.get(name, name), value, name)
         else:
-            reason = f"is no client property of librdkafka{nearest(name, NAMES)}"
+            reason = f"is not a client property that tidesink takes{nearest(name, NAMES)}"
             self._refuse(name, reason, one_of(name, NAMES))
 
     def _truststore(self) -> None:

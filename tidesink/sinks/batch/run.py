@@ -331,16 +331,7 @@ class Batch:
         around.failpoints.reach("committing")
         with self._step("committed"):
             result = self._commit(self._reduced_batch(reduction, judged, progress), progress)
-        # What empties a table is one event, however many rows were in it.
-        account = account_of(
-            summary,
-            kafka_records=reduction.read.records,
-            applied_rows=1 if reduction.truncates else result.applied,
-            rejected=rejected,
-            stale_rows=result.stale,
-            row_codec=reduction.row_codec_records,
-        )
-        account.check(table=str(self._settings.table))
+        account = self._account(reduction, result, rejected)
         around.failpoints.reach("accounted")
         return BatchOutcome(
             progress,
@@ -355,6 +346,20 @@ class Batch:
             seconds=self._seconds,
             filtered=filtered_of(summary, last_ddl),
         )
+
+    def _account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
+        """The batch's account, which holds."""
+        account = account_of(
+            reduction.summary,
+            kafka_records=reduction.read.records,
+            # What empties a table is one event, however many rows were in it.
+            applied_rows=1 if reduction.truncates else result.applied,
+            rejected=rejected,
+            stale_rows=result.stale,
+            row_codec=reduction.row_codec_records,
+        )
+        account.check(table=str(self._settings.table))
+        return account
 
     def _judged(self, shape: TableShape) -> Judgement:
         """What becomes of the changes between the target's columns and the shape."""
