@@ -60,4 +60,4 @@ def test_a_target_finds_its_jars_among_those_that_are_fetched_ahead() -> None:
     assert len(set(ahead)) == len(ahead)
     for target in (None, *TARGETS):
         assert set(spark_connector_jars(target=target)) <= set(ahead)
-    assert {jar.name.split("-")[0] for jar in ahead} >= {"spark", "delta", "iceberg"}
+    assert {jar.name.split("-")[0] for jar in ahead} >= {"delta", "iceberg"}

@@ -331,7 +331,7 @@ class Batch:
         around.failpoints.reach("committing")
         with self._step("committed"):
             result = self._commit(self._reduced_batch(reduction, judged, progress), progress)
-        account = self._account(reduction, result, rejected)
+        account = self._checked_account(reduction, result, rejected)
         around.failpoints.reach("accounted")
         return BatchOutcome(
             progress,
@@ -347,7 +347,7 @@ class Batch:
             filtered=filtered_of(summary, last_ddl),
         )
 
-    def _account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
+    def _checked_account(self, reduction: Reduction, result: ApplyResult, rejected: int) -> Account:
         """The batch's account, which holds."""
         account = account_of(
             reduction.summary,
