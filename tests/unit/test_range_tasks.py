@@ -23,10 +23,11 @@ from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
-from tidesink.sinks.plans.flat_avro import FlatAvroDecoder
+from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.task_errors import TaskError, task_error
 from tidesink.sinks.summary import BatchSummary, Place
-from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape, shape_of
+from tidesink.typemap.render import ZeroDate
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
 ID = Column("id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)
@@ -141,13 +142,13 @@ def test_what_is_no_row_is_told_apart_and_counted() -> None:
     topic.send(topic.messages[0].key, b"\0\0\0\0\x63rest")
     rows, payloads = run(topic.task(TargetRows(shape(OLD))), topic.batches(100))
     kinds = {row["_op"]: row for row in rows}
-    assert kinds.keys() == {"upsert", "bad", "unplanned"}
+    assert kinds.keys() == {"upsert", "bad"}
     counts = summary(payloads)
     assert (counts.watermarks, counts.filtered, counts.bad, counts.unplanned) == (2, 2, 1, 1)
     assert counts.places[Place("t", 0)].watermark == 95
     assert kinds["bad"]["_detail"]["error"] == "FramingError"
     assert (kinds["bad"]["_detail"]["key"], kinds["bad"]["_detail"]["value"]) == (b"\0\0\0\0", b"?")
-    assert kinds["unplanned"]["_detail"]["value_id"] == 0x63
+    assert counts.unplanned_value_ids == (0x63,)
     assert counts.messages == payloads[0]["records"] == 5
 
 
@@ -296,3 +297,24 @@ def test_hashes_that_came_in_two_partitions_are_found() -> None:
     assert mixed_hashes([told(0, 1, 2), told(1, 3), told(0, 2)]).tolist() == []
     assert mixed_hashes([told(0, 1, 2), told(1, 3, 2)]).tolist() == [2]
     assert mixed_hashes([]).tolist() == []
+
+
+@pytest.mark.parametrize("zero_date", ["null", "text"])
+def test_dates_follow_the_tables_key_and_not_the_records(zero_date: ZeroDate) -> None:
+    """The record's key has the date too; the table goes by another one."""
+    at = Column("at", ColumnType("datetime"), handle=True, primary_key=True)
+    topic = Topic()
+    schema = TableSchema(TABLE, (ID, at, replace(at, name="beside", handle=False, primary_key=False)))
+    for number, text in enumerate(("2020-01-01 00:00:00", "0000-00-00 00:00:00")):
+        topic.write(schema, {"id": number, "at": text, "beside": text})
+    key, value = (topic.schemas(part) for part in ("key", "value"))
+    plan = flat_avro_plan(TABLE, key_schemas=key, value_schemas=value, keys=("id",), zero_date=zero_date)
+    rows, _ = run(RangeTask((WANTED,), KafkaFetch({}), plan), topic.batches(9))
+    assert [row["_op"] for row in rows] == ["upsert", "upsert"]
+    assert all(row["after"]["at"] == row["after"]["beside"] for row in rows)
+
+
+def test_a_column_of_the_shards_name_is_new() -> None:
+    whole = shape(OLD)
+    sharded = replace(whole, shard=Shard("stock", "here"))
+    assert TargetRows(sharded).new_columns(("id", "name", "stock")) == ["stock"]

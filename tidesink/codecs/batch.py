@@ -136,10 +136,15 @@ class DecodedBatch:
 
 @dataclass(frozen=True)
 class ValueOptions:
-    """How values become those of a target: the policy for zero dates, and the zone of TIMESTAMP texts."""
+    """How values become those of a target: the policy for zero dates, and the zone of TIMESTAMP texts.
+
+    ``keys``: the columns, in lower case, that name a row at the target, in which a date no calendar has is an
+    error; None: those of the records' own keys.
+    """
 
     zero_date: ZeroDate = "null"
     time_zone: str = "UTC"
+    keys: frozenset[str] | None = None
 
     @cached_property
     def zone(self) -> tzinfo:
@@ -472,7 +477,8 @@ class RowTypes:
     """The Arrow types of the rows of one writer's schema. ``keys`` names the key columns; None: no key."""
 
     def __init__(self, schema: TableSchema, keys: tuple[str, ...] | None, options: ValueOptions) -> None:
-        self._keys = frozenset(keys or ())
+        named = options.keys
+        self._keys = frozenset(name.lower() for name in keys or ()) if named is None else named
         self._zero_date = options.zero_date
         types = {column.name: self._type(column) for column in schema.columns}
         self.row = pa.struct(list(types.items()))
@@ -481,7 +487,7 @@ class RowTypes:
 
     def zero_date_of(self, column: Column) -> ZeroDate:
         """The policy for a column. A null key names no row: there a date no calendar has is an error."""
-        return "error" if column.name in self._keys else self._zero_date
+        return "error" if column.name.lower() in self._keys else self._zero_date
 
     def _type(self, column: Column) -> pa.DataType:
         return arrow_type(column.type, zero_date=self.zero_date_of(column))

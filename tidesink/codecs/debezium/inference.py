@@ -165,6 +165,12 @@ class TextCodec(LoneCodec):
         self._met: dict[tuple[int, bool, bool], _Known] = {}
         self._facts: dict[int, _Known] = {}
 
+    def forget(self) -> None:
+        """Let go of what was met, where it is much; not while facts are asked for."""
+        if len(self._met) >= _MOST_SCHEMAS:
+            self._met.clear()
+            self._facts.clear()
+
     def facts_of(self, schema: TableSchema) -> RowFacts:
         """What is known of the records whose events have this very schema."""
         found = self._facts.get(id(schema))
@@ -189,9 +195,6 @@ class TextCodec(LoneCodec):
         place = id(schema), self.bare, flattened
         found = self._met.get(place)
         if found is None or found.schema is not schema:
-            if len(self._met) >= _MOST_SCHEMAS:
-                self._met.clear()
-                self._facts.clear()
             found = self._met[place] = self._new(schema, flattened=flattened)
             self._facts[id(found.typed)] = found
         return found

@@ -53,7 +53,7 @@ from tidesink.schema_registry.naming import SubjectPart, subject
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
     from tidesink.codecs.flat_avro.columns import FlatAvroColumns
     from tidesink.typemap.render import ZeroDate
 
@@ -91,7 +91,7 @@ class FlatAvroCodec:
         self._records: dict[int, WriterRecord] = {}
         self._glue = GlueFrames(glue, self._records)
         self._plans: dict[Any, DecodePlan] = {}
-        self._columns: dict[ZeroDate, FlatAvroColumns] = {}
+        self._columns: dict[ValueOptions, FlatAvroColumns] = {}
         self._writers: dict[_Place, tuple[TableSchema, RecordWriter | None]] = {}
         self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
 
@@ -133,13 +133,20 @@ class FlatAvroCodec:
             RegistryError: a writer's schema cannot be had.
         """
         from tidesink.codecs.batch import ValueOptions, decode_in_columns
-        from tidesink.codecs.flat_avro.columns import FlatAvroColumns
 
         options = ValueOptions(zero_date, self._options.time_zone)
-        columnar = self._columns.get(zero_date)
-        if columnar is None:
-            columnar = self._columns[zero_date] = FlatAvroColumns(self._plan_of, options)
-        return decode_in_columns(records, columnar=columnar, decode=self.decode, options=options)
+        return decode_in_columns(
+            records, columnar=self.columnar(options), decode=self.decode, options=options
+        )
+
+    def columnar(self, options: ValueOptions) -> Columnar:
+        """The columnar step, for ``codecs.batch.decode_in_columns``."""
+        from tidesink.codecs.flat_avro.columns import FlatAvroColumns
+
+        known = self._columns.get(options)
+        if known is None:
+            known = self._columns[options] = FlatAvroColumns(self._plan_of, options)
+        return known
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of an event, its schemas registered under the topic's subjects.

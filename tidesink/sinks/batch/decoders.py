@@ -23,6 +23,7 @@ from tidesink.events import ChangeEvent, Event, Message, Op, TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.records import Flags, Unplanned
 from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.typemap.target_schema import TableShape
 
 _NO_ID = -1
 # By protocol: what to do about records under AWS Glue's header.
@@ -74,6 +75,11 @@ class TableDecoder(ABC):
     def old_keys(self) -> bool:
         """As ``RecordDecoder``: the row before an update tells its key."""
         return True
+
+    @property
+    def columnar_events(self) -> tuple[type, ...]:
+        """As ``RecordDecoder``: none."""
+        return ()
 
     @property
     def warns(self) -> bool:
@@ -206,6 +212,11 @@ def under_glue(part: str, protocol: str) -> str:
         f"the {part} has an AWS Glue schema registry header, and workers read Confluent's alone: "
         f"{UNDER_CONFLUENT[protocol]}"
     )
+
+
+def folded_keys(shape: TableShape) -> frozenset[str] | None:
+    """The table's key columns, for ``ValueOptions``; None where it has none."""
+    return frozenset(name.lower() for name in shape.keys) or None
 
 
 def schema_id_of(part: bytes | None) -> int | None:

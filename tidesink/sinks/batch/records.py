@@ -97,6 +97,10 @@ class RecordDecoder(Protocol):
         """Whether the row before an update tells the key before it; else a key change is two records."""
 
     @property
+    def columnar_events(self) -> tuple[type, ...]:
+        """The control events that the columnar step gives itself."""
+
+    @property
     def warns(self) -> bool:
         """Whether ``warnings`` may have something to say."""
 
@@ -201,7 +205,7 @@ def _decode(
     records: pa.RecordBatch, decoder: RecordDecoder, judging: _Judging, whole: DecodedRecords
 ) -> None:
     decoded = decoder.decode_batch(records)
-    whole.row_codec_records = decoded.row_codec_records
+    whole.row_codec_records = _row_codec_records(decoded, decoder)
     _take(records, decoded, judging, whole)
     # A value that is none may stand in an old row, of which a table that keeps rows takes the key alone.
     again = [fault.record for fault in decoded.faults if judging.may_be_old(fault.error)]
@@ -213,6 +217,13 @@ def _decode(
         inner = _Judging(decoder, judging.rows, _Places(some, decoder), logs=False)
         _take(some, found, inner, whole)
         whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in found.faults]
+
+
+def _row_codec_records(decoded: DecodedBatch, decoder: RecordDecoder) -> int:
+    """Records of rows that the columnar step left: control events it leaves by design."""
+    events = zip(decoded.event_records, decoded.events, strict=True)
+    control = {record for record, event in events if not isinstance(event, decoder.columnar_events)}
+    return max(0, decoded.row_codec_records - len(control))
 
 
 def _take(records: pa.RecordBatch, decoded: DecodedBatch, judging: _Judging, whole: DecodedRecords) -> None:

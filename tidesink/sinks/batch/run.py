@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from tidesink.errors import (
+    AccountingError,
     CommitUnknownError,
     MixedPartitionsError,
     SchemaMismatchError,
-    SourceUnavailableError,
     TransientTargetError,
 )
 from tidesink.reduce import mixed_message
@@ -228,6 +228,8 @@ class Batch:
         plain = settings.mode == "upsert" and not self._sequenced and not settings.metadata_columns
         if fetch is None or not plain or settings.ignore_null_updates or self._hold.horizon is not None:
             return None
+        if self._refuses_truncates:  # rare: the frame makes bad records of them
+            return None
         task = self._decoding.range_task(plan.ranges, fetch)
         return None if task is None else task.of_topic(plan.found.topic_id)
 
@@ -236,9 +238,11 @@ class Batch:
 
         with self._step("read"):
             found = reduced_ranges(self._session, task)
+        for done in ("decoded", "reduced"):  # by the same tasks
+            self._around.failpoints.reach(done)
         if found.summary.messages != found.read.records:
             found.stored.unpersist()
-            raise SourceUnavailableError(
+            raise AccountingError(
                 f"{found.read.records} records were read, and the tasks counted {found.summary.messages}: "
                 "nothing is written. Report this with the log",
                 table=str(self._settings.table),

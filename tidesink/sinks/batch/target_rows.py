@@ -157,6 +157,8 @@ class TargetRows:
         there = {name.lower(): name for name in names}
         found = {}
         for column in self.shape.columns:
+            if self._is_shard(column):
+                continue
             called = [column.name, *(old for old, new in self.renamed.items() if new == column.name)]
             name = next((there[one.lower()] for one in called if one.lower() in there), None)
             if name is not None:
@@ -209,12 +211,19 @@ def _as_type(values: pa.Array, column: ShapeColumn) -> pa.Array:
     kind = arrow_of_spark(column.spark)
     if values.type == kind:
         return values
+    if pa.types.is_string(kind) != pa.types.is_string(values.type) and _is_moment(kind, values.type):
+        raise _unfit(values.type, column)
     if pa.types.is_string(kind) and pa.types.is_decimal(values.type):
         return pa.array([None if one is None else format(one, "f") for one in values.to_pylist()], kind)
     try:
         return values.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _unfit(values.type, column) from error
+
+
+def _is_moment(*kinds: pa.DataType) -> bool:
+    """Whether one of the types is of dates or times, of which no text is another form."""
+    return any(pa.types.is_temporal(kind) for kind in kinds)
 
 
 def _unfit_values(values: pa.Array, column: ShapeColumn) -> Iterator[tuple[int, SchemaMismatchError]]:

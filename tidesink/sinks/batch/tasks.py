@@ -28,6 +28,7 @@ from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
     DELETE,
+    UNPLANNED,
     UPSERT,
     DecodedRecords,
     OtherRecord,
@@ -165,10 +166,13 @@ class RangeTask:
             raise RuntimeError(f"a task failed at {place}") from error
 
     def _decoded(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> DecodedRecords:
-        found = DecodedRecords()
+        found, size = DecodedRecords(), 0
         for batch in records:
-            found.add(decoded_records(batch, self.plan.decoder, self.plan.rows))
-            if found.bytes > _MOST_BYTES:
+            more = decoded_records(batch, self.plan.decoder, self.plan.rows)
+            found.add(more)
+            # Compressed values, and those that lie elsewhere, are more than their records.
+            size += max(more.bytes, sum(int(table.rows.nbytes) for table in more.tables))
+            if size > _MOST_BYTES:
                 raise _too_large(wanted)
         return found
 
@@ -222,7 +226,8 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     columns = ReducedColumns(rows.shape, keeps_values=plan.keeps_values)
     parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
     summary = range_summary(Place(wanted.topic, wanted.partition), found, reduction, parts, rows.shape)
-    others = [one for one in found.others if one.kind not in COUNTED_KINDS]
+    # What is unplanned is decoded again: the summary says all that is asked about it.
+    others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     lines = [_line(one) for one in (*others, *truncated(joined))]
     if lines:
         parts.append(pa.Table.from_pylist(lines, schema=columns.schema))

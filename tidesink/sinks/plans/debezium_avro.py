@@ -30,6 +30,7 @@ from tidesink.sinks.batch.decoders import (
     KnownSchemas,
     RegisteredSchemas,
     SideSchemas,
+    folded_keys,
     schema_id_of,
     schema_ids,
     under_glue,
@@ -226,6 +227,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
             _usable(value_schemas, read.value_refused, unknown_ids),
         ),
         control=read.control,
+        row_keys=folded_keys(shape),
     )
     return DecodePlan(
         TargetRows(shape, DroppedById(dict(_dropped(read.rows)))),

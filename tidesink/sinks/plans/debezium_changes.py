@@ -29,7 +29,8 @@ class DebeziumDecoder(TableDecoder):
     """Decodes one table's records.
 
     ``definition`` gives types where the config has them. ``tells_old_keys``: an update may come with another
-    key in the row before it. Debezium sends a changed key as a delete and an insert.
+    key in the row before it. Debezium sends a changed key as a delete and an insert. ``row_keys``: as
+    ``ValueOptions.keys``.
     """
 
     table: TableId
@@ -37,6 +38,7 @@ class DebeziumDecoder(TableDecoder):
     zero_date: ZeroDate = "null"
     definition: TableSchema | None = None
     tells_old_keys: bool = True
+    row_keys: frozenset[str] | None = None
 
     @property
     @abstractmethod
@@ -63,8 +65,8 @@ class DebeziumDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """The policy for zero dates, and the zone."""
-        return ValueOptions(self.zero_date, self.options.time_zone)
+        """The policy for zero dates, the zone, and the table's key."""
+        return ValueOptions(self.zero_date, self.options.time_zone, self.row_keys)
 
     @property
     def old_keys(self) -> bool:

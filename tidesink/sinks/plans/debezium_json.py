@@ -23,6 +23,7 @@ from tidesink.codecs.debezium.inference import FirstRow, TextCodec, Told, told_c
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.render import ZeroDate
@@ -186,6 +187,7 @@ class DebeziumJsonDecoder(DebeziumDecoder):
 
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
+        self._codec.forget()
         self._batch["timestamp"] = _timestamps(records)
         return super().decode_batch(without_headers(records))
 
@@ -339,6 +341,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         known=frozenset(one.identity for one in writers.with_schema),
         keyed=keyed,
         is_ticdc=is_ticdc,
+        row_keys=folded_keys(shape),
     )
     return DecodePlan(
         TargetRows(shape, DroppedByColumns(_dropped(writers.with_schema))),

@@ -14,18 +14,26 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from tidesink.codecs.base import ChecksumMode, CodecOptions, is_glue
-from tidesink.codecs.batch import ChangeTable, DecodedBatch, Fault, ValueOptions, rows_from_events
+from tidesink.codecs.batch import (
+    ChangeTable,
+    DecodedBatch,
+    Fault,
+    ValueOptions,
+    decode_in_columns,
+    rows_from_events,
+)
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
 from tidesink.codecs.row_checksum import CHECKSUM, checksum_fault
 from tidesink.errors import ChecksumError, ConfigError, FramingError, SchemaMismatchError
-from tidesink.events import ChangeEvent, Event, Message, TableId
+from tidesink.events import ChangeEvent, Event, Message, TableId, WatermarkEvent
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import (
     KnownSchemas,
     RegisteredSchemas,
     SideSchemas,
     TableDecoder,
+    folded_keys,
     schema_id_of,
     under_glue,
 )
@@ -46,7 +54,7 @@ from tidesink.typemap.target_schema import (
 class FlatAvroDecoder(TableDecoder):
     """Decodes the flat-avro records of one table.
 
-    ``checksum``: what is done about a row that is not what its checksum says.
+    ``checksum``: what is done about a row that is not what its checksum says. ``keys``: as ``ValueOptions``.
     """
 
     table: TableId
@@ -54,6 +62,7 @@ class FlatAvroDecoder(TableDecoder):
     time_zone: str
     zero_date: ZeroDate
     checksum: ChecksumMode = "off"
+    keys: frozenset[str] | None = None
 
     def unplanned(self, records: pa.RecordBatch) -> Sequence[Unplanned]:
         """Records with an id that is new or unusable."""
@@ -66,7 +75,8 @@ class FlatAvroDecoder(TableDecoder):
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """The records' events."""
         if not self._sums:
-            found = self._codec.decode_batch(records, zero_date=self.zero_date)
+            step = self._codec.columnar(self.values)
+            found = decode_in_columns(records, columnar=step, decode=self.decode, options=self.values)
         else:
             found = rows_from_events(records, self.decode, self.values)
         return replace(found, faults=tuple(_for_workers(one, records) for one in found.faults))
@@ -81,8 +91,13 @@ class FlatAvroDecoder(TableDecoder):
 
     @property
     def values(self) -> ValueOptions:
-        """The policy for zero dates, and the zone."""
-        return ValueOptions(self.zero_date, self.time_zone)
+        """The policy for zero dates, the zone, and the table's key."""
+        return ValueOptions(self.zero_date, self.time_zone, self.keys)
+
+    @property
+    def columnar_events(self) -> tuple[type, ...]:
+        """Watermarks."""
+        return (WatermarkEvent,)
 
     @property
     def warns(self) -> bool:
@@ -174,7 +189,7 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     there = {name.lower() for name in value_read[newest].column_names} if newest is not None else None
     return DecodePlan(
         TargetRows(shape, DroppedById(dropped)),
-        FlatAvroDecoder(table, schemas, shape.time_zone, shape.zero_date, checksum),
+        FlatAvroDecoder(table, schemas, shape.time_zone, shape.zero_date, checksum, folded_keys(shape)),
         gone=frozenset() if there is None else frozenset(shape.by_name) - there,
         logs=logs,
     )
