@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
+
+# The members of a ``BatchSummary`` that are sums over its topic-partitions.
+SUMS: Final = (
+    "messages",
+    "read",
+    "upserts",
+    "deletes",
+    "split_halves",
+    "superseded",
+    "filtered",
+    "ddl",
+    "watermarks",
+    "bad",
+    "unplanned",
+    "doubted",
+    "left_out",
+    "unmatched",
+)
 
 
 class Place(NamedTuple):
@@ -106,3 +124,18 @@ class BatchSummary:
     def applied(self) -> int:
         """Row events that the rows to apply stand for."""
         return self.rows - self.split_halves
+
+
+def distinct(found: Iterable[Any]) -> tuple[Any, ...]:
+    """The values in order, each once, without None."""
+    return tuple(sorted({one for one in found if one is not None}))
+
+
+def greatest(moments: Iterable[int | None]) -> int | None:
+    """The greatest commit_ts; None where there is none."""
+    return max((one for one in moments if one is not None), default=None)
+
+
+def least(moments: Iterable[int | None]) -> int | None:
+    """The least commit_ts; None where there is none."""
+    return min((one for one in moments if one is not None), default=None)

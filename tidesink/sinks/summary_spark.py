@@ -5,7 +5,7 @@ The frame is persisted by the caller: this job computes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column
@@ -22,7 +22,18 @@ from tidesink.sinks.batch.records import (
     UPSERT,
     WATERMARK,
 )
-from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt, Place, PlaceSummary, Truncate
+from tidesink.sinks.summary import (
+    SUMS,
+    BadRecord,
+    BatchSummary,
+    Doubt,
+    Place,
+    PlaceSummary,
+    Truncate,
+    distinct,
+    greatest,
+    least,
+)
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -30,22 +41,6 @@ if TYPE_CHECKING:
 
 # Mixed keys shown in an error, of each topic-partition.
 _SHOWN_KEYS: Final = 3
-_SUMS: Final = (
-    "messages",
-    "read",
-    "upserts",
-    "deletes",
-    "split_halves",
-    "superseded",
-    "filtered",
-    "ddl",
-    "watermarks",
-    "bad",
-    "unplanned",
-    "doubted",
-    "left_out",
-    "unmatched",
-)
 
 
 def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
@@ -55,19 +50,19 @@ def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
     aggregates = [*_aggregates(shape, keeps_values="_kept" in names), unmatched.alias("unmatched")]
     rows = reduced.groupBy("_topic", "_partition").agg(*aggregates).collect()
     return BatchSummary(
-        **{name: sum(row[name] or 0 for row in rows) for name in _SUMS},
-        max_commit_ts=_greatest(row["commit_ts"] for row in rows),
-        min_commit_ts=_least(row["least_commit_ts"] for row in rows),
+        **{name: sum(row[name] or 0 for row in rows) for name in SUMS},
+        max_commit_ts=greatest(row["commit_ts"] for row in rows),
+        min_commit_ts=least(row["least_commit_ts"] for row in rows),
         key_range=_key_range(rows),
         places=dict(_place(row) for row in rows),
         zero_dates=_zero_dates(rows),
         bad_records=tuple(_bad_record(row) for row in rows if row["first_bad"] is not None),
         truncates=tuple(_truncate(row) for row in rows if row["first_truncate"] is not None),
         doubts=tuple(_doubt(row) for row in rows if row["first_doubt"] is not None),
-        unplanned_key_ids=_union(row["key_ids"] for row in rows),
-        unplanned_value_ids=_union(row["value_ids"] for row in rows),
-        unplanned_columns=_union(names for row in rows for names in row["fields"]),
-        mixed_keys=_union(row["mixed"] for row in rows)[:_SHOWN_KEYS],
+        unplanned_key_ids=distinct(one for row in rows for one in row["key_ids"]),
+        unplanned_value_ids=distinct(one for row in rows for one in row["value_ids"]),
+        unplanned_columns=distinct(one for row in rows for names in row["fields"] for one in names),
+        mixed_keys=distinct(one for row in rows for one in row["mixed"])[:_SHOWN_KEYS],
     )
 
 
@@ -160,15 +155,3 @@ def _key_range(rows: Sequence[Any]) -> tuple[object, object] | None:
     if not found:
         return None
     return min(row["least_key"] for row in found), max(row["greatest_key"] for row in found)
-
-
-def _greatest(moments: Iterable[int | None]) -> int | None:
-    return max((moment for moment in moments if moment is not None), default=None)
-
-
-def _least(moments: Iterable[int | None]) -> int | None:
-    return min((moment for moment in moments if moment is not None), default=None)
-
-
-def _union(sets: Iterable[Iterable[Any] | None]) -> tuple[Any, ...]:
-    return tuple(sorted({member for found in sets if found for member in found}))

@@ -25,25 +25,19 @@ from tidesink.sinks.batch.records import (
     OtherRecord,
 )
 from tidesink.sinks.batch.reduce import Reduction
-from tidesink.sinks.summary import BadRecord, BatchSummary, Place, PlaceSummary, Truncate
+from tidesink.sinks.summary import (
+    SUMS,
+    BadRecord,
+    BatchSummary,
+    Place,
+    PlaceSummary,
+    Truncate,
+    distinct,
+    greatest,
+    least,
+)
 from tidesink.typemap.target_schema import TableShape
 
-_SUMS: Final = (
-    "messages",
-    "read",
-    "upserts",
-    "deletes",
-    "split_halves",
-    "superseded",
-    "filtered",
-    "ddl",
-    "watermarks",
-    "bad",
-    "unplanned",
-    "doubted",
-    "left_out",
-    "unmatched",
-)
 _DATES: Final = ("date", "timestamp", "timestamp_ntz")
 
 
@@ -62,7 +56,7 @@ def range_summary(
     moments = [_extreme(one, "max", "commit_ts") for one in changes_of(found.tables)]
     messages = silent + sum(one.index == 0 for one in (*others, *truncates))
     messages += sum(messages_of(one) for one in changes_of(found.tables))
-    last = _greatest(moments)
+    last = greatest(moments)
     unplanned = [one for one in others if one.kind == UNPLANNED]
     return BatchSummary(
         messages=messages,
@@ -78,15 +72,15 @@ def range_summary(
         unplanned=events[UNPLANNED],
         left_out=sum(_given(one, "_kept") for one in rows),
         max_commit_ts=last,
-        min_commit_ts=_least([_extreme(one, "min", "_commit_ts") for one in rows]),
+        min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
         key_range=_key_range(rows, shape),
-        places={place: PlaceSummary(messages, _max_offset(found), last, _greatest(watermarks))},
+        places={place: PlaceSummary(messages, _max_offset(found), last, greatest(watermarks))},
         zero_dates=_zero_dates(rows, shape),
         bad_records=_first(place, others),
         truncates=tuple(Truncate(place, one.offset) for one in truncates[:1]),
-        unplanned_key_ids=_distinct(one.key_id for one in unplanned),
-        unplanned_value_ids=_distinct(one.value_id for one in unplanned),
-        unplanned_columns=_distinct(name for one in unplanned for name in one.fields or ()),
+        unplanned_key_ids=distinct(one.key_id for one in unplanned),
+        unplanned_value_ids=distinct(one.value_id for one in unplanned),
+        unplanned_columns=distinct(name for one in unplanned for name in one.fields or ()),
     )
 
 
@@ -98,17 +92,17 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
     ranges = [one.key_range for one in summaries if one.key_range is not None]
     lows, highs = ([one[at] for one in ranges] for at in (0, 1))
     return BatchSummary(
-        **{name: sum(getattr(one, name) for one in summaries) for name in _SUMS},
-        max_commit_ts=_greatest([one.max_commit_ts for one in summaries]),
-        min_commit_ts=_least([one.min_commit_ts for one in summaries]),
+        **{name: sum(getattr(one, name) for one in summaries) for name in SUMS},
+        max_commit_ts=greatest([one.max_commit_ts for one in summaries]),
+        min_commit_ts=least([one.min_commit_ts for one in summaries]),
         key_range=(min(lows), max(highs)) if ranges else None,  # type: ignore[type-var]
         places={place: found for one in summaries for place, found in one.places.items()},
         zero_dates=dict(zero_dates),
         bad_records=tuple(bad for one in summaries for bad in one.bad_records),
         truncates=tuple(truncate for one in summaries for truncate in one.truncates),
-        unplanned_key_ids=_distinct(i for one in summaries for i in one.unplanned_key_ids),
-        unplanned_value_ids=_distinct(i for one in summaries for i in one.unplanned_value_ids),
-        unplanned_columns=_distinct(i for one in summaries for i in one.unplanned_columns),
+        unplanned_key_ids=distinct(i for one in summaries for i in one.unplanned_key_ids),
+        unplanned_value_ids=distinct(i for one in summaries for i in one.unplanned_value_ids),
+        unplanned_columns=distinct(i for one in summaries for i in one.unplanned_columns),
     )
 
 
@@ -178,15 +172,3 @@ def _first(place: Place, others: Iterable[OtherRecord]) -> tuple[BadRecord, ...]
     """The first bad record."""
     bad = min((one for one in others if one.kind == BAD), key=lambda one: one.offset, default=None)
     return () if bad is None else (BadRecord(place, bad.offset, bad.error or "", bad.reason or ""),)
-
-
-def _distinct(found: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(sorted({one for one in found if one is not None}))
-
-
-def _greatest(moments: Sequence[int | None]) -> int | None:
-    return max((one for one in moments if one is not None), default=None)
-
-
-def _least(moments: Sequence[int | None]) -> int | None:
-    return min((one for one in moments if one is not None), default=None)
