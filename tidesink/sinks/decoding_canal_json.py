@@ -18,7 +18,6 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import reads_alike
 from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.decoding import Apart, Missed, Renamed, ToldColumns, declared_table
 from tidesink.sinks.decoding_planned import PlannedDecoding
 from tidesink.sinks.offsets import TopicOffsets
@@ -66,7 +65,7 @@ class _RowWords(NamedTuple):
     keys: list[str]
 
 
-class CanalJsonDecoding(PlannedDecoding[DecodePlan]):
+class CanalJsonDecoding(PlannedDecoding):
     """One table's types, and the plan they make."""
 
     def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NO_REGISTRY: Final = "debezium-avro needs source.schema-registry: the schemas are there"
 
 
-class DebeziumAvroDecoding(RegisteredDecoding[DecodePlan]):
+class DebeziumAvroDecoding(RegisteredDecoding):
     """One table's writer schemas, and the plan they make."""
 
     def __init__(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.events import TableId
-from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.decoding import Missed, declared_table
 from tidesink.sinks.decoding_planned import LoneDecoding
 from tidesink.sinks.offsets import TopicOffsets
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 _PEEKED_RECORDS: Final = 1_000
 
 
-class DebeziumJsonDecoding(LoneDecoding[DecodePlan]):
+class DebeziumJsonDecoding(LoneDecoding):
     """One table's writers, and the plan they make."""
 
     def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:

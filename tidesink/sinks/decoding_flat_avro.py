@@ -22,7 +22,7 @@ _NO_SUMS: Final = (
 )
 
 
-class FlatAvroDecoding(RegisteredDecoding[DecodePlan]):
+class FlatAvroDecoding(RegisteredDecoding):
     """One table's writer schemas, and the plan they make."""
 
     @property

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.batch.decoded_frame import Decode, DecodePlan
+from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.decoding import Apart, Missed, ToldColumns
 from tidesink.sinks.kafka.fetch import FetchRange
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     from tidesink.sinks.batch.tasks import Fetch
 
-Plan = TypeVar("Plan", bound=Decode)
 
-
-class PlannedDecoding(Generic[Plan]):
+class PlannedDecoding:
     """One table's settings, and the plan they make with what its records tell."""
 
     def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
@@ -33,7 +31,7 @@ class PlannedDecoding(Generic[Plan]):
         self._table = table
         self._settings = around.config.table_config(table)
         self._session = session
-        self._plan: Plan | None = None
+        self._plan: DecodePlan | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -43,13 +41,13 @@ class PlannedDecoding(Generic[Plan]):
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
         """Tasks for the ranges; None for a plan whose frame has more than rows to reduce."""
-        plan: Any = self.columns()
-        if not isinstance(plan, DecodePlan) or not plan.reduces_in_tasks:
+        plan = self.columns()
+        if not plan.reduces_in_tasks:
             return None
         wanted = tuple(FetchRange(*part) for part in ranges if part.records)
         return RangeTask(wanted, fetch, plan)
 
-    def columns(self) -> Plan:
+    def columns(self) -> DecodePlan:
         """The plan over all that is known.
 
         Raises:
@@ -60,7 +58,7 @@ class PlannedDecoding(Generic[Plan]):
         return self._plan
 
 
-class LoneDecoding(PlannedDecoding[Plan], ABC):
+class LoneDecoding(PlannedDecoding, ABC):
     """A table that has its topic for itself, and whose types come with its records: no DDL is read."""
 
     @abstractmethod

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry import SubjectPart
+from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT
 from tidesink.sinks.decoding import Missed
-from tidesink.sinks.decoding_planned import LoneDecoding, Plan
+from tidesink.sinks.decoding_planned import LoneDecoding
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.ranges import OffsetRange, plan_ranges
 from tidesink.sinks.records_spark import schema_heads
@@ -32,7 +33,7 @@ _GLUE_HEADS: Final = ("0300", "0305")
 _PEEKED_RECORDS: Final = 10_000
 
 
-class RegisteredDecoding(LoneDecoding[Plan]):
+class RegisteredDecoding(LoneDecoding):
     """One table's writer schemas, and the plan they make."""
 
     def __init__(
@@ -48,7 +49,7 @@ class RegisteredDecoding(LoneDecoding[Plan]):
         self._schemas = schemas
 
     @abstractmethod
-    def _planned(self) -> Plan:
+    def _planned(self) -> DecodePlan:
         """The plan over every schema known; the shape of the last one is only added to."""
 
     @abstractmethod

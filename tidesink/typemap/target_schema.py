@@ -189,15 +189,17 @@ def _holding(column: ShapeColumn, was: str) -> ShapeColumn:
     return replace(column, type=_wider_type(column.type, ddl, column.type.members), spark=ddl)
 
 
-def merged_in_order(shapes: Sequence[TableShape]) -> TableShape:
+def merged_in_order(shapes: Sequence[TableShape], base: TableShape | None = None) -> TableShape:
     """The shapes of one table's schemas, oldest first, as one; it says what came instead of what.
+
+    ``base``: the table as it was before all of them, with the defaults that they tell.
 
     Raises: as ``merge_shape``.
     """
     whole = shapes[0]
     for before, after in pairwise(shapes):
         whole = merge_shape(whole, _coming_instead(after, before, whole))
-    return whole
+    return whole if base is None else merge_shape(with_defaults(base, whole), whole)
 
 
 def _coming_instead(after: TableShape, before: TableShape, whole: TableShape) -> TableShape:

@@ -45,6 +45,10 @@ class TableDecoder(ABC):
     # The table at the source.
     table: TableId
 
+    def __getstate__(self) -> dict[str, object]:
+        # Codecs are made again in each process: they have caches, and stand under private names.
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
     @abstractmethod
     def decode_batch(self, records: pa.RecordBatch) -> DecodedBatch:
         """As ``RecordDecoder``."""

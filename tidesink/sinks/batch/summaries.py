@@ -6,7 +6,7 @@ They are what ``summary_spark.summarise`` counts in a reduced frame, without ano
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -44,18 +44,19 @@ _DATES: Final = ("date", "timestamp", "timestamp_ntz")
 def range_summary(
     place: Place,
     found: DecodedRecords,
+    truncates: Sequence[OtherRecord],
     reduction: Reduction,
     rows: Sequence[pa.Table],
     shape: TableShape,
 ) -> BatchSummary:
     """What one range held; ``rows`` are those to apply, in the columns of the reduced frame."""
-    others, truncates = found.others, truncated(found.tables)
+    others = found.others
     events = Counter(one.kind for one in (*others, *truncates))
     silent = sum(batch.num_rows for batch in found.silent)
     watermarks = [one.commit_ts for one in others if one.kind == WATERMARK]
-    moments = [_extreme(one, "max", "commit_ts") for one in changes_of(found.tables)]
-    messages = silent + sum(one.index == 0 for one in (*others, *truncates))
-    messages += sum(messages_of(one) for one in changes_of(found.tables))
+    moments = [_extreme(one, "max", "commit_ts") for one in _moments(found.tables)]
+    messages = silent + sum(one.index == 0 for one in others)
+    messages += sum(_messages(one) for one in found.tables)
     last = greatest(moments)
     unplanned = [one for one in others if one.kind == UNPLANNED]
     return BatchSummary(
@@ -106,17 +107,6 @@ def joined_summaries(summaries: Sequence[BatchSummary]) -> BatchSummary:
     )
 
 
-def changes_of(tables: Iterable[ChangeTable]) -> list[pa.Table]:
-    """The rows of tables, without events that empty the table."""
-    found = (one.rows for one in tables)
-    return [rows.filter(pc.not_equal(rows["op"].cast(pa.string()), Op.TRUNCATE.value)) for rows in found]
-
-
-def messages_of(rows: pa.Table) -> int:
-    """The Kafka records that row changes come from; one with several events is counted with its first."""
-    return int(pc.sum(pc.equal(rows["index"], 0)).as_py() or 0)
-
-
 def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
     """The events that empty the table, in their order."""
     names = ["topic", "partition", "offset", "index", "commit_ts"]
@@ -127,6 +117,18 @@ def truncated(tables: Iterable[ChangeTable]) -> list[OtherRecord]:
             rows = one.rows.select(names).filter(empties).to_pylist()
             found += [OtherRecord(TRUNCATE, *row.values()) for row in rows]
     return sorted(found, key=lambda one: (one.offset, one.index))
+
+
+def _moments(tables: Iterable[ChangeTable]) -> Iterator[pa.Table]:
+    """The commit_ts of row changes: not of events that empty the table."""
+    for one in tables:
+        found = one.rows.select(["op", "commit_ts"])
+        yield found.filter(pc.not_equal(found["op"].cast(pa.string()), Op.TRUNCATE.value))
+
+
+def _messages(changes: ChangeTable) -> int:
+    """The Kafka records that events come from; one with several events is counted with its first."""
+    return int(pc.sum(pc.equal(changes.rows["index"], 0)).as_py() or 0)
 
 
 def _extreme(rows: pa.Table, kind: str, name: str) -> Any:

@@ -36,6 +36,16 @@ class DroppedById:
 
     columns: Mapping[int, frozenset[str]]
 
+    @classmethod
+    def of(cls, columns: Mapping[int, Iterable[str]]) -> DroppedById:
+        """By each schema's own columns: those that an earlier one had were dropped, and ids grow."""
+        dropped, had = {}, frozenset[str]()
+        for schema_id, names in sorted(columns.items()):
+            there = frozenset(name.lower() for name in names)
+            dropped[schema_id] = had - there
+            had |= there
+        return cls(dropped)
+
     def __call__(self, changes: ChangeTable) -> frozenset[str]:
         """As ``Dropped``."""
         written = changes.schema_id.value if changes.schema_id is not None else None

@@ -40,8 +40,6 @@ from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.task_errors import reported
 from tidesink.sinks.summary import Place
-from tidesink.typemap.arrow import arrow_of_spark
-from tidesink.typemap.target_schema import TableShape
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
@@ -86,13 +84,15 @@ _DETAIL_DDL: Final = (
 
 
 class ReducedColumns:
-    """The columns of the reduced frame for one shape; ``keeps_values``: those of a plan's that does."""
+    """The columns of the reduced frame for one shape; ``keeps_values``: those of a plan's that does.
 
-    def __init__(self, shape: TableShape, *, keeps_values: bool = False) -> None:
+    They are those of ``reduce_spark`` less what is counted: the counts of a range are its summary's.
+    """
+
+    def __init__(self, rows: TargetRows, *, keeps_values: bool = False) -> None:
         self._keeps_values = keeps_values
-        self.key = pa.struct([(one.name, arrow_of_spark(one.spark)) for one in shape.key_columns])
-        self.row = pa.struct([(one.name, arrow_of_spark(one.spark)) for one in shape.columns])
-        self._shape = shape
+        self._rows = rows
+        self._shape = rows.shape
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -100,8 +100,8 @@ class ReducedColumns:
         return pa.schema(
             [
                 ("_op", pa.string()),
-                ("key", self.key),
-                ("after", self.row),
+                ("key", self._rows.key_type),
+                ("after", self._rows.row_type),
                 ("_topic", pa.string()),
                 ("_partition", pa.int32()),
                 ("_offset", pa.int64()),
@@ -109,12 +109,6 @@ class ReducedColumns:
                 ("_half", pa.bool_()),
                 ("_zero_dates", pa.list_(pa.string())),
                 ("_detail", _DETAIL),
-                ("_events", pa.int64()),
-                ("_superseded", pa.int64()),
-                ("_messages", pa.int64()),
-                ("_max_offset", pa.int64()),
-                ("_max_commit_ts", pa.int64()),
-                ("_mixed", pa.bool_()),
                 *([("_kept", NAMES_TYPE), ("_anew", pa.bool_())] if self._keeps_values else []),
             ]
         )
@@ -125,9 +119,7 @@ class ReducedColumns:
         return (
             f"_op string, key struct<{self._shape.key_ddl}>, after struct<{self._shape.ddl}>, _topic string, "
             "_partition int, _offset bigint, _commit_ts bigint, _half boolean, _zero_dates array<string>, "
-            f"_detail {_DETAIL_DDL}, _events bigint, _superseded bigint, _messages bigint, "
-            "_max_offset bigint, _max_commit_ts bigint, _mixed boolean"
-            + (", _kept array<string>, _anew boolean" if self._keeps_values else "")
+            f"_detail {_DETAIL_DDL}" + (", _kept array<string>, _anew boolean" if self._keeps_values else "")
         )
 
 
@@ -142,7 +134,7 @@ class RangeTask:
     @property
     def columns(self) -> ReducedColumns:
         """What comes out."""
-        return ReducedColumns(self.plan.shape, keeps_values=self.plan.keeps_values)
+        return ReducedColumns(self.plan.rows, keeps_values=self.plan.keeps_values)
 
     def of_topic(self, topic_id: str) -> RangeTask:
         """The same for ranges of a topic whose id Kafka must still say after the read."""
@@ -223,12 +215,14 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     rows, old_keys = plan.rows, plan.decoder.old_keys
     joined = joined_tables(found.tables)
     reduction = reduce_tables(joined, rows.keys, convert=rows.key_values, old_keys=old_keys)
-    columns = ReducedColumns(rows.shape, keeps_values=plan.keeps_values)
+    columns = ReducedColumns(rows, keeps_values=plan.keeps_values)
     parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
-    summary = range_summary(Place(wanted.topic, wanted.partition), found, reduction, parts, rows.shape)
+    truncates = truncated(joined)
+    place = Place(wanted.topic, wanted.partition)
+    summary = range_summary(place, found, truncates, reduction, parts, rows.shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
-    lines = [_line(one) for one in (*others, *truncated(joined))]
+    lines = [_line(one) for one in (*others, *truncates)]
     if lines:
         parts.append(pa.Table.from_pylist(lines, schema=columns.schema))
     hashes = key_hashes(reduction.tables).tobytes()
@@ -286,7 +280,6 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
     """Rows to apply as the reduced frame has them, without any counts."""
     rows, count = plan.rows, table.rows.num_rows
     deleted = table.rows["deleted"].combine_chunks()
-    nothing, zeros = pa.nulls(count, _DETAIL), pa.array(np.zeros(count, np.int64))
     found = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
         "key": rows.key(table.rows["key"].combine_chunks()),
@@ -297,13 +290,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
         "_commit_ts": table.rows["commit_ts"],
         "_half": table.rows["half"],
         "_zero_dates": _zero_dates(table, rows, deleted),
-        "_detail": nothing,
-        "_events": zeros,
-        "_superseded": zeros,
-        "_messages": zeros,
-        "_max_offset": table.rows["offset"],
-        "_max_commit_ts": table.rows["commit_ts"],
-        "_mixed": pa.array(np.zeros(count, np.bool_)),
+        "_detail": pa.nulls(count, _DETAIL),
     }
     if plan.keeps_values:
         found["_kept"] = _unavailable(table, rows)
@@ -332,10 +319,4 @@ def _line(one: OtherRecord) -> dict[str, Any]:
         "_commit_ts": one.commit_ts,
         "_half": False,
         "_detail": {name: getattr(one, name) for name in _DETAIL.names},
-        "_events": 1,
-        "_superseded": 0,
-        "_messages": 0,
-        "_max_offset": one.offset,
-        "_max_commit_ts": one.commit_ts,
-        "_mixed": False,
     }

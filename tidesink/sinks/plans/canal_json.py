@@ -156,10 +156,6 @@ class CanalJsonDecoder(TableDecoder):
             large=_large_messages(self.options),
         )
 
-    def __getstate__(self) -> dict[str, object]:
-        # The codec is made again in each process: it has caches.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
 
 @lru_cache(maxsize=8)
 def _large_messages(options: CodecOptions) -> LargeMessages:

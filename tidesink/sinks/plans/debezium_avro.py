@@ -8,7 +8,7 @@ MongoDB's documents are bad records here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -42,10 +42,8 @@ from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     TableShape,
-    merge_shape,
     merged_in_order,
     shape_of,
-    with_defaults,
 )
 
 Kind = Literal["envelope", "watermark", "message", "ddl"]
@@ -214,8 +212,7 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
     ]
     if not shapes:
         raise ConfigError(f"{table} has no schema of a row yet: nothing can be planned", table=str(table))
-    whole = merged_in_order(shapes)
-    shape = whole if base is None else merge_shape(with_defaults(base, whole), whole)
+    shape = merged_in_order(shapes, base)
     decoder = DebeziumAvroDecoder(
         table,
         options,
@@ -229,8 +226,9 @@ def debezium_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         control=read.control,
         row_keys=folded_keys(shape),
     )
+    dropped = DroppedById.of({number: [c.name for c in columns] for number, columns in read.rows.items()})
     return DecodePlan(
-        TargetRows(shape, DroppedById(dict(_dropped(read.rows)))),
+        TargetRows(shape, dropped),
         decoder,
         keeps_values=True,
         gone=_gone(shape, read.rows),
@@ -307,15 +305,6 @@ def _key_names(
             table=str(table),
         )
     return found or ()
-
-
-def _dropped(rows: Mapping[int, Sequence[Column]]) -> Iterator[tuple[int, frozenset[str]]]:
-    """By schema the columns that an earlier one had: registry ids grow."""
-    had: set[str] = set()
-    for schema_id, columns in sorted(rows.items()):
-        there = {column.name.lower() for column in columns}
-        yield schema_id, frozenset(had - there)
-        had |= there
 
 
 def _gone(shape: TableShape, rows: Mapping[int, Sequence[Column]]) -> frozenset[str]:

@@ -20,9 +20,6 @@ from tidesink.typemap.render import ZeroDate
 if TYPE_CHECKING:
     from tidesink.codecs.debezium.codec import DebeziumCodec
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True)
 class DebeziumDecoder(TableDecoder):
@@ -99,9 +96,6 @@ class DebeziumDecoder(TableDecoder):
         alone = pc.fill_null(pc.greater_equal(pc.list_value_length(unsent), len(others)), False)
         rows = pc.if_else(alone, pa.scalar(None, before.type), before)
         return rows, pc.if_else(alone, pa.scalar(None, unsent.type), unsent)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
 
 def _with_own_key(event: Event) -> Event:

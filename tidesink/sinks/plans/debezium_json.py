@@ -33,7 +33,6 @@ from tidesink.typemap.target_schema import (
     merge_shape,
     merged_in_order,
     shape_of,
-    with_defaults,
 )
 
 _NO_OPTIONS: Final = CodecOptions()
@@ -321,10 +320,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
         for columns in found
     ]
-    whole = merged_in_order(shapes)
-    shape = _doubted(
-        whole if base is None else merge_shape(with_defaults(base, whole), whole), writers.told_later
-    )
+    shape = _doubted(merged_in_order(shapes, base), writers.told_later)
     keyed = any(one.keys for one in writers.with_schema)
     is_ticdc = any(one.is_ticdc for one in writers.with_schema)
     decoder = DebeziumJsonDecoder(

@@ -6,7 +6,7 @@ bad records: the schemas are asked for by Confluent's ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -43,10 +43,8 @@ from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.target_schema import (
     IDENTITIES,
     TableShape,
-    merge_shape,
     merged_in_order,
     shape_of,
-    with_defaults,
 )
 
 
@@ -133,10 +131,6 @@ class FlatAvroDecoder(TableDecoder):
                 self._doubts[message.topic, message.partition, message.offset] = fault
         return events
 
-    def __getstate__(self) -> dict[str, object]:
-        # The codec is made again in each process: it has caches.
-        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-
 
 def _for_workers(fault: Fault, records: pa.RecordBatch) -> Fault:
     """A fault in words for a worker, which has no other registry than Confluent's."""
@@ -184,11 +178,11 @@ def flat_avro_plan(  # noqa: PLR0913  (all that a plan rests on)
         SideSchemas({number: key_schemas[number] for number in key_read}, key_refused, unknown_ids),
         SideSchemas({number: value_schemas[number] for number in value_read}, value_refused, unknown_ids),
     )
-    dropped = dict(_dropped(value_read))
+    dropped = DroppedById.of({number: one.column_names for number, one in value_read.items()})
     newest = max(value_read, default=None)
     there = {name.lower() for name in value_read[newest].column_names} if newest is not None else None
     return DecodePlan(
-        TargetRows(shape, DroppedById(dropped)),
+        TargetRows(shape, dropped),
         FlatAvroDecoder(table, schemas, shape.time_zone, shape.zero_date, checksum, folded_keys(shape)),
         gone=frozenset() if there is None else frozenset(shape.by_name) - there,
         logs=logs,
@@ -209,15 +203,6 @@ def _read_schemas(texts: Mapping[int, str]) -> tuple[dict[int, WriterRecord], di
         except SchemaMismatchError as error:
             refused[schema_id] = error.message
     return read, refused
-
-
-def _dropped(schemas: Mapping[int, WriterRecord]) -> Iterator[tuple[int, frozenset[str]]]:
-    """By schema the columns that an earlier one had: registry ids grow."""
-    had: set[str] = set()
-    for schema_id, record in sorted(schemas.items()):
-        there = {name.lower() for name in record.column_names}
-        yield schema_id, frozenset(had - there)
-        had |= there
 
 
 def _key_names(
@@ -280,6 +265,5 @@ def _shape(
         shapes.append(shape_of(schema, keys=named, zero_date=zero_date, time_zone=time_zone))
     if not shapes:
         raise ConfigError(f"{table} has no schema yet: nothing can be planned", table=str(table))
-    whole = merged_in_order(shapes)
     # A schema older than all that made the base may be known by now: a column's first default is its.
-    return whole if base is None else merge_shape(with_defaults(base, whole), whole)
+    return merged_in_order(shapes, base)
