@@ -194,16 +194,3 @@ def test_spark_gives_the_same_history(
     (expected,) = results or [known]
     found = (counts.begun, counts.ends, counts.absent, counts.stale)
     assert found == (expected.inserted, expected.deleted, expected.absent, expected.stale)
-
-
-@pytest.mark.spark
-def test_an_event_without_a_commit_ts_is_a_bad_record(spark: SparkSession) -> None:
-    from tidesink.sinks.batch.records import BAD, UPSERT
-    from tidesink.sinks.reduce_spark import reduce_frame, refuse_undated
-
-    known = change(5 << 18, 1, None, delete=False, place=(0, 0))
-    lost = change(6 << 18, 1, 2, delete=False, place=(0, 1))._replace(commit_ts=None)
-    decoded = refuse_undated(_frame(spark, [known, lost]))
-    rows = {row["_offset"]: row for row in reduce_frame(decoded, SHAPE, versions=True).collect()}
-    assert (rows[0]["_op"], rows[1]["_op"], len(rows)) == (UPSERT, BAD, 2)
-    assert "needs a commit_ts" in rows[1]["_detail"]["reason"]

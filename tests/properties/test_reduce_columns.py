@@ -118,7 +118,7 @@ def _expected(reduced: Reduced) -> dict[tuple[object, ...], tuple[object, ...]]:
 
 
 def _same(events: list[ChangeEvent], sequence_by: SequenceBy) -> None:
-    ours = reduce_tables(tables_of(events), ("id", "shard"), sequence_by=sequence_by)
+    ours = reduce_tables(tables_of(events), ("id", "shard"), order=sequence_by)
     law = reduce(events, ("id", "shard"), sequence_by)
     assert _plain(ours) == _expected(law)
     assert ours.events == len(events)
@@ -206,7 +206,7 @@ def test_keys_that_do_not_compare_are_refused() -> None:
 def test_an_event_without_a_position_of_its_source_is_refused() -> None:
     event = _written(0, SCHEMAS[0], {"id": 1, "shard": "x"}, position=Position("t", 0, 0))
     with pytest.raises(ValueError, match="position of its source"):
-        reduce_tables(tables_of([event]), ("id", "shard"), sequence_by="source")
+        reduce_tables(tables_of([event]), ("id", "shard"), order="source")
 
 
 def test_nothing_reduces_to_nothing() -> None:

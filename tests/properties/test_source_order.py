@@ -13,9 +13,9 @@ from tests.columns import ID
 from tests.full import TEST_ALL
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableId, TableSchema
 from tidesink.reduce import Key, order_key, reduce
-from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
+from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.progress import Progress
-from tidesink.sinks.reduce_spark import reduce_frame, refuse_unplaced
+from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.sinks.shape import shape_of
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow, RowSequence
 from tidesink.sinks.targets.memory_target import MemoryTarget
@@ -134,27 +134,3 @@ def test_spark_reduces_alike(spark: SparkSession, events: list[ChangeEvent]) -> 
         assert (tuple(row["_seq"]["source"]), *row["_seq"][1:]) == order[:-1]
     superseded = sum(row["_superseded"] for row in found.values())
     assert superseded == law.superseded
-
-
-@pytest.mark.spark
-def test_an_event_without_a_position_is_a_bad_record(spark: SparkSession) -> None:
-    known = _change(5, 1, None, delete=False, place=(0, 0))
-    lost = _change(6, 1, 2, delete=False, place=(0, 1))._replace(commit_ts=None)
-    decoded = refuse_unplaced(_frame(spark, [known, lost]))
-    rows = {row["_offset"]: row for row in reduce_frame(decoded, SHAPE, "source").collect()}
-    assert (rows[0]["_op"], rows[1]["_op"], len(rows)) == (UPSERT, BAD, 2)
-    assert "no commit_ts" in rows[1]["_detail"]["reason"]
-
-
-@pytest.mark.spark
-def test_a_row_that_leaves_values_out_is_a_bad_record(spark: SparkSession) -> None:
-    """Nothing says whether the row that has them came before it."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    whole, partial = (_change(ts, 1, None, delete=False, place=(0, ts)) for ts in (5, 6))
-    names = F.when(F.col("_offset") == 6, F.array(F.lit("name"))).otherwise(F.array().cast("array<string>"))
-    frame = _frame(spark, [whole, partial]).withColumn("_kept", names)
-    decoded = refuse_unplaced(frame, keeps_values=True)
-    rows = {row["_offset"]: row for row in reduce_frame(decoded, SHAPE, "source").collect()}
-    assert (rows[5]["_op"], rows[6]["_op"], len(rows)) == (UPSERT, BAD, 2)
-    assert "leaves out values" in rows[6]["_detail"]["reason"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,13 +13,28 @@ import pyarrow as pa
 import pytest
 
 from tests.decoded_batches import as_records
+from tests.properties.test_reduce_columns import tables_of
 from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import SourceError
-from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op, Position, Row, TableId, TableSchema
+from tidesink.events import (
+    UNAVAILABLE,
+    ChangeEvent,
+    Column,
+    ColumnType,
+    Event,
+    Message,
+    Op,
+    Position,
+    Row,
+    TableId,
+    TableSchema,
+)
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas
+from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas, TableDecoder
+from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
@@ -318,3 +333,122 @@ def test_a_column_of_the_shards_name_is_new() -> None:
     whole = shape(OLD)
     sharded = replace(whole, shard=Shard("stock", "here"))
     assert TargetRows(sharded).new_columns(("id", "name", "stock")) == ["stock"]
+
+
+# What a batch asks of its events
+
+
+def _under(
+    rules: EventRules, events: Sequence[tuple[Row, Op, int | None]]
+) -> tuple[list[dict[str, Any]], Any]:
+    """The rows and the summary of row events with these commit_ts."""
+    changes = tables_of(
+        [
+            ChangeEvent(
+                op,
+                TABLE,
+                {"id": row["id"]},
+                *((row, None) if op is Op.DELETE else (None, row)),
+                commit_ts,
+                Position("t", 0, at, 0, () if commit_ts is None else (commit_ts,)),
+                OLD,
+            )
+            for at, (row, op, commit_ts) in enumerate(events)
+        ]
+    )
+    plan = DecodePlan(TargetRows(shape(OLD)), _Given(changes), rules=rules)
+    records = as_records([Message("t", 0, at, b"k", b"v") for at in range(len(events))])
+    rows, payloads = run(RangeTask((WANTED,), KafkaFetch({}), plan), [records])
+    return rows, summary(payloads)
+
+
+@dataclass(frozen=True)
+class _Given(TableDecoder):
+    """Gives the changes that it was made with."""
+
+    changes: Sequence[ChangeTable]
+    table: TableId = TABLE
+
+    @property
+    def values(self) -> ValueOptions:
+        return ValueOptions()
+
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        raise NotImplementedError
+
+    def decode_batch(self, _records: pa.RecordBatch) -> DecodedBatch:
+        return DecodedBatch(tuple(self.changes), (), (), 0, 0)
+
+
+def test_in_the_sources_order_the_greatest_commit_ts_stays_and_its_position_is_told() -> None:
+    rows, counts = _under(
+        EventRules(sequenced=True),
+        [
+            ({"id": 1, "name": "new"}, Op.INSERT, 9),
+            ({"id": 1, "name": "old"}, Op.INSERT, 5),
+            ({"id": 2, "name": "gone"}, Op.DELETE, 7),
+            ({"id": 2, "name": "back"}, Op.INSERT, 7),
+        ],
+    )
+    found = {row["key"]["id"]: (row["after"]["name"], row["_seq"]) for row in rows}
+    assert found == {
+        1: ("new", {"source": [9], "writes": True, "partition": 0, "offset": 0, "index": 0}),
+        2: ("back", {"source": [7], "writes": True, "partition": 0, "offset": 3, "index": 0}),
+    }
+    assert (counts.read, counts.upserts, counts.superseded) == (4, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (EventRules(sequenced=True), "no commit_ts"),
+        (EventRules(versions=True), "needs a commit_ts"),
+    ],
+)
+def test_an_event_without_a_commit_ts_is_a_bad_record(rules: EventRules, said: str) -> None:
+    events = [({"id": 1, "name": "a"}, Op.INSERT, 5), ({"id": 1, "name": "b"}, Op.DELETE, None)]
+    rows, counts = _under(rules, events)
+    assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
+    assert said in rows[1]["_detail"]["reason"]
+    assert (counts.bad, counts.read) == (1, 2)
+
+
+def test_an_event_up_to_the_horizon_is_a_bad_record() -> None:
+    events = [({"id": number, "name": "a"}, Op.INSERT, number) for number in (5, 6)]
+    rows, _ = _under(EventRules(sequenced=True, horizon=5), events)
+    assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 1), ("bad", 0)]
+    assert (rows[1]["_detail"]["error"], "commit_ts 5" in rows[1]["_detail"]["reason"]) == (
+        "HorizonError",
+        True,
+    )
+
+
+def test_a_row_that_leaves_values_out_has_no_place_in_the_sources_order() -> None:
+    """Nothing says whether the row that has them came before it."""
+    whole = ChangeEvent(
+        Op.INSERT, TABLE, {"id": 1}, None, {"id": 1, "name": "a"}, 5, Position("t", 0, 0), OLD
+    )
+    partial = whole._replace(
+        op=Op.UPDATE,
+        commit_ts=6,
+        after={"id": 1},
+        position=Position("t", 0, 1),
+        extension={UNAVAILABLE: ("name",)},
+    )
+    plan = DecodePlan(
+        TargetRows(shape(OLD)),
+        _Given(tables_of([whole, partial])),
+        keeps_values=True,
+        rules=EventRules(sequenced=True),
+    )
+    records = as_records([Message("t", 0, at, b"k", b"v") for at in range(2)])
+    rows, _ = run(RangeTask((WANTED,), KafkaFetch({}), plan), [records])
+    assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
+    assert "leaves out values" in rows[1]["_detail"]["reason"]
+
+
+def test_what_empties_the_table_is_a_bad_record_where_the_topic_has_several_partitions() -> None:
+    events = [({"id": 1, "name": "a"}, Op.INSERT, 5), ({"id": None, "name": None}, Op.TRUNCATE, 6)]
+    rows, counts = _under(EventRules(truncates=False), events)
+    assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
+    assert counts.truncates == ()

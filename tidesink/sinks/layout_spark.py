@@ -22,7 +22,7 @@ from pyspark.sql.types import BooleanType
 
 from tidesink.errors import ConfigError, FilterError
 from tidesink.sinks.batch.decoded_frame import Decode
-from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
+from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRules
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.metadata_spark import unstamped
 from tidesink.sinks.told_values_spark import null
@@ -89,9 +89,9 @@ class LaidOutColumns(ColumnsAround):
             new.lower() for new, old in self._found.sources.items() if old.lower() in self._inner.gone
         )
 
-    def decode(self, raw: DataFrame) -> DataFrame:
+    def decode(self, raw: DataFrame, rules: EventRules = NO_RULES) -> DataFrame:
         """The decoded frame of a raw Kafka frame."""
-        decoded = self._inner.decode(raw)
+        decoded = self._inner.decode(raw, rules)
         if self._filter is not None:
             decoded = decoded.withColumn(_VERDICT, self._verdict).withColumns(self._judged).drop(_VERDICT)
         old = self._logged if "before" in decoded.columns else {}

@@ -47,9 +47,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.errors import DecodeError, HorizonError, UnsupportedMessageError
 from tidesink.sinks.batch.decoded_frame import POSITION
-from tidesink.sinks.batch.records import BAD, COUNTED_KINDS, DELETE, ROW_KINDS, TRUNCATE, UPSERT
+from tidesink.sinks.batch.records import COUNTED_KINDS, DELETE, ROW_KINDS, UPSERT
 from tidesink.sinks.told_values_spark import STRINGS, ToldValues, null
 from tidesink.typemap.target_schema import TableShape
 
@@ -58,31 +57,6 @@ if TYPE_CHECKING:
 
     from tidesink.events import SequenceBy
 
-_SCATTERED_TRUNCATE: Final = (
-    "the table was truncated, and its topic has several partitions: nothing says which rows of the others "
-    "came before. Have the connector skip truncates (skipped.operations: t, its default) or write the table "
-    "to one partition; to go on, load the table anew"
-)
-_UNDATED: Final = (
-    "mode: history needs a commit_ts in every row event, and this one has none. Enable the TiDB extension at "
-    "the producer (flat-avro deletes of classic TiCDC have none even then), or load the table anew in "
-    "another mode"
-)
-_UNPLACED: Final = (
-    "sequence_by: source needs a position of the source's in every row event, and this one has no commit_ts. "
-    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then; of "
-    "Debezium's messages TiCDC's have one), or set sequence_by: kafka and load the table anew"
-)
-_INCOMPLETE: Final = (
-    "the row leaves out values that did not change, and under sequence_by: source nothing says that the row "
-    "which has them came before it. Have the source send whole rows (REPLICA IDENTITY FULL), set another "
-    "unavailable-value-placeholder where the value only reads like one, or set sequence_by: kafka"
-)
-_BEYOND: Final = (
-    "the change is older than the horizon (commit_ts {horizon}): deletes up to there are forgotten, so that "
-    "nothing tells whether its row was deleted since. Compare the row with the source; tombstone-retention "
-    "says how long deletes are remembered"
-)
 # What is kept of the event that stays.
 _OF_THE_EVENT: Final = (
     "_op",
@@ -117,9 +91,9 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
     key, or because it holds several events (a plan's ``changes_keys``). False spares the step, and the
     offset alone is the order. ``kept_columns``: what ``_kept`` may name (a plan's ``kept_columns``), None
     where the frame has none.
-    Order by ``source`` needs a ``_commit_ts`` in every row event (``refuse_unplaced``), and no kept values.
+    Order by ``source`` needs a ``_commit_ts`` in every row event (``EventRules``), and no kept values.
     ``versions``: a key has a row for each commit_ts, as ``history`` says, whatever ``sequence_by``; it needs
-    one in every row event too (``refuse_undated``). ``filters``: whether the frame has ``_unmatched``;
+    one in every row event too (``EventRules``). ``filters``: whether the frame has ``_unmatched``;
     ``positions``: ``_position``.
     """
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
@@ -153,47 +127,9 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
     return completed.select(*output, "_kept", "_anew")
 
 
-def refuse_truncates(decoded: DataFrame) -> DataFrame:
-    """A decoded frame of a topic with several partitions: what empties the table is a bad record there."""
-    return _refused(decoded, F.col("_kind") == TRUNCATE, _SCATTERED_TRUNCATE)
-
-
-def refuse_unplaced(decoded: DataFrame, *, keeps_values: bool = False) -> DataFrame:
-    """A decoded frame to be put in the source's order: a row event without a place in it is a bad record.
-
-    So is one that leaves values out, where the frame has ``_kept`` (``keeps_values``).
-    """
-    if keeps_values:
-        incomplete = F.col("_kind").isin(*ROW_KINDS) & (F.coalesce(F.size("_kept"), F.lit(0)) > 0)
-        decoded = _refused(decoded, incomplete, _INCOMPLETE)
-    unplaced = F.col("_kind").isin(*ROW_KINDS) & F.col("_commit_ts").isNull()
-    return _refused(decoded, unplaced, _UNPLACED)
-
-
-def refuse_undated(decoded: DataFrame) -> DataFrame:
-    """A decoded frame for a history: a row event without a commit_ts is a bad record."""
-    undated = F.col("_kind").isin(*ROW_KINDS) & F.col("_commit_ts").isNull()
-    return _refused(decoded, undated, _UNDATED)
-
-
-def refuse_beyond(decoded: DataFrame, horizon: int) -> DataFrame:
-    """A decoded frame in the source's order: a row event up to the horizon is a bad record."""
-    beyond = F.col("_kind").isin(*ROW_KINDS) & (F.col("_commit_ts") <= horizon)
-    return _refused(decoded, beyond, _BEYOND.format(horizon=horizon), error=HorizonError)
-
-
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
     """The rows of a reduced frame that a merge takes: upserts and deletes."""
     return reduced.where(F.col("_op").isin(*ROW_KINDS))
-
-
-def _refused(
-    decoded: DataFrame, wrong: Column, reason: str, *, error: type[DecodeError] = UnsupportedMessageError
-) -> DataFrame:
-    """A bad record, and no key change any more, which would be two."""
-    said = {"_kind": BAD, "_error": error.__name__, "_reason": reason}
-    told = {name: F.when(wrong, F.lit(text)).otherwise(F.col(name)) for name, text in said.items()}
-    return decoded.withColumns({**told, "old_key": F.when(~wrong, F.col("old_key"))})
 
 
 def _halves(decoded: DataFrame) -> DataFrame:

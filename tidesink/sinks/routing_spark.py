@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
 from tidesink.config.models import Destination
 from tidesink.sinks.batch.decoded_frame import Decode
+from tidesink.sinks.batch.records import NO_RULES, EventRules
 from tidesink.sinks.decoding_around import ColumnsAround
 from tidesink.sinks.routing import routed_shape
 from tidesink.typemap.target_schema import TableShape, quoted
@@ -30,9 +31,9 @@ class RoutedColumns(ColumnsAround):
         """The shape at the target."""
         return routed_shape(self._inner.shape, self._goal)
 
-    def decode(self, raw: DataFrame) -> DataFrame:
+    def decode(self, raw: DataFrame, rules: EventRules = NO_RULES) -> DataFrame:
         """The decoded frame; what is no row stays without key and values."""
-        decoded = self._inner.decode(raw)
+        decoded = self._inner.decode(raw, rules)
         if self._goal.shard is None:
             return decoded
         return decoded.withColumns({name: self._placed(name) for name in ("key", "old_key", "after")})

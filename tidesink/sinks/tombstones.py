@@ -2,7 +2,7 @@
 
 The horizon is counted in the source's time, from what every partition of the topic has surely passed: a
 partition that lags, or is idle without watermarks, holds it back. What is at or below the horizon when it
-arrives is a bad record (``reduce_spark.refuse_beyond``), never applied in silence.
+arrives is a bad record (``EventRules``), never applied in silence.
 """
 
 from __future__ import annotations

@@ -55,9 +55,11 @@ from tidesink.events import SOURCE_SEPARATOR, Op
 from tidesink.sinks.batch.records import (
     DELETE,
     MESSAGE,
+    NO_RULES,
     TRUNCATE,
     UPSERT,
     DecodedRecords,
+    EventRules,
     OtherRecord,
     RecordDecoder,
     decoded_records,
@@ -119,7 +121,7 @@ class Decode(Protocol):
     def gone(self) -> frozenset[str]:
         """Columns of the shape, in lower case, that the source is known not to have any more."""
 
-    def decode(self, raw: DataFrame) -> DataFrame:
+    def decode(self, raw: DataFrame, rules: EventRules = NO_RULES) -> DataFrame:
         """The decoded frame of a frame of Kafka records; lazy, in one pass."""
 
 
@@ -128,7 +130,7 @@ class DecodePlan:
     """How one table's records are decoded, by all that is known of its writers' schemas.
 
     ``logs``: the frame has the old row, and what happened to it, besides. ``positions``: it has where a
-    change stands at its source.
+    change stands at its source. ``rules``: what a batch asks of its events besides.
     """
 
     rows: TargetRows
@@ -137,6 +139,7 @@ class DecodePlan:
     gone: frozenset[str] = frozenset()
     logs: bool = False
     positions: bool = False
+    rules: EventRules = NO_RULES
 
     @property
     def shape(self) -> TableShape:
@@ -165,9 +168,13 @@ class DecodePlan:
         """The plan, whose rows are put into another shape of the same columns."""
         return replace(self, rows=replace(self.rows, shape=shape))
 
-    def decode(self, raw: DataFrame) -> DataFrame:
+    def with_rules(self, rules: EventRules) -> DecodePlan:
+        """The plan, for a batch that asks more of its events."""
+        return replace(self, rules=rules)
+
+    def decode(self, raw: DataFrame, rules: EventRules = NO_RULES) -> DataFrame:
         """As ``Decode``."""
-        return raw.mapInArrow(Reporting(DecodeTask(self)), self.frame.ddl)
+        return raw.mapInArrow(Reporting(DecodeTask(self.with_rules(rules))), self.frame.ddl)
 
     @cached_property
     def frame(self) -> DecodedColumns:
@@ -241,7 +248,7 @@ class DecodeTask:
 
     def _decoded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         plan = self.plan
-        found = decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs)
+        found = decoded_records(batch, plan.decoder, plan.rows, logs=plan.logs, rules=plan.rules)
         yield from frame_rows(found, plan)
 
 

@@ -7,7 +7,7 @@ hashes of keys and errors, a row for each payload. Whoever asks the frame for ro
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark import StorageLevel
 from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
 
+from tidesink.sinks.batch.records import DELETE, UPSERT
 from tidesink.sinks.batch.summaries import joined_summaries
 from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
 from tidesink.sinks.source import KafkaRead
@@ -53,7 +54,7 @@ def reduced_ranges(session: SparkSession, task: RangeTask) -> RangeFrame:
         heads = stored.drop("payload").collect()
         _raise_first(heads)
         frame = _unpacked(stored, task)
-        mixed = _mixed_keys(frame, heads)
+        frame, summary = _over_ranges(frame, _summary(heads), heads, task)
     except BaseException:
         with suppress(Exception):
             stored.unpersist()
@@ -62,8 +63,6 @@ def reduced_ranges(session: SparkSession, task: RangeTask) -> RangeFrame:
         sum(head[name] or 0 for head in heads)
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
-    summaries = [pickle.loads(head["summary"]) for head in heads if head["summary"]]  # noqa: S301
-    summary = replace(joined_summaries(summaries), mixed_keys=mixed)
     return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left)
 
 
@@ -78,12 +77,52 @@ def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
     return stored.select("payload", "error").mapInArrow(unpack, task.columns.ddl)
 
 
-def _mixed_keys(frame: DataFrame, heads: Sequence[Any]) -> tuple[str, ...]:
+def _summary(heads: Sequence[Any]) -> BatchSummary:
+    return joined_summaries([pickle.loads(head["summary"]) for head in heads if head["summary"]])  # noqa: S301
+
+
+def _over_ranges(
+    frame: DataFrame, summary: BatchSummary, heads: Sequence[Any], task: RangeTask
+) -> tuple[DataFrame, BatchSummary]:
+    """What several ranges have of one key: in the source's order its last row; in Kafka's an error."""
     places = [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
     if not len(mixed_hashes(places)):
-        return ()
-    # The keys themselves, asked for only where hashes met: of equal hashes the keys may still differ.
+        return frame, summary
+    if task.plan.rules.sequenced:
+        return _last_of_all(frame, summary)
+    return frame, replace(summary, mixed_keys=_mixed_keys(frame))
+
+
+def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
+    # Asked for only where hashes met: of equal hashes the keys may still differ.
     places_of_key = F.countDistinct("_topic", "_partition")
     keys = frame.where(F.col("key").isNotNull()).groupBy("key").agg(places_of_key.alias("places"))
     found = keys.where("places > 1").select(F.to_json("key").alias("key")).limit(_SHOWN_KEYS).collect()
     return tuple(row["key"] for row in found)
+
+
+def _last_of_all(frame: DataFrame, summary: BatchSummary) -> tuple[DataFrame, BatchSummary]:
+    """Of each key the row with the greatest position, and the summary of these rows."""
+    whole = F.struct(*frame.columns)
+    groups = frame.where(F.col("key").isNotNull()).groupBy("key")
+    rows = groups.agg(F.max_by(whole, "_seq").alias("last")).select("last.*")
+    counts = rows.agg(
+        F.count_if(F.col("_op") == UPSERT).alias("upserts"),
+        F.count_if(F.col("_op") == DELETE).alias("deletes"),
+        F.count_if("_half").alias("split_halves"),
+    ).collect()[0]
+    applied = counts["upserts"] + counts["deletes"] - counts["split_halves"]
+    counted = replace(
+        summary,
+        **counts.asDict(),
+        superseded=summary.superseded + summary.applied - applied,
+        zero_dates=_zero_dates(rows, summary.zero_dates),
+    )
+    return rows.unionByName(frame.where(F.col("key").isNull())), counted
+
+
+def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]:
+    if not of_ranges:
+        return {}
+    found = rows.select(F.explode("_zero_dates").alias("name")).groupBy("name").count().collect()
+    return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}

@@ -17,8 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable, ControlEvent, DecodedBatch
-from tidesink.errors import TidesinkError, UnnamedRowError, ValueOutOfRangeError
-from tidesink.events import DdlEvent, TableId, WatermarkEvent
+from tidesink.errors import (
+    HorizonError,
+    TidesinkError,
+    UnnamedRowError,
+    UnsupportedMessageError,
+    ValueOutOfRangeError,
+)
+from tidesink.events import DdlEvent, Op, TableId, WatermarkEvent
 from tidesink.sinks.batch.reduce import named_rows
 from tidesink.sinks.batch.target_rows import TargetRows
 
@@ -46,6 +52,31 @@ UNNAMED_DELETE: Final = (
     "a delete from a table without a key, and without the row that was deleted: have the producer write it "
     "(TiCDC: canal-json, or avro-include-before-value; Debezium: REPLICA IDENTITY FULL)"
 )
+_SCATTERED_TRUNCATE: Final = (
+    "the table was truncated, and its topic has several partitions: nothing says which rows of the others "
+    "came before. Have the connector skip truncates (skipped.operations: t, its default) or write the table "
+    "to one partition; to go on, load the table again"
+)
+_UNDATED: Final = (
+    "mode: history needs a commit_ts in every row event, and this one has none. Enable the TiDB extension at "
+    "the producer (flat-avro deletes of classic TiCDC have none even then), or load the table again in "
+    "another mode"
+)
+_UNPLACED: Final = (
+    "sequence_by: source needs a position of the source's in every row event, and this one has no commit_ts. "
+    "Enable the TiDB extension at the producer (flat-avro deletes of classic TiCDC have none even then; of "
+    "Debezium's messages TiCDC's have one), or set sequence_by: kafka and load the table again"
+)
+_INCOMPLETE: Final = (
+    "the row leaves out values that did not change, and under sequence_by: source nothing says that the row "
+    "which has them came before it. Have the source send whole rows (REPLICA IDENTITY FULL), set another "
+    "unavailable-value-placeholder where the value only reads like one, or set sequence_by: kafka"
+)
+_BEYOND: Final = (
+    "the change is older than the horizon (commit_ts {horizon}): deletes up to there are forgotten, so that "
+    "nothing tells whether its row was deleted since. Compare the row with the source; tombstone-retention "
+    "says how long deletes are remembered"
+)
 # Numbers of a frame are signed; TiDB's own are far below 2^63.
 _END_OF_LONGS: Final = 1 << 63
 
@@ -71,6 +102,42 @@ class OtherRecord:
     value_id: int | None = None
     key: bytes | None = None
     value: bytes | None = None
+
+
+@dataclass(frozen=True)
+class EventRules:
+    """What an event must have for the order and the mode of its table; an event without it is a bad record.
+
+    ``sequenced``: the table is in the source's order: a row event needs a commit_ts, and all its values.
+    ``versions``: the table keeps a row for each commit_ts: a row event needs one. ``horizon``: deletes up
+    to this commit_ts are forgotten: a row event up to it is refused. ``truncates``: whether the table can be
+    emptied: an event that does so says nothing about the other partitions of a topic.
+    """
+
+    sequenced: bool = False
+    versions: bool = False
+    horizon: int | None = None
+    truncates: bool = True
+
+    def wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
+        """By row what is wrong with it; of several reasons for a row the last counts."""
+        empties, moments = _is(changes, Op.TRUNCATE.value), changes.rows["commit_ts"].combine_chunks()
+        if not self.truncates:
+            yield from _each(empties, UnsupportedMessageError(_SCATTERED_TRUNCATE))
+        rows = pc.invert(empties)
+        if self.horizon is not None:
+            beyond = pc.fill_null(pc.less_equal(moments, self.horizon), False)
+            yield from _each(pc.and_(rows, beyond), HorizonError(_BEYOND.format(horizon=self.horizon)))
+        if self.versions or self.sequenced:
+            reason = _UNDATED if self.versions else _UNPLACED
+            yield from _each(pc.and_(rows, pc.is_null(moments)), UnsupportedMessageError(reason))
+        if self.sequenced:
+            unsent = pc.list_value_length(changes.rows["unavailable"].combine_chunks())
+            partial = pc.greater(pc.fill_null(unsent, 0), 0)
+            yield from _each(pc.and_(rows, partial), UnsupportedMessageError(_INCOMPLETE))
+
+
+NO_RULES: Final = EventRules()
 
 
 @dataclass(frozen=True)
@@ -176,7 +243,12 @@ class DecodedRecords:
 
 
 def decoded_records(
-    records: pa.RecordBatch, decoder: RecordDecoder, rows: TargetRows, *, logs: bool = False
+    records: pa.RecordBatch,
+    decoder: RecordDecoder,
+    rows: TargetRows,
+    *,
+    logs: bool = False,
+    rules: EventRules = NO_RULES,
 ) -> DecodedRecords:
     """Decode records. ``logs``: a table without a key takes them, since every change is kept.
 
@@ -197,7 +269,7 @@ def decoded_records(
     if not known.all():
         records = records.filter(pa.array(known))
         places = _Places(records, decoder)
-    _decode(records, decoder, _Judging(decoder, rows, places, logs=logs), whole)
+    _decode(records, decoder, _Judging(decoder, rows, places, logs=logs, rules=rules), whole)
     return whole
 
 
@@ -214,7 +286,7 @@ def _decode(
     if again:
         some = records.take(pa.array(again))
         found = decoder.decode_new_rows(some, judging.rows.keys)
-        inner = _Judging(decoder, judging.rows, _Places(some, decoder), logs=False)
+        inner = _Judging(decoder, judging.rows, _Places(some, decoder), logs=False, rules=judging.rules)
         _take(some, found, inner, whole)
         whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in found.faults]
 
@@ -309,9 +381,11 @@ def _signed(moment: int | None) -> int | None:
 class _Judging:
     """Which row changes are sound: of this table, naming a row, with values that fit the shape."""
 
-    def __init__(self, decoder: RecordDecoder, rows: TargetRows, places: _Places, *, logs: bool) -> None:
+    def __init__(
+        self, decoder: RecordDecoder, rows: TargetRows, places: _Places, *, logs: bool, rules: EventRules
+    ) -> None:
         self._decoder, self._logs = decoder, logs
-        self.rows, self.places = rows, places
+        self.rows, self.places, self.rules = rows, places, rules
 
     def may_be_old(self, error: TidesinkError) -> bool:
         """Whether a fault may be of an old row's value, which is of no use here."""
@@ -342,6 +416,7 @@ class _Judging:
 
     def _wrong(self, changes: ChangeTable) -> Iterator[tuple[int, TidesinkError]]:
         """By row, the last word on what is wrong with it."""
+        yield from self.rules.wrong(changes)
         if self.rows.keys:
             unnamed = self._decoder.unnamed(self.rows.keys)
             for at in np.flatnonzero(~named_rows(changes, self.rows.keys)).tolist():
@@ -351,6 +426,11 @@ class _Judging:
             for at in np.flatnonzero(lost.to_numpy(zero_copy_only=False)).tolist():
                 yield at, UnnamedRowError(UNNAMED_DELETE)
         yield from self.rows.unfit(changes, before=self._logs).items()
+
+
+def _each(flags: pa.Array, error: TidesinkError) -> Iterator[tuple[int, TidesinkError]]:
+    for at in np.flatnonzero(flags.to_numpy(zero_copy_only=False)).tolist():
+        yield at, error
 
 
 def _first(found: tuple[int, TidesinkError]) -> int:

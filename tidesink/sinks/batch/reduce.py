@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,9 @@ from tidesink.codecs.batch import NAMES_TYPE, OPS, SOURCE_TYPE, ChangeTable
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import Op
 
-if TYPE_CHECKING:
-    from tidesink.events import SequenceBy
-
 Longs = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Order = Literal["kafka", "source", "commit_ts"]
 # Puts the values of a key column, by its name, into the target's type.
 ConvertKey = Callable[[str, pa.Array], pa.Array]
 
@@ -89,32 +87,33 @@ def reduce_tables(
     tables: Sequence[ChangeTable],
     keys: Sequence[str],
     *,
-    sequence_by: SequenceBy = "kafka",
+    order: Order = "kafka",
     versions: bool = False,
     old_keys: bool = True,
     convert: ConvertKey | None = None,
 ) -> Reduction:
     """Reduce the changes of one table, whatever schemas they were written with.
 
-    ``keys`` are the table's key columns. ``versions``: a key has a row for each commit_ts, as ``history``
-    needs: of its events a write, and of equal ones the first. ``old_keys``: an update may change its key,
-    which the row before it tells; False where a key change is two records. ``convert`` puts the values of a
-    key column into the target's type, so that keys of different writers compare; without it Arrow's widest
-    type serves.
+    ``keys`` are the table's key columns. ``order``: Kafka's, or the source's by all its numbers or by the
+    commit_ts alone, which is TiDB's whole position. ``versions``: a key has a row for each commit_ts, as
+    ``history`` needs: of its events a write, and of equal ones the first. ``old_keys``: an update may change
+    its key, which the row before it tells; False where a key change is two records. ``convert`` puts the
+    values of a key column into the target's type, so that keys of different writers compare; without it
+    Arrow's widest type serves.
 
     Raises:
         SchemaMismatchError: a key column has types in two writers' schemas that do not compare, or a
             value that a row leaves out has another type in the row that has it.
-        ValueError: ``sequence_by: source`` or ``versions`` over an event without the position they need.
+        ValueError: ``order`` or ``versions`` over an event without the position they need.
     """
     rows = _all_rows(tables, keys, convert or _as_written, old_keys=old_keys)
     if versions:
-        winners = _last(_pairs(rows.codes, _dense(rows.commit_ts)), _version_order(rows))
+        winners = _last(_pairs(rows.codes, _codes(pa.array(_moments(rows.commit_ts)))), _version_order(rows))
     else:
-        winners = _last(rows.codes, _order(rows, sequence_by))
+        winners = _last(rows.codes, _order(rows, order))
     values = None
     if rows.unavailable.null_count < len(rows.unavailable) and not versions:
-        values = _StoredValues(tables, rows, _order(rows, sequence_by))
+        values = _StoredValues(tables, rows, _order(rows, order))
     reduced = tuple(
         _reduced_table(one, rows, winners[rows.table[winners] == at], values)
         for at, one in enumerate(tables)
@@ -354,10 +353,11 @@ def _codes(column: pa.Array) -> Longs:
     return found
 
 
-def _dense(column: pa.Array) -> Longs:
-    if column.null_count:
+def _moments(commit_ts: pa.Array) -> Longs:
+    if commit_ts.null_count:
         raise ValueError("a row event has no commit_ts")
-    return _codes(column)
+    found: Longs = commit_ts.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return found
 
 
 def _pairs(first: Longs, second: Longs) -> Longs:
@@ -367,13 +367,15 @@ def _pairs(first: Longs, second: Longs) -> Longs:
     return _codes(pa.array(first * (int(second.max()) + 1) + second))
 
 
-def _order(rows: _Rows, sequence_by: SequenceBy) -> Longs:
-    """The rows in order, the first first: what ``sinks.reduce.order_key`` says."""
-    if sequence_by == "kafka" and _in_order(rows):
+def _order(rows: _Rows, order: Order) -> Longs:
+    """The rows in order, the first first: what ``tidesink.reduce.order_key`` says."""
+    if order == "kafka" and _in_order(rows):
         return np.arange(len(rows.row))
     kafka = (~rows.half, rows.index, rows.offset, rows.partition)
-    if sequence_by == "kafka":
+    if order == "kafka":
         return _sorted(kafka)
+    if order == "commit_ts":
+        return _sorted((*kafka, ~rows.deletes, _moments(rows.commit_ts)))
     if rows.source.null_count:
         raise ValueError("a row event has no position of its source")
     return _sorted((*kafka, ~rows.deletes, *reversed(_source_numbers(rows.source))))

@@ -28,6 +28,7 @@ from tidesink.errors import (
 )
 from tidesink.reduce import mixed_message
 from tidesink.sinks.accounting import Account, account_of
+from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.batch_progress import next_progress
 from tidesink.sinks.ddl_spark import keep_ddl
@@ -42,7 +43,6 @@ from tidesink.sinks.modes import kept_shape, names_of, row_shape
 from tidesink.sinks.offsets import TopicOffsets
 from tidesink.sinks.progress import Progress
 from tidesink.sinks.ranges import OffsetRange, cut_before
-from tidesink.sinks.reduce_spark import refuse_beyond, refuse_truncates, refuse_undated, refuse_unplaced
 from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
 from tidesink.sinks.schema_policy import Accepted, Judgement, Pending, Policies, judge
 from tidesink.sinks.shape import TableShape
@@ -225,13 +225,11 @@ class Batch:
     def _range_task(self, plan: BatchPlan) -> RangeTask | None:
         """The batch as tasks that fetch, decode and reduce in Arrow; None where that is not built yet."""
         settings, fetch = self._settings, self._reader.fetch
-        plain = settings.mode == "upsert" and not self._sequenced and not settings.metadata_columns
-        if fetch is None or not plain or settings.ignore_null_updates or self._hold.horizon is not None:
-            return None
-        if self._refuses_truncates:  # rare: the frame makes bad records of them
+        plain = settings.mode == "upsert" and not settings.metadata_columns
+        if fetch is None or not plain or settings.ignore_null_updates:
             return None
         task = self._decoding.range_task(plan.ranges, fetch)
-        return None if task is None else task.of_topic(plan.found.topic_id)
+        return None if task is None else task.of_batch(plan.found.topic_id, self._rules())
 
     def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
         from tidesink.sinks.batch.range_frames import reduced_ranges
@@ -257,14 +255,15 @@ class Batch:
         )
 
     def _decoded(self, raw: DataFrame) -> DataFrame:
-        columns = self._decoding.columns()
-        decoded = columns.decode(raw)
-        decoded = refuse_truncates(decoded) if self._refuses_truncates else decoded
-        if self._sequenced:
-            decoded = refuse_unplaced(decoded, keeps_values=columns.keeps_values)
-        decoded = refuse_undated(decoded) if self._history else decoded
-        horizon = self._hold.horizon
-        return decoded if horizon is None else refuse_beyond(decoded, horizon)
+        return self._decoding.columns().decode(raw, self._rules())
+
+    def _rules(self) -> EventRules:
+        return EventRules(
+            sequenced=self._sequenced,
+            versions=self._history is not None,
+            horizon=self._hold.horizon,
+            truncates=not self._refuses_truncates,
+        )
 
     def _grouped(self, decoded: DataFrame) -> DataFrame:
         return staged_frame(decoded, self._decoding.columns(), self._settings)
@@ -406,7 +405,9 @@ class Batch:
 
     def _payloads(self, reduction: Reduction, judged: Judgement) -> DataFrame | None:
         """The rows as the tasks packed them, where nothing is changed about them."""
-        if reduction.stored is None or judged.left_out or self._settings.metadata_columns:
+        if reduction.stored is None or self._sequenced:
+            return None
+        if judged.left_out or self._settings.metadata_columns:
             return None
         return reduction.stored.select("payload", "error")
 

@@ -31,15 +31,17 @@ from tidesink.sinks.batch.records import (
     UNPLANNED,
     UPSERT,
     DecodedRecords,
+    EventRules,
     OtherRecord,
     decoded_records,
 )
-from tidesink.sinks.batch.reduce import ReducedTable, key_hashes, reduce_tables
+from tidesink.sinks.batch.reduce import Order, ReducedTable, key_hashes, reduce_tables
 from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.task_errors import reported
 from tidesink.sinks.summary import Place
+from tidesink.sinks.targets.base import SEQUENCE_DDL
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
 Fetch = Callable[[FetchRange], Iterator[pa.RecordBatch]]
@@ -77,6 +79,15 @@ _DETAIL: Final = pa.struct(
         ("value", pa.binary()),
     ]
 )
+_SEQUENCE: Final = pa.struct(
+    [
+        ("source", pa.list_(pa.int64())),
+        ("writes", pa.bool_()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("index", pa.int32()),
+    ]
+)
 _DETAIL_DDL: Final = (
     "struct<error: string, reason: string, key_id: bigint, value_id: bigint, fields: array<string>, "
     "key: binary, value: binary>"
@@ -84,15 +95,16 @@ _DETAIL_DDL: Final = (
 
 
 class ReducedColumns:
-    """The columns of the reduced frame for one shape; ``keeps_values``: those of a plan's that does.
+    """The columns of a plan's reduced frame.
 
     They are those of ``reduce_spark`` less what is counted: the counts of a range are its summary's.
     """
 
-    def __init__(self, rows: TargetRows, *, keeps_values: bool = False) -> None:
-        self._keeps_values = keeps_values
-        self._rows = rows
-        self._shape = rows.shape
+    def __init__(self, plan: DecodePlan) -> None:
+        self._keeps_values = plan.keeps_values
+        self._sequenced = plan.rules.sequenced
+        self._rows = plan.rows
+        self._shape = plan.shape
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -110,6 +122,7 @@ class ReducedColumns:
                 ("_zero_dates", pa.list_(pa.string())),
                 ("_detail", _DETAIL),
                 *([("_kept", NAMES_TYPE), ("_anew", pa.bool_())] if self._keeps_values else []),
+                *([("_seq", _SEQUENCE)] if self._sequenced else []),
             ]
         )
 
@@ -119,7 +132,9 @@ class ReducedColumns:
         return (
             f"_op string, key struct<{self._shape.key_ddl}>, after struct<{self._shape.ddl}>, _topic string, "
             "_partition int, _offset bigint, _commit_ts bigint, _half boolean, _zero_dates array<string>, "
-            f"_detail {_DETAIL_DDL}" + (", _kept array<string>, _anew boolean" if self._keeps_values else "")
+            f"_detail {_DETAIL_DDL}"
+            + (", _kept array<string>, _anew boolean" if self._keeps_values else "")
+            + (f", _seq {SEQUENCE_DDL}" if self._sequenced else "")
         )
 
 
@@ -134,11 +149,12 @@ class RangeTask:
     @property
     def columns(self) -> ReducedColumns:
         """What comes out."""
-        return ReducedColumns(self.plan.rows, keeps_values=self.plan.keeps_values)
+        return ReducedColumns(self.plan)
 
-    def of_topic(self, topic_id: str) -> RangeTask:
-        """The same for ranges of a topic whose id Kafka must still say after the read."""
-        return replace(self, ranges=tuple(one._replace(topic_id=topic_id) for one in self.ranges))
+    def of_batch(self, topic_id: str, rules: EventRules) -> RangeTask:
+        """The same under a batch's rules, of a topic whose id Kafka must still say after the read."""
+        ranges = tuple(one._replace(topic_id=topic_id) for one in self.ranges)
+        return replace(self, ranges=ranges, plan=self.plan.with_rules(rules))
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The payloads of the ranges whose numbers the batches hold."""
@@ -160,7 +176,7 @@ class RangeTask:
     def _decoded(self, wanted: FetchRange, records: Iterable[pa.RecordBatch]) -> DecodedRecords:
         found, size = DecodedRecords(), 0
         for batch in records:
-            more = decoded_records(batch, self.plan.decoder, self.plan.rows)
+            more = decoded_records(batch, self.plan.decoder, self.plan.rows, rules=self.plan.rules)
             found.add(more)
             # Compressed values, and those that lie elsewhere, are more than their records.
             size += max(more.bytes, sum(int(table.rows.nbytes) for table in more.tables))
@@ -214,8 +230,9 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     """The payloads of a range; the first has its counts, also where there is nothing else."""
     rows, old_keys = plan.rows, plan.decoder.old_keys
     joined = joined_tables(found.tables)
-    reduction = reduce_tables(joined, rows.keys, convert=rows.key_values, old_keys=old_keys)
-    columns = ReducedColumns(rows, keeps_values=plan.keeps_values)
+    order: Order = "commit_ts" if plan.rules.sequenced else "kafka"
+    reduction = reduce_tables(joined, rows.keys, order=order, convert=rows.key_values, old_keys=old_keys)
+    columns = ReducedColumns(plan)
     parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
     truncates = truncated(joined)
     place = Place(wanted.topic, wanted.partition)
@@ -295,12 +312,24 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
     if plan.keeps_values:
         found["_kept"] = _unavailable(table, rows)
         found["_anew"] = table.rows["after_delete"].combine_chunks()
+    if plan.rules.sequenced:
+        found["_seq"] = _sequence(table.rows, deleted)
     return pa.table(found, schema=columns.schema)
 
 
 def _unavailable(table: ReducedTable, rows: TargetRows) -> pa.Array:
     """The names of columns whose stored value stays, as the shape has them."""
     return rows.spelt(table.rows["unavailable"].combine_chunks())
+
+
+def _sequence(rows: pa.Table, deleted: pa.Array) -> pa.StructArray:
+    """The positions of the events that stay, as ``targets.base.SEQUENCE_DDL`` says."""
+    moments = rows["commit_ts"].combine_chunks().cast(pa.int64())
+    offsets = pa.array(np.arange(len(moments) + 1), pa.int32())
+    place = [rows[name].combine_chunks() for name in ("partition", "offset", "index")]
+    members = [pa.ListArray.from_arrays(offsets, moments), pc.invert(deleted), *place]
+    members = [one.cast(kind.type) for one, kind in zip(members, _SEQUENCE, strict=True)]
+    return pa.StructArray.from_arrays(members, fields=list(_SEQUENCE))
 
 
 def _zero_dates(table: ReducedTable, rows: TargetRows, deleted: pa.Array) -> pa.Array:
