@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
@@ -154,6 +156,7 @@ def key_range(shape: TableShape, rows: Sequence[ReducedRow]) -> dict[str, tuple[
 
 def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow]) -> Any:
     """The frame a worker would hand to a target."""
+    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import (
         ArrayType,
         BooleanType,
@@ -181,17 +184,23 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
         ]
     )
     values = [
-        (
-            row.op,
-            tuple(row.key[name] for name in shape.keys),
-            None if row.after is None else tuple(row.after[column.name] for column in shape.columns),
-            list(row.kept) or None,
-            row.anew,
-            "shop_orders",
-            0,
-            at,
-            row.sequence and (list(row.sequence.source), *row.sequence[1:]),
-        )
+        {
+            "_op": row.op,
+            "key": dict(row.key),
+            "after": None if row.after is None else dict(row.after),
+            "_kept": list(row.kept) or None,
+            "_anew": row.anew,
+            "_topic": "shop_orders",
+            "_partition": 0,
+            "_offset": at,
+            "_seq": row.sequence and _sequence(row.sequence),
+        }
         for at, row in enumerate(rows)
     ]
-    return spark.createDataFrame(values, schema).persist()
+    # A small Arrow table is a relation of the plan's own; rows of Python are a job of Python workers.
+    table = pa.Table.from_pylist(values, to_arrow_schema(schema))
+    return spark.createDataFrame(table, schema).persist()
+
+
+def _sequence(sequence: RowSequence) -> dict[str, Any]:
+    return sequence._asdict() | {"source": [*sequence.source]}
