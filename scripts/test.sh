@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 python="$1/bin/python"
 shift
 # By their time on two cores, about half of all. Their Spark generates no code (tests/sessions.py).
-beside=(tests/contracts tests/spark tests/properties)
+beside=(tests/contracts tests/spark tests/properties tests/golden tests/cli)
 log="$(mktemp)"
 interpreted=1
 [ -z "${TIDESINK_TEST_ALL:-}" ] || interpreted=

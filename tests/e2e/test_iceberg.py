@@ -50,10 +50,9 @@ def hadoop_metadata(warehouse: Path) -> dict[str, str]:
     return {table: newest_metadata(warehouse / "bank" / table) for table in TABLES}
 
 
-# What differs between codecs is over before the target, which the bank feeds by canal-json.
-@pytest.mark.parametrize(
-    ("configuration", "size"), [("avro_long", 900), pytest.param("canal_ext_partial", None, marks=FULL)]
-)
+# A worker into Iceberg: test_bank.py, with kills. Types: test_targets_codecs.py and test_targets_types.py.
+@FULL
+@pytest.mark.parametrize(("configuration", "size"), [("avro_long", 900), ("canal_ext_partial", None)])
 def test_iceberg_ends_as_tidb_held_it(
     spark: SparkSession,
     tmp_path: Path,

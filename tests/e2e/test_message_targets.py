@@ -113,6 +113,8 @@ def test_one_codec_into_another(
     assert wrong_in_kafka(workload, servers, protocol, ALL) == []
 
 
+# A worker into messages: above. Requests: the contracts, by a whole stream in test_targets_codecs.py.
+@FULL
 def test_a_changefeed_into_an_endpoint(
     spark: SparkSession, tmp_path: Path, workload: Path, servers: Servers
 ) -> None:

@@ -72,7 +72,8 @@ def _living(folder: Path, table: str) -> dict[int, str]:
     return {number: row["name"] for number, row in rows.items() if not row["_tidesink_deleted"]}
 
 
-@quick_on("delta", "postgres")
+# On Delta: test_targets_sequence.py, by random streams; a worker on Delta in this order: below.
+@quick_on("postgres")
 def test_the_newest_change_stays_whenever_and_wherever_it_comes(
     servers: Servers, spark: SparkSession, tmp_path: Path, place: Place
 ) -> None:
