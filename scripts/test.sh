@@ -7,7 +7,7 @@ set -m
 cd "$(dirname "$0")/.."
 python="$1/bin/python"
 shift
-# By their time on two cores, about half of all. Their Spark generates no code (tests/sessions.py).
+# By their time on two cores, about half of all: the other half is end-to-end and unit tests. Their Spark generates no code (tests/sessions.py).
 beside=(tests/contracts tests/spark tests/properties tests/golden tests/cli)
 log="$(mktemp)"
 interpreted=1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,7 +102,13 @@ def _is_at_rest(spark: SparkSession) -> bool:
 
 
 def raw_frame(spark: SparkSession, messages: list[Message]) -> DataFrame:
-    """Messages as Spark's Kafka source would give them."""
+    """Messages as a frame of Kafka's records."""
+    # A small Arrow table is a relation of the plan's own: no job runs to read it.
+    return spark.createDataFrame(raw_table(messages))
+
+
+def raw_table(messages: Sequence[Message]) -> pa.Table:
+    """Messages as Kafka's records."""
     columns = {
         "topic": pa.array([message.topic for message in messages], pa.string()),
         "partition": pa.array([message.partition for message in messages], pa.int32()),
@@ -111,8 +117,7 @@ def raw_frame(spark: SparkSession, messages: list[Message]) -> DataFrame:
         "key": pa.array([message.key for message in messages], pa.binary()),
         "value": pa.array([message.value for message in messages], pa.binary()),
     }
-    # A small Arrow table is a relation of the plan's own: no job runs to read it.
-    return spark.createDataFrame(pa.table(columns))
+    return pa.table(columns)
 
 
 if __name__ == "__main__":

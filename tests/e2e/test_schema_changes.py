@@ -93,6 +93,8 @@ def _wait(what: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
+# Another type waits below; what is accepted: tests/contracts/test_changes_that_wait.py.
+@FULL
 def test_an_added_column_waits_until_it_is_accepted(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
+import pyarrow as pa
+from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
-from tidesink.sinks.batch.decoded_frame import Decode
+from tests.sessions import raw_table
+from tidesink.events import Message
+from tidesink.sinks.batch.decoded_frame import Decode, DecodePlan, DecodeTask
 from tidesink.typemap.target_schema import ShapeColumn
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -48,6 +53,36 @@ def collect(decoded: DataFrame, plan: Decode) -> list[Decoded]:
     ).collect()
     found = [_row(row.asDict(), plan) for row in rows]
     return sorted(found, key=lambda row: (row.topic, row.partition, row.offset, row.index))
+
+
+def decode_here(plan: DecodePlan, messages: Sequence[Message]) -> list[Decoded]:
+    """The rows of the decoded frame, from the very task that Spark runs, in this process.
+
+    ``tests/contracts/test_targets_codecs.py`` shows that Spark takes what the task gives.
+    """
+    pickle = CloudPickleSerializer()  # a task has its plan so
+    task = pickle.loads(pickle.dumps(DecodeTask(plan)))
+    table = pa.Table.from_batches(list(task(raw_table(messages).to_batches()))).combine_chunks()
+    values = {name: table[name].to_pylist() for name in table.column_names if name.startswith("_")}
+    for struct in ("key", "old_key", "after", "before"):
+        if struct in table.column_names:
+            values |= _flat(struct, table[struct].combine_chunks())
+    rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    return sorted(
+        (_row(row, plan) for row in rows), key=lambda row: (row.topic, row.partition, row.offset, row.index)
+    )
+
+
+def _flat(struct: str, column: pa.ChunkedArray | pa.StructArray) -> dict[str, list[Any]]:
+    array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+    fields = {f"{struct}.{one.name}": array.field(one.name) for one in array.type}
+    plain = {
+        name: field.cast(pa.int64()) if getattr(field.type, "tz", None) else field
+        for name, field in fields.items()
+    }
+    return {f"{struct}?": array.is_valid().to_pylist()} | {
+        name: field.to_pylist() for name, field in plain.items()
+    }
 
 
 def _columns(struct: str, columns: tuple[ShapeColumn, ...]) -> list[Column]:

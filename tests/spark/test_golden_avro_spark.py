@@ -1,4 +1,6 @@
-"""flat-avro on the Spark path against the producer's own bytes: each row as TiDB held it, typed for Delta.
+"""flat-avro by the task that Spark runs, in this process.
+
+Against the producer's own bytes: each row as TiDB held it, typed for Delta.
 
 What is expected comes from ``events.jsonl`` alone, and from none of the readers under test.
 """
@@ -7,12 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from decimal import Decimal
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.full import FULL
 from tests.golden.test_row_checksum import is_untold
 from tests.golden.vectors import (
     Json,
@@ -23,8 +23,7 @@ from tests.golden.vectors import (
     schema_of,
     table_of,
 )
-from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.decoded import Decoded, Values, decode_here
 from tests.spark.held import compare, held_value
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.codecs.row_checksum import checksum_fault
@@ -37,21 +36,18 @@ from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import ShapeColumn
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 Group = tuple[TableId, str, str]
 
 
 @pytest.fixture(scope="module")
-def golden(golden_folder: VectorFolder, spark: SparkSession) -> Golden:
-    return Golden(golden_folder, spark)
+def golden(golden_folder: VectorFolder) -> Golden:
+    return Golden(golden_folder)
 
 
 class Golden:
     """One folder's rows, decoded table by table: the schemas of a case are planned together."""
 
-    def __init__(self, folder: VectorFolder, spark: SparkSession, *, logs: bool = False) -> None:
+    def __init__(self, folder: VectorFolder, *, logs: bool = False) -> None:
         self.folder, self._logs = folder, logs
         self.rows: list[tuple[Record, Decoded, DecodePlan]] = []
         groups: dict[Group, list[Record]] = defaultdict(list)
@@ -59,9 +55,9 @@ class Golden:
             if not record.raw.get("error"):
                 groups[_group(record)].append(record)
         for (table, _, zone), records in groups.items():
-            self._decode(table, zone, records, spark)
+            self._decode(table, zone, records)
 
-    def _decode(self, table: TableId, zone: str, records: list[Record], spark: SparkSession) -> None:
+    def _decode(self, table: TableId, zone: str, records: list[Record]) -> None:
         keys = {sanitize_name(column.name) for record in records for column in _keys(record)}
         plan = flat_avro_plan(
             table,
@@ -73,8 +69,7 @@ class Golden:
             logs=self._logs,
         )
         by_line = {record.line: record for record in records}
-        decoded = plan.decode(raw_frame(spark, [record.message for record in records]))
-        rows = collect(decoded, plan)
+        rows = decode_here(plan, [record.message for record in records])
         assert [row.offset for row in rows] == sorted(by_line)
         self.rows += [(by_line[row.offset], row, plan) for row in rows]
 
@@ -100,7 +95,6 @@ def _keys(record: Record) -> tuple[Column, ...]:
     return schema.handle_columns or schema.columns[:1]
 
 
-@FULL
 def test_every_row_is_what_tidb_held(golden: Golden) -> None:
     wrong = [line for record, row, plan in golden.rows for line in _differences(record, row, plan)]
     assert not wrong, "\n".join(wrong[:50])

@@ -1,15 +1,17 @@
-"""Golden canal-json rows on the Spark path: against what TiDB held, and against the Python codec."""
+"""Golden canal-json rows by the task that Spark runs, in this process.
+
+Against what TiDB held, and against the Python codec.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.full import FULL
 from tests.golden.large_messages import HeldFiles, is_cut_down
 from tests.golden.vectors import (
     Json,
@@ -20,8 +22,7 @@ from tests.golden.vectors import (
     schema_of,
     typed_value,
 )
-from tests.sessions import raw_frame
-from tests.spark.decoded import Decoded, Values, collect
+from tests.spark.decoded import Decoded, Values, decode_here
 from tests.spark.held import compare, held_value
 from tests.spark.python_rows import stored
 from tidesink.codecs.base import CodecOptions
@@ -34,17 +35,12 @@ from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.target_schema import ShapeColumn
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 Group = tuple[TableId, str, str]
 
 
 @pytest.fixture(scope="module")
-def golden(
-    golden_folder: VectorFolder, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
-) -> Golden:
-    return Golden(golden_folder, spark, tmp_path_factory.mktemp("claims"))
+def golden(golden_folder: VectorFolder, tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return Golden(golden_folder, tmp_path_factory.mktemp("claims"))
 
 
 class Case:
@@ -74,19 +70,17 @@ class Case:
             base = plan.shape
         return plan
 
-    def decode(self, spark: SparkSession) -> None:
+    def decode(self) -> None:
         """Reads the records."""
         messages = [record.message for record in self.records.values()]
-        for row in collect(self.plan.decode(raw_frame(spark, messages)), self.plan):
+        for row in decode_here(self.plan, messages):
             self.found[row.offset].append(row)
 
 
 class Golden:
     """One folder's records, decoded case by case."""
 
-    def __init__(
-        self, folder: VectorFolder, spark: SparkSession, claims: Path, *, logs: bool = False
-    ) -> None:
+    def __init__(self, folder: VectorFolder, claims: Path, *, logs: bool = False) -> None:
         groups: dict[Group, list[Record]] = defaultdict(list)
         for record in folder.rows("canal-json"):
             if record.message.value is not None:
@@ -97,7 +91,7 @@ class Golden:
             for part in _parts(records)
         ]
         for case in self.cases:
-            case.decode(spark)
+            case.decode()
 
 
 def _options(records: list[Record], claims: Path) -> CodecOptions:
@@ -143,7 +137,6 @@ def _commit_ts(event: Json) -> int:
     return int(event["commit_ts"])
 
 
-@FULL
 def test_every_row_is_what_tidb_held(golden: Golden) -> None:
     wrong, compared = [], 0
     for case in golden.cases:

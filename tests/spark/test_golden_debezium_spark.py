@@ -1,4 +1,7 @@
-"""Debezium on the Spark path: every captured record is what the Python codec reads, typed for Delta."""
+"""Debezium by the task that Spark runs, in this process.
+
+Every captured record is what the Python codec reads, typed for Delta.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,8 @@ import pytest
 from tests.golden.debezium_captures import Capture
 from tests.golden.each_capture import each_capture
 from tests.golden.vectors import Record, VectorFolder, find_folders
-from tests.sessions import raw_frame
 from tests.spark.debezium_rows import all_differences, place
-from tests.spark.decoded import collect
+from tests.spark.decoded import decode_here
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.codecs.debezium.inference import first_row
@@ -28,7 +30,7 @@ from tidesink.sinks.plans.debezium_avro import debezium_avro_plan
 from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 # Tables without a key record: these columns of theirs name a row.
 _KEYS: Final = {"t_nopk": ("a", "b"), "p_nopk": ("a", "b")}
@@ -37,12 +39,8 @@ _KEYS: Final = {"t_nopk": ("a", "b"), "p_nopk": ("a", "b")}
 _NO_OPTIONS: Final = CodecOptions()
 
 
-# Those of each form that a record can have; make test-all has the others.
-_ALWAYS: Final = frozenset({"mdb_schema", "pg_avro"})
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    each_capture(metafunc, always=_ALWAYS)
+    each_capture(metafunc)
 
 
 def by_topic(capture: Capture) -> Iterator[tuple[TableId, list[Message]]]:
@@ -140,11 +138,11 @@ def _avro_plan(
     )
 
 
-def test_every_record_is_what_the_python_codec_reads(capture: Capture, spark: SparkSession) -> None:
+def test_every_record_is_what_the_python_codec_reads(capture: Capture) -> None:
     rows = placed = 0
     for table, messages in by_topic(capture):
         plan, codec = plan_of(capture, table, messages, positions=True), codec_of(capture)
-        decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
+        decoded = decode_here(plan, messages)
         placed += sum(row.raw[POSITION] is not None for row in decoded)
         wrong = all_differences(codec, sorted(messages, key=place), decoded, plan)
         assert not wrong, "\n".join([f"{table} {plan.shape.ddl}", *wrong[:30]])
@@ -155,7 +153,7 @@ def test_every_record_is_what_the_python_codec_reads(capture: Capture, spark: Sp
     assert placed > 5 or capture.name == "mdb_unwrap"
 
 
-def test_every_row_of_ticdc_is_what_the_python_codec_reads(vectors: Path, spark: SparkSession) -> None:
+def test_every_row_of_ticdc_is_what_the_python_codec_reads(vectors: Path) -> None:
     """TiCDC's debezium-avro (b813e76), table by table, each under the options its vectors begin with."""
     folder = {one.name: one for one in find_folders(vectors)}["ticdc-new"]
     first: dict[str, tuple[int | None, int]] = {}
@@ -167,12 +165,12 @@ def test_every_row_of_ticdc_is_what_the_python_codec_reads(vectors: Path, spark:
         ids = record.raw["key_schema_id"], record.raw["value_schema_id"]
         if first.setdefault(record.raw["case"], ids) == ids:
             groups[record.raw["case"]].append(record)
-    wrong = [line for records in groups.values() for line in _ticdc_differences(folder, records, spark)]
+    wrong = [line for records in groups.values() for line in _ticdc_differences(folder, records)]
     assert not wrong, "\n".join(wrong[:40])
     assert len(groups) > 20
 
 
-def _ticdc_differences(folder: VectorFolder, records: list[Record], spark: SparkSession) -> list[str]:
+def _ticdc_differences(folder: VectorFolder, records: list[Record]) -> list[str]:
     codec = open_codec("debezium-avro", registry=MemorySchemaRegistry(folder.schemas))
     messages = [replace(record.message, offset=record.line) for record in records]
     events = [event for one in messages for event in codec.decode(one) if isinstance(event, ChangeEvent)]
@@ -184,26 +182,26 @@ def _ticdc_differences(folder: VectorFolder, records: list[Record], spark: Spark
         keys=None if events[0].key else (events[0].schema.columns[0].name,),
         positions=True,
     )
-    decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
+    decoded = decode_here(plan, messages)
     return [
         f"{records[0].name}: {line}"
         for line in all_differences(codec, sorted(messages, key=place), decoded, plan)
     ]
 
 
-def test_every_json_row_of_ticdc_is_what_the_python_codec_reads(vectors: Path, spark: SparkSession) -> None:
+def test_every_json_row_of_ticdc_is_what_the_python_codec_reads(vectors: Path) -> None:
     """TiCDC's debezium (b813e76) with its schemas, table by table."""
     folder = {one.name: one for one in find_folders(vectors)}["ticdc-new"]
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in folder.rows("debezium"):
         if record.message.value is not None and b',"schema":' in record.message.value:
             groups[f"{record.raw['case']} {record.raw['config']} {record.raw['table']}"].append(record)
-    wrong = [line for records in groups.values() for line in _ticdc_json_differences(records, spark)]
+    wrong = [line for records in groups.values() for line in _ticdc_json_differences(records)]
     assert not wrong, "\n".join(wrong[:40])
     assert len(groups) > 10
 
 
-def _ticdc_json_differences(records: list[Record], spark: SparkSession) -> list[str]:
+def _ticdc_json_differences(records: list[Record]) -> list[str]:
     codec = open_codec("debezium-json")
     messages = [replace(record.message, offset=record.line) for record in records]
     events = [event for one in messages for event in codec.decode(one) if isinstance(event, ChangeEvent)]
@@ -214,7 +212,7 @@ def _ticdc_json_differences(records: list[Record], spark: SparkSession) -> list[
         keys=None if events[0].key else (events[0].schema.columns[0].name,),
         positions=True,
     )
-    decoded = collect(plan.decode(raw_frame(spark, messages)), plan)
+    decoded = decode_here(plan, messages)
     return [
         f"{records[0].name}: {line}"
         for line in all_differences(codec, sorted(messages, key=place), decoded, plan)

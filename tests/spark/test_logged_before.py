@@ -98,7 +98,7 @@ def compared(codec: Codec, pairs: list[tuple[Decoded, object, TableShape]]) -> C
 def test_old_rows_of_canal_json(
     golden_folder: VectorFolder, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    golden = CanalGolden(golden_folder, spark, tmp_path_factory.mktemp("claims"), logs=True)
+    golden = CanalGolden(golden_folder, tmp_path_factory.mktemp("claims"), logs=True)
     seen: Counter[tuple[Op, bool]] = Counter()
     for case in golden.cases:
         rows = [row for found in case.found.values() for row in found]
@@ -114,7 +114,7 @@ def test_old_rows_of_canal_json(
 @pytest.mark.spark
 @pytest.mark.parametrize("golden_folder", [pytest.param("ticdc", marks=FULL), "ticdc-new"], indirect=True)
 def test_old_rows_of_flat_avro(golden_folder: VectorFolder, spark: SparkSession) -> None:
-    golden = AvroGolden(golden_folder, spark, logs=True)
+    golden = AvroGolden(golden_folder, logs=True)
     codec = FlatAvroCodec(registry=MemorySchemaRegistry(golden.folder.schemas))
     seen = compared(codec, [(row, record.message, plan.shape) for record, row, plan in golden.rows])
     assert seen[Op.DELETE, False] > 5
