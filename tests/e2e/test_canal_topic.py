@@ -218,8 +218,6 @@ BAD_MESSAGES = {
 }
 
 
-# What is bad of a message: tests/unit/test_canal_json_bad_input.py. What a worker does: test_bad_records.py.
-@FULL
 def test_messages_of_the_wrong_shape(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     topic = f"{servers['prefix']}cdc"
     create_topics(servers["brokers"], {topic: 1})
