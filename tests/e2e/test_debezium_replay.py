@@ -217,9 +217,6 @@ def _ends_as_the_database(capture: Capture, size: int | None, servers: Servers, 
     return report
 
 
-# Each capture's rows and positions: tests/spark/test_golden_debezium_spark.py and tests/golden. Debezium's
-# streams into targets: tests/contracts/test_targets_codecs.py.
-@FULL
 def test_the_lake_ends_as_the_database_held_it(
     spark: SparkSession, tmp_path: Path, capture: Capture, servers: Servers
 ) -> None:
