@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -39,8 +39,6 @@ from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
 PARTS: Final = ("codecs", "fetch", "reduce", "jobs", "iceberg", "sql", "sizes")
-# Of the parts those that need a broker.
-_WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
 Settings = Mapping[str, Any]
 
 
@@ -49,17 +47,29 @@ def main() -> None:
     arguments = _arguments()
     parts = arguments.parts or PARTS
     rows: Rows = []
-    if "codecs" in parts:
-        _say("codecs in Python")
-        rows += codec_rows(_measure("benchmarks.codec_python"))
-        _say("batches as Arrow tables")
-        rows += batch_rows(_measure("benchmarks.decode_batches"))
-    if _WITH_STACK.intersection(parts):
-        with _stack() as settings:
-            rows += _on_spark(settings, parts, arguments.events)
+    for found in _measured(parts, arguments.events):
+        rows += found
+        if arguments.json is not None:  # after each part: a later one that fails loses nothing
+            write(rows, arguments.json)
     show(rows)
-    if arguments.json is not None:
-        write(rows, arguments.json)
+
+
+def _measured(parts: Sequence[str], events: int) -> Iterator[Rows]:
+    """The rows of each part."""
+    if "codecs" in parts:
+        yield _codecs()
+    if _ON_STACK.keys() & set(parts):
+        with _stack() as settings:
+            for part in PARTS:
+                if part in parts and part in _ON_STACK:
+                    yield _ON_STACK[part](settings, events)
+
+
+def _codecs() -> Rows:
+    _say("codecs in Python")
+    rows = codec_rows(_measure("benchmarks.codec_python"))
+    _say("batches as Arrow tables")
+    return rows + batch_rows(_measure("benchmarks.decode_batches"))
 
 
 def _arguments() -> argparse.Namespace:
@@ -94,29 +104,36 @@ def _stack() -> Iterator[dict[str, Any]]:
             stack.down()
 
 
-def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Rows:
-    rows: Rows = []
-    if "fetch" in parts:
-        _say("fetch: a topic's records as Arrow")
-        given = {"brokers": settings["brokers"], "events": events}
-        rows.append(fetch_row(_measure("benchmarks.fetch", json.dumps(given))))
-    if "reduce" in parts:
-        given = json.dumps({**settings, "topic": _written(settings, "flat-avro", events), "events": events})
-        _say("read and reduce: the tasks, then Spark's own reader")
-        taken = [_measure("benchmarks.read_reduce", side, given)["seconds"] for side in ("ours", "baseline")]
-        rows.append(paired("read-reduce.flat-avro", *(events / seconds for seconds in taken)))
-    if "jobs" in parts:
-        figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
-        rows += [*job_rows("delta", figures), _driver_memory(settings, figures, events)]
-        rows += _codec_jobs(settings, events, figures["ours"]["load"])
-    if "iceberg" in parts:
-        given = {**settings, "topic": "bench_iceberg", "events": events}
-        rows += job_rows("iceberg", _both("benchmarks.iceberg_target", given))
-    if "sql" in parts:
-        rows += sql_rows({**settings, "topic": "bench_sql"}, events)
-    if "sizes" in parts:
-        rows += size_rows({**settings, "topic": "bench_sizes"})
-    return rows
+def _fetch(settings: Settings, events: int) -> Rows:
+    _say("fetch: a topic's records as Arrow")
+    given = {"brokers": settings["brokers"], "events": events}
+    return [fetch_row(_measure("benchmarks.fetch", json.dumps(given)))]
+
+
+def _reduce(settings: Settings, events: int) -> Rows:
+    given = json.dumps({**settings, "topic": _written(settings, "flat-avro", events), "events": events})
+    _say("read and reduce: the tasks, then Spark's own reader")
+    taken = [_measure("benchmarks.read_reduce", side, given)["seconds"] for side in ("ours", "baseline")]
+    return [paired("read-reduce.flat-avro", *(events / seconds for seconds in taken))]
+
+
+def _jobs(settings: Settings, events: int) -> Rows:
+    figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
+    rows = [*job_rows("delta", figures), _driver_memory(settings, figures, events)]
+    return rows + _codec_jobs(settings, events, figures["ours"]["load"])
+
+
+def _iceberg(settings: Settings, events: int) -> Rows:
+    given = {**settings, "topic": "bench_iceberg", "events": events}
+    return job_rows("iceberg", _both("benchmarks.iceberg_target", given))
+
+
+def _sql(settings: Settings, events: int) -> Rows:
+    return sql_rows({**settings, "topic": "bench_sql"}, events)
+
+
+def _sizes(settings: Settings, _events: int) -> Rows:
+    return size_rows({**settings, "topic": "bench_sizes"})
 
 
 def _written(settings: Settings, protocol: str, events: int) -> str:
@@ -178,6 +195,16 @@ def _measure(module: str, *arguments: str) -> dict[str, Any]:
 def _say(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
 
+
+# The parts that need a broker.
+_ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
+    "fetch": _fetch,
+    "reduce": _reduce,
+    "jobs": _jobs,
+    "iceberg": _iceberg,
+    "sql": _sql,
+    "sizes": _sizes,
+}
 
 if __name__ == "__main__":
     main()
