@@ -68,9 +68,8 @@ def write_tables(settings: dict[str, Any], schema: str, count: int) -> None:
     for number, topic in enumerate(topics):
         table = TableId(schema, f"t{number}")
         assert event.schema is not None
-        record = codec.encode(
-            replace(event, table=table, schema=replace(event.schema, table=table)), topic=topic
-        )
+        definition = replace(event.schema, table=table)
+        record = codec.encode(event._replace(table=table, schema=definition), topic=topic)
         assert record is not None
         producer.produce(topic, record.value, record.key)
     producer.flush()
