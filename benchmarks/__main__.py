@@ -2,9 +2,10 @@
 
 ``python -m benchmarks [PART…] [--json FILE]`` measures some of its parts: ``codecs``, in Python, which takes
 less than two minutes, no server and no Java; ``fetch``, of records as Arrow; ``reduce``, reading and
-reducing alone; the whole job into Delta (``jobs``), into Iceberg (``iceberg``), into Postgres and MariaDB
-(``sql``); ``sizes``, small batches into tables of a million and of ten million rows. Everything is a
-ratio to a floor or a baseline of the same run, since machines differ and are noisy.
+reducing alone; ``start``, the first commit of a new process; the whole job into Delta (``jobs``), into
+Iceberg (``iceberg``), into Postgres and MariaDB (``sql``); ``sizes``, small batches into tables of a million
+and of ten million rows; ``idle``, what 500 idle tables cost. Everything is a ratio to a floor or a baseline
+of the same run, since machines differ and are noisy.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.events import OPTIONS, write_events
+from benchmarks.first_commit import BACKLOG, first_commit_row
+from benchmarks.idle_tables import idle_row
+from benchmarks.processes import peak_memory
 from benchmarks.rows import (
     Row,
     Rows,
@@ -27,6 +31,7 @@ from benchmarks.rows import (
     codec_rows,
     fetch_row,
     job_rows,
+    memory_row,
     paired,
     show,
     write,
@@ -38,9 +43,7 @@ from tidesink.dev.stack import DevStack
 from tidesink.schema_registry import open_registry
 
 EVENTS = 1_000_000
-PARTS: Final = ("codecs", "fetch", "reduce", "jobs", "iceberg", "sql", "sizes")
-# Of the parts those that need a broker.
-_WITH_STACK: Final = frozenset(PARTS) - {"codecs"}
+PARTS: Final = ("codecs", "fetch", "reduce", "start", "jobs", "iceberg", "sql", "sizes", "idle")
 Settings = Mapping[str, Any]
 
 
@@ -49,17 +52,31 @@ def main() -> None:
     arguments = _arguments()
     parts = arguments.parts or PARTS
     rows: Rows = []
-    if "codecs" in parts:
-        _say("codecs in Python")
-        rows += codec_rows(_measure("benchmarks.codec_python"))
-        _say("batches as Arrow tables")
-        rows += batch_rows(_measure("benchmarks.decode_batches"))
-    if _WITH_STACK.intersection(parts):
-        with _stack() as settings:
-            rows += _on_spark(settings, parts, arguments.events)
+    for found in _measured(parts, arguments.events):
+        rows += found
+        if arguments.json is not None:  # after each part: a later one that fails loses nothing
+            write(rows, arguments.json)
     show(rows)
-    if arguments.json is not None:
-        write(rows, arguments.json)
+
+
+def _measured(parts: Sequence[str], events: int) -> Iterator[Rows]:
+    """The rows of each part."""
+    if "codecs" in parts:
+        yield _codecs()
+    if _ON_STACK.keys() & set(parts):
+        with _stack() as settings:
+            for part in PARTS:
+                if part in parts and part in _ON_STACK:
+                    yield _ON_STACK[part](settings, events)
+
+
+def _codecs() -> Rows:
+    _say("codecs in Python")
+    rows = codec_rows(_measure("benchmarks.codec_python"))
+    _say("batches as Arrow tables")
+    rows += batch_rows(_measure("benchmarks.decode_batches"))
+    _say("a wide table")
+    return rows + batch_rows(_measure("benchmarks.wide_tables"))
 
 
 def _arguments() -> argparse.Namespace:
@@ -94,34 +111,52 @@ def _stack() -> Iterator[dict[str, Any]]:
             stack.down()
 
 
-def _on_spark(settings: dict[str, Any], parts: Sequence[str], events: int) -> Rows:
-    rows: Rows = []
-    if "fetch" in parts:
-        _say("fetch: a topic's records as Arrow")
-        given = {"brokers": settings["brokers"], "events": events}
-        rows.append(fetch_row(_measure("benchmarks.fetch", json.dumps(given))))
-    if "reduce" in parts:
-        given = json.dumps({**settings, "topic": _written(settings, "flat-avro", events), "events": events})
-        _say("read and reduce: the tasks, then Spark's own reader")
-        taken = [_measure("benchmarks.read_reduce", side, given)["seconds"] for side in ("ours", "baseline")]
-        rows.append(paired("read-reduce.flat-avro", *(events / seconds for seconds in taken)))
-    if "jobs" in parts:
-        figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
-        rows += [*job_rows("delta", figures), _driver_memory(settings, figures, events)]
-        rows += _codec_jobs(settings, events, figures["ours"]["load"])
-    if "iceberg" in parts:
-        given = {**settings, "topic": "bench_iceberg", "events": events}
-        rows += job_rows("iceberg", _both("benchmarks.iceberg_target", given))
-    if "sql" in parts:
-        rows += sql_rows({**settings, "topic": "bench_sql"}, events)
-    if "sizes" in parts:
-        rows += size_rows({**settings, "topic": "bench_sizes"})
-    return rows
+def _fetch(settings: Settings, events: int) -> Rows:
+    _say("fetch: a topic's records as Arrow")
+    given = {"brokers": settings["brokers"], "events": events}
+    return [fetch_row(_measure("benchmarks.fetch", json.dumps(given)))]
 
 
-def _written(settings: Settings, protocol: str, events: int) -> str:
+def _reduce(settings: Settings, events: int) -> Rows:
+    given = json.dumps({**settings, "topic": _written(settings, "flat-avro", events), "events": events})
+    _say("read and reduce: the tasks, then Spark's own reader")
+    taken = [_measure("benchmarks.read_reduce", side, given)["seconds"] for side in ("ours", "baseline")]
+    return [paired("read-reduce.flat-avro", *(events / seconds for seconds in taken))]
+
+
+def _jobs(settings: Settings, events: int) -> Rows:
+    figures = _both("benchmarks.whole_job", {**settings, "topic": "bench_delta", "events": events})
+    rows = [*job_rows("delta", figures), memory_row(figures), _driver_memory(settings, figures, events)]
+    return rows + _codec_jobs(settings, events, figures["ours"]["load"])
+
+
+def _start(settings: Settings, _events: int) -> Rows:
+    _say("the first commit of a new process")
+    topic = _written(settings, "flat-avro", BACKLOG, name="bench_first")
+    return [first_commit_row(_measure, {**settings, "topic": topic})]
+
+
+def _idle(settings: Settings, _events: int) -> Rows:
+    _say("idle tables")
+    return [idle_row(_measure, dict(settings))]
+
+
+def _iceberg(settings: Settings, events: int) -> Rows:
+    given = {**settings, "topic": "bench_iceberg", "events": events}
+    return job_rows("iceberg", _both("benchmarks.iceberg_target", given))
+
+
+def _sql(settings: Settings, events: int) -> Rows:
+    return sql_rows({**settings, "topic": "bench_sql"}, events)
+
+
+def _sizes(settings: Settings, _events: int) -> Rows:
+    return size_rows({**settings, "topic": "bench_sizes"})
+
+
+def _written(settings: Settings, protocol: str, events: int, *, name: str | None = None) -> str:
     """A topic of one protocol; its name."""
-    topic = f"bench_{protocol.replace('-', '_')}"
+    topic = name or f"bench_{protocol.replace('-', '_')}"
     _say(f"writing {events:,} events as {protocol}")
     registry = open_registry(settings["registry"])
     write_events(settings["brokers"], registry, topic, events, protocol=protocol)
@@ -168,16 +203,33 @@ def _driver_memory(settings: Settings, figures: Settings, events: int) -> Row:
 
 def _measure(module: str, *arguments: str) -> dict[str, Any]:
     """A measurement in a fresh process: its last line is the figures."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, check=True
-    )
-    figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return figures
+    command = [sys.executable, "-m", module, *arguments]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        peak_memory(process.pid) as peak,
+    ):
+        printed, _ = process.communicate()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    figures: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    return {**figures, "peak_mb": peak.mb} if module == "benchmarks.whole_job" else figures
 
 
 def _say(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
 
+
+# The parts that need a broker.
+_ON_STACK: Final[Mapping[str, Callable[[Settings, int], Rows]]] = {
+    "fetch": _fetch,
+    "reduce": _reduce,
+    "start": _start,
+    "jobs": _jobs,
+    "iceberg": _iceberg,
+    "sql": _sql,
+    "sizes": _sizes,
+    "idle": _idle,
+}
 
 if __name__ == "__main__":
     main()

@@ -103,12 +103,18 @@ def write_config(settings: dict[str, Any], max_records: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "tidesink.yaml"
     protocol = settings.get("protocol", "flat-avro")
-    table = {"name": "bench.events", "topic": settings["topic"]}
-    source = {"brokers": settings["brokers"], "protocol": protocol, "topics": settings["topic"]}
+    table = {"name": "bench.events"}
+    source: dict[str, Any] = {
+        "brokers": settings["brokers"],
+        "protocol": protocol,
+        "topics": [settings["topic"]],
+    }
     if protocol.endswith("avro"):
         source["schema-registry"] = settings["registry"]
     if protocol == "canal-json":  # short type words say no precision
         table["definition"] = DDL
+    else:  # canal-json's messages name their table
+        table["topic"] = settings["topic"]
     config = {
         "pipeline": "bench",
         "source": source,

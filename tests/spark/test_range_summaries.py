@@ -10,7 +10,7 @@ from tests.sessions import raw_frame
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import change
 from tidesink.events import Op
-from tidesink.sinks.batch.range_frames import reduced_ranges
+from tidesink.sinks.batch.range_frames import reduced_ranges, release_stored
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.reduce_spark import reduce_frame
@@ -54,4 +54,4 @@ def test_the_tasks_count_what_the_frame_has(spark: SparkSession) -> None:
     found = reduced_ranges(spark, RangeTask(ranges, fetch, plan))
     assert found.summary == replace(expected, mixed_keys=found.summary.mixed_keys)
     assert found.read.records == len(topic.messages)
-    found.stored.unpersist()
+    release_stored(found.stored)

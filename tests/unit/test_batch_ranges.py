@@ -20,6 +20,7 @@ from tidesink.sinks.ranges import (
     cut_before,
     growing_parts,
     plan_ranges,
+    sample_size,
     topic_progress,
 )
 
@@ -53,6 +54,28 @@ def test_bytes_bound_a_batch_by_the_records_seen() -> None:
     assert budget_of(500_000, 10_000, size) == 100
     size.learn(1, 10_000_000)
     assert budget_of(500_000, 10_000, size) == 1
+
+
+@pytest.mark.parametrize("heavy", ["beginning", "middle"])
+def test_a_first_batch_is_as_large_as_the_heavier_sample_allows(heavy: str) -> None:
+    size, asked = RecordSize(), []
+
+    def weigh(part: OffsetRange) -> tuple[int, int]:
+        asked.append(part)
+        return part.records, part.records * (200 if (part.start == 100) is (heavy == "beginning") else 100)
+
+    sample_size(size, _available(10, 1_000_000), weigh)
+    assert [(part.partition, part.start, part.records) for part in asked] == [
+        (1, 100, 500),
+        (1, 500_100, 500),
+    ]
+    assert budget_of(10_000_000, 2**30, size) == 2**30 // 200
+
+
+def test_samples_without_a_record_leave_the_guess() -> None:
+    size = RecordSize()
+    sample_size(size, _available(1_000), lambda _part: (0, 0))
+    assert size.estimate == FIRST_RECORD_BYTES
 
 
 def test_new_partitions_wait_for_the_old_ones() -> None:

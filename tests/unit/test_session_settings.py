@@ -41,6 +41,22 @@ def test_the_users_conf_wins_elsewhere_and_adds_to_javas_options() -> None:
     assert "-DontCompileHugeMethods" in options
 
 
+def test_one_jvm_compiles_with_c1_unless_the_user_has_options_of_their_own() -> None:
+    name = "spark.driver.extraJavaOptions"
+    usual = session_settings(master="local[*]", conf={})[name]
+    assert "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC" in usual
+    for conf in ({name: "-XX:+UseG1GC"}, {name: ""}):
+        given = session_settings(master="local[2]", conf=conf)[name]
+        assert "Tiered" not in given
+        assert "Parallel" not in given
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]", "yarn"])
+def test_the_jvms_of_a_cluster_have_java_s_own_compiler_and_collector(master: str) -> None:
+    settings = session_settings(master=master, conf={})
+    assert not any("Tiered" in settings[f"spark.{part}.extraJavaOptions"] for part in ("driver", "executor"))
+
+
 @pytest.mark.parametrize(("master", "cores"), [("local[3]", 3), ("local[4,2]", 4), ("local", 1)])
 def test_shuffles_are_small_on_one_machine(master: str, cores: int) -> None:
     assert local_cores(master) == cores

@@ -421,7 +421,8 @@ class SparkSettings(Model):
     master: str = "local[*]"
     """Where Spark runs."""
     conf: dict[str, SecretStr] = Field(default_factory=dict)
-    """Spark settings; their values are never shown."""
+    """Spark settings; their values are never shown. On `local[...]` the JVM runs with
+    `-XX:TieredStopAtLevel=1 -XX:+UseParallelGC`; `spark.driver.extraJavaOptions` replaces both."""
 
     def conf_values(self) -> dict[str, str]:
         """``conf`` in plain text: never log it."""

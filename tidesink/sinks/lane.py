@@ -7,6 +7,7 @@ target what is applied, and never lets its own failure out: it becomes the table
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +20,7 @@ from tidesink.sinks.batch_told import applied_event
 from tidesink.sinks.decoding import Decoding, open_decoding
 from tidesink.sinks.filtered import passed
 from tidesink.sinks.goals import shown_goal
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kept_read_spark import TableRecords
 from tidesink.sinks.listener import BatchStarted, TableChanged
 from tidesink.sinks.modes import first_shape
@@ -28,8 +30,10 @@ from tidesink.sinks.ranges import (
     AddedPartitions,
     OffsetRange,
     RecordSize,
+    budget_of,
     check_continuity,
     late_start,
+    sample_size,
     topic_gone,
     topic_progress,
 )
@@ -258,11 +262,26 @@ class Lane:
         ]
         if not known:
             self._tally.warnings += late_start(self.topic, found)
+        self._sample(available)
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
         planned = self._reads.plan(self.table, available, found, limits=limits)
         source = self._around.source
         reader = source if planned.kept is None else TableRecords(planned.kept, source, self.table)
         return BatchPlan(planned.ranges, planned.found), reader
+
+    def _sample(self, available: Sequence[OffsetRange]) -> None:
+        """Learn what records weigh, where a guess would cut the first batch of a backlog short."""
+        batch, fetch = self._around.config.batch, self._around.source.fetch
+        waiting = sum(part.records for part in available)
+        guessed = budget_of(batch.max_records, batch.max_bytes, self._size)
+        if self._size.records or fetch is None or min(waiting, batch.max_records) <= guessed:
+            return
+
+        def weigh(part: OffsetRange) -> tuple[int, int]:
+            found = [one.select(["key", "value"]) for one in fetch(FetchRange(*part))]
+            return sum(one.num_rows for one in found), sum(int(one.nbytes) for one in found)
+
+        self._around.retry(self.table).call(lambda: sample_size(self._size, available, weigh))
 
     def _settle(self, *, away: bool = False) -> None:
         """Say where the table stands now, so that what is kept for it alone is let go."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -12,6 +12,8 @@ from tidesink.sinks.progress import Progress, TopicProgress
 
 # What a record is taken to weigh before one was seen: a first batch of 256 MiB then ends at 64k records.
 FIRST_RECORD_BYTES: Final = 4096.0
+# Records of each sample that is taken where more are waiting than that.
+_SAMPLE_RECORDS: Final = 500
 
 
 class OffsetRange(NamedTuple):
@@ -26,6 +28,10 @@ class OffsetRange(NamedTuple):
     def records(self) -> int:
         """Offsets in the range; a compacted or transactional topic has fewer records."""
         return self.end - self.start
+
+
+# The records of a range and their bytes, keys and values.
+Weigh = Callable[[OffsetRange], tuple[int, int]]
 
 
 @dataclass
@@ -199,6 +205,19 @@ def growing_parts(available: Sequence[OffsetRange], first: int) -> Iterator[tupl
 def budget_of(max_records: int, max_bytes: int, size: RecordSize) -> int:
     """How many records a batch may have; always one at least."""
     return max(1, min(max_records, int(max_bytes / size.estimate)))
+
+
+def sample_size(size: RecordSize, available: Sequence[OffsetRange], weigh: Weigh) -> None:
+    """Learn what records weigh from samples at the beginning and in the middle of the longest range.
+
+    The heavier of both counts until a batch was read: a first batch is then as large as its bounds allow.
+    """
+    part = max(available, key=lambda one: one.records)
+    for start in (part.start, part.start + part.records // 2):
+        records, weight = weigh(part._replace(start=start, end=min(part.end, start + _SAMPLE_RECORDS)))
+        heaviest = size.last if size.records else 0.0
+        size.learn(records, weight)
+        size.last = max(size.last, heaviest)
 
 
 def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]) -> tuple[OffsetRange, ...]:

@@ -28,6 +28,9 @@ _log = structlog.get_logger("tidesink.spark")
 # The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
 # HotSpot only interprets unless told otherwise.
 _JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
+# The JVM of a local master, unless a user gives options of their own. What is left to it, MERGE and a table's
+# log, is over before C2's code pays for its compilation (docs/adr/0028-one-jvm.md).
+_LOCAL_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
 
 # Values depend on these: a user's conf may repeat them and not change them.
 FIXED: Final[Mapping[str, str]] = {
@@ -112,7 +115,7 @@ def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: st
     """
     if not found:
         return {}
-    if master.partition("[")[0] != "local":
+    if not _is_one_jvm(master):
         return {"spark.jars": ",".join([*map(str, found), *filter(None, [settings.get("spark.jars")])])}
     options, own = settings[_JAVA_KEYS[0]], settings.get("spark.driver.extraClassPath")
     return {
@@ -193,9 +196,15 @@ def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str
     settings["spark.sql.shuffle.partitions"] = str(2 * local_cores(master))
     settings.update(conf)
     settings.update(FIXED)
+    usual = _LOCAL_JAVA_OPTIONS if _is_one_jvm(master) else ""
     for name in _JAVA_KEYS:
-        settings[name] = " ".join(part for part in (_JAVA_OPTIONS, conf.get(name, "")) if part)
+        settings[name] = f"{_JAVA_OPTIONS} {conf.get(name, usual)}".strip()
     return settings
+
+
+def _is_one_jvm(master: str) -> bool:
+    """Whether driver and executors share a JVM: ``local[...]``, and not ``local-cluster[...]``."""
+    return master.partition("[")[0] == "local"
 
 
 def local_cores(master: str) -> int:

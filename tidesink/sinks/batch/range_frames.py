@@ -1,7 +1,10 @@
 """Ranges of offsets as a reduced Spark frame, by way of Arrow: tasks fetch, decode and reduce (``tasks``).
 
-The payloads are stored by Spark, in memory and on disk. The driver collects what stands beside them: counts,
-hashes of keys and errors, a row for each payload. Whoever asks the frame for rows has tasks unpack them.
+The payloads are stored by Spark, in memory and on disk: in its cache, or as blocks of a local checkpoint for
+targets that read a batch several times and refuse a cached one. What the cache loses is made again by its
+task; a block that a checkpoint loses fails the job, and the batch is tried again as a whole. The driver
+collects what stands beside the payloads: counts, hashes of keys and errors, a row for each payload. Whoever
+asks the frame for rows has tasks unpack them.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ if TYPE_CHECKING:
 
 # Keys shown in an error about keys that came in two partitions.
 _SHOWN_KEYS: Final = 3
+_LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 
 
 class RangeFrame(NamedTuple):
-    """A reduced frame. ``stored`` is the frame that Spark keeps, to be unpersisted by the caller.
+    """A reduced frame. ``stored`` is the frame that Spark keeps, for ``release_stored``.
 
     ``summary``: what the tasks counted.
     """
@@ -41,15 +45,19 @@ class RangeFrame(NamedTuple):
     row_codec_records: int
 
 
-def reduced_ranges(session: SparkSession, task: RangeTask) -> RangeFrame:
+def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool = False) -> RangeFrame:
     """Run a task over its ranges.
+
+    ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
 
     Raises:
         TidesinkError: what a task raised, with its class.
     """
     count = len(task.ranges)
     numbers = session.range(0, count, 1, count)
-    stored = numbers.mapInArrow(task, PACKED_DDL).persist(StorageLevel.MEMORY_AND_DISK)
+    packed = numbers.mapInArrow(task, PACKED_DDL)
+    # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
+    stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
     try:
         heads = stored.drop("payload").collect()
         _raise_first(heads)
@@ -57,13 +65,22 @@ def reduced_ranges(session: SparkSession, task: RangeTask) -> RangeFrame:
         frame, summary = _over_ranges(frame, _summary(heads), heads, task)
     except BaseException:
         with suppress(Exception):
-            stored.unpersist()
+            release_stored(stored)
         raise
     records, size, left, strangers = (
         sum(head[name] or 0 for head in heads)
         for name in ("records", "bytes", "row_codec_records", "strangers")
     )
     return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left)
+
+
+def release_stored(stored: DataFrame) -> None:
+    """Free the blocks of what ``reduced_ranges`` stored."""
+    plan: Any = stored._jdf.queryExecution().analyzed()
+    if plan.getClass().getSimpleName() == "LogicalRDD":  # a checkpoint: the frame's own unpersist leaves it
+        plan.rdd().unpersist(False)
+    else:
+        stored.unpersist()
 
 
 def _raise_first(heads: Sequence[Any]) -> None:

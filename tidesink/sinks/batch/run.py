@@ -130,7 +130,12 @@ class Reduction:
 
     def release(self) -> None:
         """Let go of what Spark keeps for the batch."""
-        (self.frame if self.stored is None else self.stored).unpersist()
+        from tidesink.sinks.batch.range_frames import release_stored
+
+        if self.stored is None:
+            self.frame.unpersist()
+        else:
+            release_stored(self.stored)
 
     @property
     def truncates(self) -> bool:
@@ -232,14 +237,15 @@ class Batch:
         return None if task is None else task.of_batch(plan.found.topic_id, self._rules())
 
     def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
-        from tidesink.sinks.batch.range_frames import reduced_ranges
+        from tidesink.sinks.batch.range_frames import reduced_ranges, release_stored
 
+        checkpoint = self._around.target.capabilities.rereads
         with self._step("read"):
-            found = reduced_ranges(self._session, task)
+            found = reduced_ranges(self._session, task, checkpoint=checkpoint)
         for done in ("decoded", "reduced"):  # by the same tasks
             self._around.failpoints.reach(done)
         if found.summary.messages != found.read.records:
-            found.stored.unpersist()
+            release_stored(found.stored)
             raise AccountingError(
                 f"{found.read.records} records were read, and the tasks counted {found.summary.messages}: "
                 "nothing is written. Report this with the log",
@@ -400,6 +406,7 @@ class Batch:
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
             payloads=self._payloads(reduction, judged),
+            checkpointed=reduction.stored is not None and self._around.target.capabilities.rereads,
             on_staged=lambda: self._around.failpoints.reach("staged"),
         )
 

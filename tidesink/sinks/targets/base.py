@@ -55,6 +55,7 @@ class Capabilities:
     more digits behind the point, and an integer one become decimal. ``nul_in_text``: a text can hold U+0000.
     ``modes``: what its tables can hold. ``shares``: several source tables can keep their rows in one table,
     each with a ledger of its own (``TableShape.shard``). ``drops`` and ``renames``: columns can be.
+    ``rereads``: a batch's frame is read several times and must not come from Spark's cache.
     ``caveats``: what a kind of change needs that not every server or table has. ``tidesink plan`` says before
     the run what is not there (``sinks.foretelling``).
     """
@@ -73,6 +74,7 @@ class Capabilities:
     shares: bool = False
     drops: bool = False
     renames: bool = False
+    rereads: bool = False
     caveats: Mapping[ChangeKind, str] = field(default_factory=dict)
 
 
@@ -133,6 +135,8 @@ class ReducedBatch:
     null, and has these columns alone.
     ``payloads``: the same rows as Arrow IPC streams (``batch.tasks``), for targets whose tasks take them as
     they are; None where the frame is not what the tasks packed.
+    ``checkpointed``: the frame comes from blocks that Spark never makes again (``Capabilities.rereads``):
+    each read of it has the same rows, or fails.
     ``on_staged`` is called when all that comes before the commit is done: rows are staged, messages were
     acknowledged, and nothing says so yet. If it raises, there is no commit.
     """
@@ -153,6 +157,7 @@ class ReducedBatch:
     on_delete: tuple[str, ...] = ()
     lenient: bool = False
     payloads: DataFrame | None = None
+    checkpointed: bool = False
     on_staged: Callable[[], None] = field(default=_nothing, compare=False)
 
     @property

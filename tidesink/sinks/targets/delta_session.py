@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tidesink.sinks.targets.base import ReducedBatch
+
 _APPLICATION: Final = "spark.databricks.delta.write.txnAppId"
 _VERSION: Final = "spark.databricks.delta.write.txnVersion"
 
@@ -29,6 +31,9 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
 }
 # Up to this many rows a batch is shuffled into one partition: fewer tasks, and one new file.
 SMALL_BATCH: Final = 10_000
+_MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
+_BROADCAST: Final = "spark.sql.autoBroadcastJoinThreshold"
+_MEASURED_BROADCAST: Final = "spark.sql.adaptive.autoBroadcastJoinThreshold"
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 # It reports as an error that a filter of Delta's own is not pushed down to Parquet.
 _TOO_LOUD: Final = "org.apache.spark.sql.delta.DeltaParquetFileFormat"
@@ -69,6 +74,34 @@ def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
         yield
     finally:
         session.conf.set(_PARTITIONS, usual)
+
+
+@contextmanager
+def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
+    """A MERGE of ``session`` reads a checkpointed batch as it is while this holds, without a copy of its own.
+
+    Delta copies the source of a MERGE, since its two reads of it must find the same rows. Those of a
+    checkpoint do: its payloads are stored blocks, which Spark never computes again, and to unpack them
+    depends on nothing else. Blocks that are lost with an executor fail the statement before its commit; the
+    batch is then tried again from Kafka.
+    """
+    large = batch.upserts + batch.deletes > SMALL_BATCH
+    settings = {_MATERIALIZE: "none"} if batch.checkpointed else {}
+    if batch.checkpointed and large:
+        # Spark takes a checkpoint for as small as the numbers of ranges it was made of, and would broadcast
+        # it. What it measures while the statement runs is right.
+        settings |= {_BROADCAST: "-1", _MEASURED_BROADCAST: "10MB"}
+    usual = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, before in usual.items():
+            if before is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, before)
 
 
 def _know_settings(session: SparkSession) -> None:

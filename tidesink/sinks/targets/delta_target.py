@@ -36,7 +36,7 @@ from tidesink.sinks.targets.delta_execute import check_stale, empty_table
 from tidesink.sinks.targets.delta_ledger import Entry, Ledger, ProgressHistory
 from tidesink.sinks.targets.delta_log import DeltaLog, user_metadata
 from tidesink.sinks.targets.delta_merge import result_of
-from tidesink.sinks.targets.delta_session import open_session, partitions_for, transaction
+from tidesink.sinks.targets.delta_session import open_session, partitions_for, source_of, transaction
 from tidesink.sinks.targets.delta_shards import DeltaShard
 from tidesink.sinks.targets.foreseen import SparkForesight
 from tidesink.sinks.targets.identifier import quote_identifier
@@ -62,6 +62,7 @@ CAPABILITIES: Final = Capabilities(
     shares=True,
     drops=True,
     renames=True,
+    rereads=True,
 )
 FORESIGHT: Final = SparkForesight(delta_schema.check)
 _VIEW: Final = "_tidesink_batch"
@@ -310,6 +311,7 @@ class DeltaTable(DeltaColumns):
         sql = self._statement(_VIEW, batch, appends=first_load or batch.mode == "append")
         with (
             partitions_for(self._session, batch.upserts + batch.deletes),
+            source_of(self._session, batch),
             transaction(self._session, self._ledger.application, progress.txn_version),
             user_metadata(self._session, text),
         ):

@@ -1,0 +1,69 @@
+"""Where the payloads of a reduced batch are stored, and that nothing of them is left behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.decoded_batches import as_records
+from tests.spark.test_flat_avro_columns import Topic, table
+from tests.unit.flat_avro_cases import change
+from tidesink.sinks.batch.range_frames import reduced_ranges, release_stored
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+SCHEMA = table("v int")
+
+
+def _task(calls: Path) -> RangeTask:
+    """Rows of two partitions; a file for each time that a range is fetched."""
+    topic = Topic()
+    for at in range(20):
+        topic.send(change(after={"id": at, "v": at}, schema=SCHEMA), partition=at % 2)
+    name = topic.messages[0].topic
+    records = [as_records([one for one in topic.messages if one.partition == part]) for part in (0, 1)]
+    folder = str(calls)
+
+    def fetch(wanted: FetchRange):  # type: ignore[no-untyped-def]
+        import tempfile
+
+        tempfile.mkstemp(dir=folder)
+        yield records[wanted.partition]
+
+    ranges = tuple(FetchRange(name, number, 0, 100) for number in (0, 1))
+    return RangeTask(ranges, fetch, topic.plan())
+
+
+def _stored_blocks(spark: SparkSession) -> set[int]:
+    context: Any = spark.sparkContext._jsc
+    return set(context.getPersistentRDDs().keySet())
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_what_is_stored_is_fetched_once_and_released(
+    spark: SparkSession, tmp_path: Path, *, checkpoint: bool
+) -> None:
+    before = _stored_blocks(spark)
+    found = reduced_ranges(spark, _task(tmp_path), checkpoint=checkpoint)
+    assert len(_stored_blocks(spark) - before) == 1
+    for _ in range(2):
+        assert sorted(row["id"] for row in found.frame.select("key.id").collect()) == list(range(20))
+    assert len(list(tmp_path.iterdir())) == 2
+    release_stored(found.stored)
+    assert _stored_blocks(spark) == before
+
+
+def test_a_checkpoint_whose_blocks_are_gone_fails_and_is_not_made_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    found = reduced_ranges(spark, _task(tmp_path), checkpoint=True)
+    release_stored(found.stored)
+    with pytest.raises(Exception, match=r"[Cc]heckpoint"):
+        found.frame.collect()
+    assert len(list(tmp_path.iterdir())) == 2
