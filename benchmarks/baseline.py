@@ -22,9 +22,8 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.kafka_connector import kafka_connector_jars
-from tidesink.sinks.ivy import spark_connector_jars
-from tidesink.sinks.session import local_cores
-from tidesink.sinks.spark_java import spark_java_environment
+from tidesink.sinks.spark.jvm import spark_connector_jars
+from tidesink.sinks.spark.session import local_cores, spark_java_environment
 
 COLUMNS = ("id", "amount", "total", "name", "note", "ratio", "price", "at", "digest", "flag")
 COLUMNS_DDL = (

@@ -30,9 +30,9 @@ from tidesink.config import load_config
 from tidesink.dev.workload.produce import create_topics
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.listener import BatchApplied, WorkerEvent
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.observers import BatchApplied, WorkerEvent
+from tidesink.sinks.worker.retry import StopFlag
+from tidesink.sinks.worker.run import run
 
 TABLES: Final = 500
 _MINUTE: Final = 60.0

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tidesink.sinks.ivy import IN_SPARK, drop_shipped, fetch
-from tidesink.sinks.jar_set import JarSet
-from tidesink.sinks.spark_versions import Coordinate, minor_version, spark_version
+from tidesink.sinks.spark.jvm import (
+    IN_SPARK,
+    Coordinate,
+    JarSet,
+    drop_shipped,
+    fetch,
+    minor_version,
+    spark_version,
+)
 
 _GROUP: Final = "org.apache.spark"
 _CONNECTORS: Final = {"4.0": "4.0.0", "4.1": "4.1.1"}

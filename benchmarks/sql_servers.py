@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tidesink.dev.processes import free_ports
 from tidesink.errors import TidesinkError
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.location import Endpoint
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
 
 _POSTGRES = """
 listen_addresses = '127.0.0.1'

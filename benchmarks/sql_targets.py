@@ -24,10 +24,10 @@ from benchmarks.sql_servers import mariadb, postgres
 from benchmarks.whole_job import ours
 from tidesink.events import Op
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.location import Endpoint
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
 
 SERVERS = {"postgres": postgres, "mariadb": mariadb}
 DIALECTS: dict[str, Callable[[], Any]] = {"postgres": PostgresDialect, "mariadb": MysqlDialect}
@@ -124,7 +124,7 @@ def _postgres_floor(connections: Connections, lines: Path) -> float:
 
 
 def _mariadb_floor(connections: Connections, lines: Path) -> float:
-    from tidesink.sinks.targets.mysql_connection import connect
+    from tidesink.sinks.targets.sql.mysql import connect
 
     connection = connect(connections.endpoint, loads=True)
     with connection.cursor() as cursor:

@@ -27,8 +27,8 @@ from benchmarks.rows import Row, Rows
 from benchmarks.sql_targets import DIALECTS, SERVERS, target_settings
 from benchmarks.whole_job import WARM_UP, drained, write_config
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.location import Endpoint
 
 TARGETS: Final = ("delta", "iceberg", "postgres", "mariadb")
 SIZES: Final = (1_000_000, 10_000_000)

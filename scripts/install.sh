@@ -15,7 +15,7 @@ install() {
 }
 shown() { "$@"; }
 told() { "$@" | awk '/^ *(Downloading|Building wheels|Installing collected)/ { print substr($0, 1, 100); fflush() }'; }
-has_java() { "$venv/bin/python" -c 'from tidesink.sinks.java import find_java; find_java()' 2>/dev/null; }
+has_java() { "$venv/bin/python" -c 'from tidesink.sinks.spark.jvm import find_java; find_java()' 2>/dev/null; }
 
 wanted=$(cksum "$here/pyproject.toml" "$here/constraints.txt" "$venv/pyvenv.cfg"; echo "$extras $here")
 marker="$venv/.installed-${extras//,/-}"

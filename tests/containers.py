@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final
 
 from tidesink.dev.stack import StackAddresses
-from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql.location import Endpoint
 
 _KAFKA: Final = "confluentinc/cp-kafka:7.9.0"
 _APICURIO: Final = "apicurio/apicurio-registry:3.0.9"

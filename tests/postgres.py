@@ -22,7 +22,7 @@ import pytest
 from tests.absent import without_server
 from tests.containers import container_postgres, engine_answers
 from tidesink.dev.processes import free_ports
-from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.targets.sql.location import Endpoint
 
 _CONFIG: Final = """
 listen_addresses = '127.0.0.1'

@@ -13,11 +13,8 @@ import pytest
 
 from tests.full import TEST_ALL
 from tidesink.dev.stack import broker_jars, registry_runner
-from tidesink.sinks.class_archive import make_class_archive
-from tidesink.sinks.ivy import fetch
-from tidesink.sinks.jar_set import JarSet
-from tidesink.sinks.session import build_session
-from tidesink.sinks.spark_versions import Coordinate
+from tidesink.sinks.spark.jvm import Coordinate, JarSet, fetch
+from tidesink.sinks.spark.session import build_session, make_class_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.sinks.failpoints import Failpoints
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.letter_store import DeadLetters
-from tidesink.sinks.listener import Listener, Listeners
-from tidesink.sinks.source import KafkaSource
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.surroundings import Surroundings
-from tidesink.sinks.targets.memory_target import MemoryTarget
-from tidesink.sinks.topics import Topics
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.targets.memory import MemoryTarget
+from tidesink.sinks.worker.context import Failpoints, Surroundings
+from tidesink.sinks.worker.observers import Listener, Listeners
+from tidesink.sinks.worker.retry import StopFlag
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,9 +22,10 @@ from tidesink.cli.terminal import error_block
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.heartbeat import Heartbeat
 from tidesink.sinks.kafka.letter_store import RecordGroup
-from tidesink.sinks.state_store import TableStatus, open_state_store
+from tidesink.sinks.state.sql_store import open_state_store
+from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.worker.observers import Heartbeat
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
-from tidesink.sinks.schema_policy import Pending, SchemaChange
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.state_store import TableStatus
-from tidesink.sinks.table_control import TableControl, read_controls
+from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.worker.control import TableControl, read_controls
 
 ORDERS = TableId("shop", "orders")
 ADDED = Pending(SchemaChange("add", "label", after="varchar(9)"), ("apply", "ignore"))

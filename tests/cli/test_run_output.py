@@ -8,10 +8,16 @@ from tidesink.cli.main import report_json, show_report
 from tidesink.cli.terminal import ProgressLines
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.accounting import Account
-from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, TableChanged
-from tidesink.sinks.report import RunReport, TableReport
-from tidesink.sinks.state_store import TableStatus
+from tidesink.sinks.batch.counts import Account
+from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.worker.observers import (
+    BatchApplied,
+    BatchStarted,
+    RunReport,
+    StepRetried,
+    TableChanged,
+    TableReport,
+)
 
 ORDERS = TableId("shop", "orders")
 REPORT = RunReport(

@@ -13,7 +13,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, DdlEvent, Message, Op, Position, Row, TableId, TableSchema, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.naming import sanitize_name
-from tidesink.sinks.decoding import DECODINGS
+from tidesink.sinks.schema_sources.open import DECODINGS
 
 # Every codec that a worker reads.
 PROTOCOLS: Final = tuple(DECODINGS)

@@ -21,13 +21,12 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config
 from tidesink.config.source import SourceSettings
 from tidesink.events import Message, TableId
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.lane import Lane
-from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
-from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.source import KafkaSource
-from tidesink.sinks.surroundings import Surroundings
-from tidesink.sinks.topics import Topics
+from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.table_task import Lane
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tidesink.sinks.targets import TARGETS
 
 def memory_bed(_request: pytest.FixtureRequest, _folder: Path) -> Bed:
     """Memory: a second target object would be another memory."""
-    from tidesink.sinks.targets.memory_target import MemoryTarget
+    from tidesink.sinks.targets.memory import MemoryTarget
 
     target = MemoryTarget()
     return Bed("memory", target, target.rows, lambda: target)

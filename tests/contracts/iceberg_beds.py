@@ -34,7 +34,7 @@ def jdbc_catalog(folder: Path) -> dict[str, str]:
 
 def iceberg_jdbc_bed(request: pytest.FixtureRequest, folder: Path) -> Bed:
     """Iceberg tables whose commits are a database's compare-and-set."""
-    from tidesink.sinks.targets.iceberg_session import open_session
+    from tidesink.sinks.targets.iceberg.schema import open_session
 
     catalog = jdbc_catalog(folder)
     open_session(request.getfixturevalue("spark"), CATALOG, catalog)
@@ -51,8 +51,8 @@ def iceberg_bed(
 
 def iceberg_bed_in(session: SparkSession, catalog: dict[str, str]) -> Bed:
     """The same by a session at hand."""
-    from tidesink.sinks.targets.iceberg_session import open_session
-    from tidesink.sinks.targets.iceberg_target import IcebergTarget
+    from tidesink.sinks.targets.iceberg.schema import open_session
+    from tidesink.sinks.targets.iceberg.table import IcebergTarget
 
     spark = open_session(session, CATALOG, catalog)
     target = IcebergTarget(spark, CATALOG, properties=catalog)

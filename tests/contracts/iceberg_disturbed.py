@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tests.contracts.targets_bed import Bed, progress, row, shape, sql
-from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
-from tidesink.sinks.targets.iceberg_target import IcebergTable, IcebergTarget
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
+from tidesink.sinks.targets.iceberg.table import IcebergTable, IcebergTarget
 
 SHAPE: Final = shape()
 NAMED: Final = "'shop.orders'"

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.errors import TidesinkError
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ReducedBatch, TargetTable
 
 if TYPE_CHECKING:

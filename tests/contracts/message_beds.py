@@ -24,15 +24,13 @@ from tidesink.codecs.open import open_codec
 from tidesink.config.targets import HttpSettings, KafkaSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, Message, Op, TableId
-from tidesink.sinks.shape import TableShape
-from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
-from tidesink.sinks.targets.http_target import HttpTarget, table_url
-from tidesink.sinks.targets.kafka_delivery import BATCH_HEADER, EPOCH_HEADER
-from tidesink.sinks.targets.kafka_encoding import written_schema
-from tidesink.sinks.targets.kafka_target import KafkaTarget
+from tidesink.sinks.targets.stream.encoding import written_schema
+from tidesink.sinks.targets.stream.http_endpoint import HttpTarget, table_url
+from tidesink.sinks.targets.stream.kafka import BATCH_HEADER, EPOCH_HEADER, KafkaTarget
 from tidesink.typemap.parse import to_datetime
-from tidesink.typemap.target_schema import ShapeColumn, merge_shape
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, merge_shape
 
 
 @dataclass(frozen=True)

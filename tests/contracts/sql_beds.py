@@ -16,12 +16,12 @@ import pytest
 
 from tests.contracts.targets_bed import TABLE, Bed
 from tidesink.events import TableId
-from tidesink.sinks.targets.identifier import quote_mysql
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_endpoint import Endpoint
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sharing import quote_mysql
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.location import Endpoint
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.target import SqlTarget
 
 
 def postgres_database(request: pytest.FixtureRequest) -> Endpoint:

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.shape import TableShape, shape_of
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
@@ -23,6 +22,7 @@ from tidesink.sinks.targets.base import (
     RowSequence,
     Target,
 )
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,8 +18,8 @@ from tests.full import FULL
 from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.events import TableSchema
-from tidesink.sinks.lane import Lane
-from tidesink.sinks.table_control import Requests
+from tidesink.sinks.worker.control import Requests
+from tidesink.sinks.worker.table_task import Lane
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from tests.contracts.coded_lane import CodedTable, config_of, open_table
 from tests.contracts.targets_bed import Bed
 from tests.full import FULL
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.sinks.targets.memory import MemoryTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,9 +14,9 @@ from tests.contracts.coded_lane import HeldTopic, config_of, open_table
 from tests.contracts.conftest import memory_bed
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message, TableSchema
-from tidesink.sinks.decoding import Apart
-from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.source import KafkaRead, ReadFrame
+from tidesink.sinks.batch.source import KafkaRead, ReadFrame
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.schema_sources.base import Apart
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

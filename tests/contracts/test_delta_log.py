@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidesink.sinks.targets.delta_log import MARKER, DeltaLog
-from tidesink.sinks.targets.delta_session import open_session
+from tidesink.sinks.targets.delta.log import MARKER, DeltaLog
+from tidesink.sinks.targets.lake import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ from tests.contracts.sql_beds import target_of
 from tests.contracts.targets_bed import ID, TABLE, Bed, shape
 from tests.contracts.test_targets_types import cases
 from tidesink.sinks.targets import TARGETS
-from tidesink.sinks.targets.iceberg_table import JvmTable
-from tidesink.sinks.targets.iceberg_target import IcebergTarget
+from tidesink.sinks.targets.iceberg.jvm import JvmTable
+from tidesink.sinks.targets.iceberg.table import IcebergTarget
 
 pytestmark = pytest.mark.spark
 WHOLE = shape(ID, *(column for column, _ in cases()))

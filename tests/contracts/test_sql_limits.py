@@ -16,16 +16,15 @@ from tests.contracts.sql_beds import DATABASES
 from tests.contracts.targets_bed import shape
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ReducedBatch
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_dialect import Dialect
-from tidesink.sinks.targets.sql_place import Place, place_in
-from tidesink.sinks.targets.sql_stage import ATTEMPT, STAGED_BESIDES, staged_columns
-from tidesink.sinks.targets.sql_staging import make_staging
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql.dialect import Connections, Dialect
+from tidesink.sinks.targets.sql.load import ATTEMPT, STAGED_BESIDES, staged_columns
+from tidesink.sinks.targets.sql.location import Place, place_in
+from tidesink.sinks.targets.sql.merge import make_staging
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.target import SqlTarget
+from tidesink.typemap.target_schema import TableShape
 
 pytestmark = pytest.mark.servers
 

@@ -18,10 +18,10 @@ from tests.contracts.targets_bed import TABLE, progress
 from tidesink.config.fields import LONGEST_PIPELINE
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.progress import txn_version
-from tidesink.sinks.sql_state_store import KEPT_BATCHES, SqlStateStore
-from tidesink.sinks.state_store import StateStore, TableState, TableStatus, open_state_store
-from tidesink.sinks.targets.sql_endpoint import Endpoint
+from tidesink.sinks.state.progress import txn_version
+from tidesink.sinks.state.sql_store import KEPT_BATCHES, SqlStateStore, open_state_store
+from tidesink.sinks.state.store import StateStore, TableState, TableStatus
+from tidesink.sinks.targets.sql.location import Endpoint
 
 
 def _path(_request: pytest.FixtureRequest, folder: Path) -> str:

@@ -16,13 +16,13 @@ from tests.contracts.conftest import memory_bed
 from tests.full import FULL
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.failpoints import Failpoints
-from tidesink.sinks.lane import Lane
-from tidesink.sinks.ranges import OffsetRange, RecordSize
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.state_store import TableStatus
-from tidesink.sinks.table_control import TableControl
-from tidesink.sinks.topic_reads import Limits
+from tidesink.sinks.batch.shared_reads import Limits
+from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.worker.context import Failpoints
+from tidesink.sinks.worker.control import TableControl
+from tidesink.sinks.worker.table_task import Lane
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

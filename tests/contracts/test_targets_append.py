@@ -13,7 +13,7 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, 
 from tests.full import FULL, quick_on
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.change_log import (
+from tidesink.sinks.batch.modes import (
     COMMIT_TS,
     INDEX,
     OFFSET,
@@ -24,8 +24,8 @@ from tidesink.sinks.change_log import (
     UNAVAILABLE,
     log_shape,
 )
-from tidesink.sinks.shape import TableShape
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
+from tidesink.typemap.target_schema import TableShape
 
 pytestmark = quick_on("memory", "mysql")
 

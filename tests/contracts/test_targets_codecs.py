@@ -45,7 +45,7 @@ from tidesink.events import ChangeEvent, Message, TableSchema
 from tidesink.reduce import reduce
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.sinks.targets.memory import MemoryTarget
 from tidesink.typemap.target_schema import TableShape, row_keyed, shape_of
 
 if TYPE_CHECKING:

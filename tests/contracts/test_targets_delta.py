@@ -25,14 +25,14 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.evolve import plan_evolution
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.targets import delta_schema
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
-from tidesink.sinks.targets.delta_log import DeltaLog
-from tidesink.sinks.targets.delta_merge import range_literal
-from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
-from tidesink.sinks.targets.identifier import quote_text
+from tidesink.sinks.targets.column_changes import plan_evolution
+from tidesink.sinks.targets.delta import schema as delta_schema
+from tidesink.sinks.targets.delta.log import DeltaLog
+from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
+from tidesink.sinks.targets.lake_merge import range_literal
+from tidesink.sinks.targets.sharing import quote_text
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, 
 from tests.full import FULL
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
+from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

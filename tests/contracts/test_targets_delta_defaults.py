@@ -11,9 +11,9 @@ from tests.contracts.interrupted import Forestalled
 from tests.contracts.targets_bed import Bed
 from tests.contracts.test_targets_delta import SHAPE, WIDER, loaded
 from tidesink.errors import StaleProgressError
-from tidesink.sinks.targets import delta_schema
-from tidesink.sinks.targets.delta_log import DeltaLog
-from tidesink.sinks.targets.delta_target import DeltaTarget
+from tidesink.sinks.targets.delta import schema as delta_schema
+from tidesink.sinks.targets.delta.log import DeltaLog
+from tidesink.sinks.targets.delta.table import DeltaTarget
 
 pytestmark = pytest.mark.spark
 

@@ -15,11 +15,11 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, progress, 
 from tests.full import FULL
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.shape import TableShape, shape_of
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.targets.delta_ledger import APPLICATION
-from tidesink.sinks.targets.delta_log import DeltaLog
-from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.targets.delta.ledger import APPLICATION
+from tidesink.sinks.targets.delta.log import DeltaLog
+from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 pytestmark = pytest.mark.spark
 SHAPE = shape()

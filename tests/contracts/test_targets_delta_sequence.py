@@ -11,10 +11,10 @@ from tests.contracts.interrupted import CutOff, Forestalled, ForestalledMarker
 from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, row, shape
 from tests.full import FULL
 from tidesink.errors import CommitUnknownError, StaleProgressError, TransientTargetError
-from tidesink.sinks.targets import delta_tombstones
 from tidesink.sinks.targets.base import Collected
-from tidesink.sinks.targets.delta_log import DeltaLog
-from tidesink.sinks.targets.delta_target import DeltaTable, DeltaTarget
+from tidesink.sinks.targets.delta import ledger as delta_tombstones
+from tidesink.sinks.targets.delta.log import DeltaLog
+from tidesink.sinks.targets.delta.table import DeltaTable, DeltaTarget
 
 pytestmark = pytest.mark.spark
 SHAPE = shape()

@@ -11,7 +11,7 @@ from tests.contracts.interrupted import HeldMerge
 from tests.contracts.targets_bed import Bed, progress, row, shape
 from tests.full import FULL
 from tidesink.errors import TransientTargetError
-from tidesink.sinks.targets.delta_target import DeltaTable
+from tidesink.sinks.targets.delta.table import DeltaTable
 
 pytestmark = pytest.mark.spark
 SHAPE: Final = shape()

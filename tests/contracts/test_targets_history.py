@@ -12,9 +12,9 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, Bed, frame_of, key_ran
 from tests.full import FULL, quick_on
 from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape, instant_of
-from tidesink.sinks.shape import TableShape
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, HistoryNames, history_shape, instant_of
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow, TargetTable
+from tidesink.typemap.target_schema import TableShape
 
 pytestmark = quick_on("memory", "postgres")
 
@@ -211,11 +211,11 @@ def test_what_has_no_place_in_a_history_is_refused(bed: Bed) -> None:
 
 @pytest.mark.spark
 def test_numbers_of_a_commit_that_are_not_those_of_the_batch_stop_the_table() -> None:
-    from tidesink.sinks.history_spark import Counts
-    from tidesink.sinks.targets.lake_history import result_of
+    from tidesink.sinks.batch.history_frames import Counts
+    from tidesink.sinks.targets.lake_merge import history_result
 
     batch = ReducedBatch(SHAPE, 2, 1, mode="history", history=NAMES)
     counts = Counts(begun=2, replaced=1, ended=1, marked=1, ends=0, absent=1)
-    assert did(result_of(counts, (2, 2, 0), batch, version="1")) == (2, 0, 1, 0)
+    assert did(history_result(counts, (2, 2, 0), batch, version="1")) == (2, 0, 1, 0)
     with pytest.raises(AccountingError, match="1 rows inserted"):
-        result_of(counts, (1, 2, 0), batch, version="1")
+        history_result(counts, (1, 2, 0), batch, version="1")

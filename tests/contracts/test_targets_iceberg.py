@@ -13,13 +13,12 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, Bed, frame_of, 
 from tests.full import FULL, quick_on
 from tidesink.errors import CommitUnknownError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets import iceberg_schema
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
-from tidesink.sinks.targets.iceberg_holder import Holder
-from tidesink.sinks.targets.iceberg_ledger import IcebergLedger
-from tidesink.sinks.targets.iceberg_table import JvmTable, TableState
-from tidesink.sinks.targets.iceberg_target import IcebergTable, IcebergTarget
-from tidesink.sinks.targets.identifier import quote_text
+from tidesink.sinks.targets.iceberg import schema as iceberg_schema
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState
+from tidesink.sinks.targets.iceberg.ledger import Holder, IcebergLedger
+from tidesink.sinks.targets.iceberg.table import IcebergTable, IcebergTarget
+from tidesink.sinks.targets.sharing import quote_text
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark

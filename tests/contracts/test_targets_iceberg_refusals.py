@@ -11,10 +11,10 @@ from tests.contracts.targets_bed import AMOUNT, ID, Bed, progress, shape, sql
 from tests.full import FULL
 from tidesink.errors import ConfigError, ProgressError, SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.iceberg_ledger import ACCEPTED, LEDGER
-from tidesink.sinks.targets.iceberg_session import open_session
-from tidesink.sinks.targets.iceberg_target import IcebergTable
-from tidesink.sinks.targets.identifier import quote_text
+from tidesink.sinks.targets.iceberg.ledger import ACCEPTED, LEDGER
+from tidesink.sinks.targets.iceberg.schema import open_session
+from tidesink.sinks.targets.iceberg.table import IcebergTable
+from tidesink.sinks.targets.sharing import quote_text
 
 # ruff: noqa: S608
 pytestmark = pytest.mark.spark

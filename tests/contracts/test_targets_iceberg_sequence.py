@@ -6,7 +6,7 @@ import pytest
 
 from tests.contracts.targets_bed import Bed, progress, row, shape
 from tidesink.sinks.targets.base import Collected, SequencedTable
-from tidesink.sinks.targets.iceberg_target import IcebergTarget
+from tidesink.sinks.targets.iceberg.table import IcebergTarget
 
 pytestmark = pytest.mark.spark
 SHAPE = shape()

@@ -27,13 +27,18 @@ from tidesink.errors import (
     ValueNotStoredError,
 )
 from tidesink.events import ChangeEvent, Column, ColumnType
-from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import Claim, ReducedBatch
-from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER, SOURCE_HEADER
-from tidesink.sinks.targets.kafka_target import KafkaTarget, place_of, try_target
+from tidesink.sinks.targets.stream.kafka import (
+    IDEMPOTENCY_HEADER,
+    SOURCE_HEADER,
+    KafkaTarget,
+    place_of,
+    try_target,
+)
 
 if TYPE_CHECKING:
-    from tidesink.sinks.state_store import StateStore
+    from tidesink.sinks.state.store import StateStore
 
 SHAPE = shape()
 pytestmark = [pytest.mark.spark, pytest.mark.servers]

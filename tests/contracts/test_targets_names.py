@@ -13,9 +13,9 @@ from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.schema_registry.naming import MAX_TOPIC_LENGTH
-from tidesink.sinks.routing import routed_shape
+from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.targets.base import Claim
-from tidesink.sinks.targets.kafka_target import KafkaTarget
+from tidesink.sinks.targets.stream.kafka import KafkaTarget
 
 pytestmark = quick_on("memory", "postgres", "mysql")
 

@@ -11,9 +11,9 @@ from tests.full import quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError, StaleProgressError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.routing import routed_shape
-from tidesink.sinks.shape import Shard, TableShape
+from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Claim, TargetTable
+from tidesink.typemap.target_schema import Shard, TableShape
 
 pytestmark = quick_on("memory", "postgres")
 

@@ -22,9 +22,8 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_dialect import Counts, Merge, MergeColumn
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()

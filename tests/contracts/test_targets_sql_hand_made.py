@@ -15,9 +15,9 @@ from tests.contracts.targets_bed import ID, NAME, TABLE, Bed, progress, shape
 from tests.contracts.test_targets_sql_keys import CODE, MAKE_LOOSE
 from tidesink.errors import SchemaRefusedError, StaleProgressError, TargetError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers]
 

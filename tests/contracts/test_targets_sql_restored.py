@@ -13,7 +13,7 @@ from tests.contracts.targets_bed import TABLE, Bed, progress, shape
 from tests.full import quick_on
 from tidesink.errors import StaleProgressError, TransientTargetError
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, TargetTable
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql.target import SqlTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE: Final = shape()

@@ -16,9 +16,8 @@ from tests.full import quick_on
 from tidesink.errors import AccountingError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, Collected, ReducedRow, RowSequence, SequencedTable
-from tidesink.sinks.targets.sql_ledger import SqlLedger
-from tidesink.sinks.targets.sql_sequence import commit_ts_in, hex_above, packed_hex
-from tidesink.sinks.targets.sql_tombstones import SqlTombstones
+from tidesink.sinks.targets.sql.ledger import SqlLedger, SqlTombstones
+from tidesink.sinks.targets.sql.location import commit_ts_in, hex_above, packed_hex
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("mysql")]
 SHAPE = shape()

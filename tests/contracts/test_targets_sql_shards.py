@@ -13,13 +13,13 @@ from tests.full import quick_on
 from tidesink.config.models import Destination
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.routing import routed_shape
-from tidesink.sinks.shape import Shard, TableShape
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_place import Place
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.batch.modes import routed_shape
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.location import Place
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.target import SqlTarget
+from tidesink.typemap.target_schema import Shard, TableShape
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("mysql")]
 MINE = TableId("shop_1", "orders")

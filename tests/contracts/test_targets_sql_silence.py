@@ -17,7 +17,7 @@ from tests.full import quick_on
 from tidesink.errors import CommitUnknownError, StaleProgressError
 from tidesink.events import Column, ColumnType
 from tidesink.sinks.targets.base import Claim
-from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.targets.sql.dialect import Connections
 
 pytestmark = [pytest.mark.spark, pytest.mark.servers, quick_on("postgres")]
 SHAPE = shape()

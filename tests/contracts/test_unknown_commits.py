@@ -15,9 +15,9 @@ from tests.contracts.targets_bed import Bed
 from tests.full import quick_on
 from tests.tcp_proxy import Cut, commit_proxy
 from tidesink.events import TableSchema
-from tidesink.sinks.accounting import Account
-from tidesink.sinks.listener import Listeners, StepRetried, WorkerEvent
-from tidesink.sinks.targets.sql_connections import Connections
+from tidesink.sinks.batch.counts import Account
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.worker.observers import Listeners, StepRetried, WorkerEvent
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

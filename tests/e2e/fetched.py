@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from tidesink.config import Config
-from tidesink.sinks.assembly import assembled
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.source import KafkaSource
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.topics import Topics
-from tidesink.sinks.worker import Worker
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.retry import StopFlag
+from tidesink.sinks.worker.run import Worker, assembled
 
 if TYPE_CHECKING:
     import pyarrow as pa

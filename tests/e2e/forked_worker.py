@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 
 from tests.e2e.left_objects import let_go_since, objects_held
 from tidesink.config import load_config
-from tidesink.sinks.failpoints import GRACE_SECONDS
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.context import GRACE_SECONDS
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

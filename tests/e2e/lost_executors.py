@@ -26,11 +26,11 @@ from tests.contracts.iceberg_beds import hadoop_catalog, iceberg_bed_in
 from tests.contracts.targets_bed import Bed
 from tests.sessions import SMALL_SPARK
 from tidesink.events import Message, TableSchema
-from tidesink.sinks.decoding import Apart
-from tidesink.sinks.failpoints import Failpoints
-from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.session import build_session
-from tidesink.sinks.source import KafkaRead, ReadFrame
+from tidesink.sinks.batch.source import KafkaRead, ReadFrame
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.schema_sources.base import Apart
+from tidesink.sinks.spark.session import build_session
+from tidesink.sinks.worker.context import Failpoints
 from tidesink.typemap.target_schema import shape_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.http_receiver import Request
 from tidesink.codecs.base import Codec
 from tidesink.dev.workload.shop import ExpectedTable
 from tidesink.events import ChangeEvent, Message, Op, Value
-from tidesink.sinks.targets.kafka_delivery import IDEMPOTENCY_HEADER
+from tidesink.sinks.targets.stream.kafka import IDEMPOTENCY_HEADER
 
 # Rows that were sent before a column was added have no message that has it: its default is the reader's.
 DEFAULTS: Mapping[str, str | None] = {"tier": "basic"}

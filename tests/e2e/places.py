@@ -13,7 +13,7 @@ from tests.e2e.iceberg_beside import newest_metadata
 from tests.e2e.sql_beside import Server, connected, target_of
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import TableId
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql.target import SqlTarget
 
 Rows = list[dict[str, Any]]
 # Targets that hold rows and outlive their worker.

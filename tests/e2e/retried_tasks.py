@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.contracts.targets_bed import TABLE, progress, shape
 from tests.sessions import SMALL_SPARK
-from tidesink.sinks.session import build_session
+from tidesink.sinks.spark.session import build_session
 from tidesink.sinks.targets.base import ReducedBatch
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_endpoint import Endpoint
-from tidesink.sinks.targets.sql_stage import SMALL_BATCH, Load
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.load import SMALL_BATCH, Load
+from tidesink.sinks.targets.sql.location import Endpoint
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.target import SqlTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_endpoint import Endpoint
-from tidesink.sinks.targets.sql_place import LEDGER
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.location import LEDGER, Endpoint
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
 
 # Its type in the config, and where it is.
 Server = tuple[str, Endpoint]

@@ -9,8 +9,8 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.servers import add_partitions
 from tidesink.config import load_config
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,9 +20,9 @@ from tests.e2e.test_sql_targets import config_for, connected, execute, wrong
 from tests.full import FULL
 from tidesink.config import load_config
 from tidesink.events import TableId
-from tidesink.sinks.change_log import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, PREIMAGE, UNAVAILABLE
-from tidesink.sinks.targets.sql_target import SqlTarget
-from tidesink.sinks.worker import run
+from tidesink.sinks.batch.modes import COMMIT_TS, INDEX, OFFSET, OP, PARTITION, PREIMAGE, UNAVAILABLE
+from tidesink.sinks.targets.sql.target import SqlTarget
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

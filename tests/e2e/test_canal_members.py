@@ -19,10 +19,9 @@ from tests.servers import create_topics
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
 from tidesink.events import Column, TableSchema, Value
-from tidesink.sinks.assembly import assembled
-from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.worker import Worker, run
+from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.worker.retry import StopFlag
+from tidesink.sinks.worker.run import Worker, assembled, run
 from tidesink.typemap.mysql_types import parse_sql_type
 
 if TYPE_CHECKING:

@@ -16,13 +16,11 @@ from tests.letters import written_letters
 from tests.servers import create_topics
 from tidesink.config import Config, load_config
 from tidesink.events import Column, ColumnType, Value
-from tidesink.sinks.assembly import assembled
-from tidesink.sinks.listener import BatchStarted, TableChanged, WorkerEvent
-from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
-from tidesink.sinks.report import RunReport, TableReport
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.table_control import TableControl, change_control
-from tidesink.sinks.worker import Worker, run
+from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.worker.control import TableControl, change_control
+from tidesink.sinks.worker.observers import BatchStarted, RunReport, TableChanged, TableReport, WorkerEvent
+from tidesink.sinks.worker.retry import StopFlag
+from tidesink.sinks.worker.run import Worker, assembled, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.full import FULL
 from tidesink.config import load_config
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import compressed
 from tidesink.config import load_config
 from tidesink.events import Column, ColumnType, Op
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

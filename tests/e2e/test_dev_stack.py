@@ -23,7 +23,7 @@ from tests.servers import create_topics, delete_topic, local_stack
 from tidesink.dev.processes import LOOPBACK, accepts, free_ports, start_of
 from tidesink.dev.stack import Broker, DevStack, _run_format
 from tidesink.errors import DevStackError
-from tidesink.sinks.ivy import silent
+from tidesink.sinks.spark.jvm import silent
 
 pytestmark = pytest.mark.servers
 

@@ -15,7 +15,7 @@ from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tidesink.config import load_config
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,9 +17,7 @@ import pytest
 
 from tests.full import FULL
 from tidesink.errors import DevStackError
-from tidesink.sinks.ivy import fetch
-from tidesink.sinks.jar_set import Archive, JarSet
-from tidesink.sinks.spark_versions import Coordinate
+from tidesink.sinks.spark.jvm import Archive, Coordinate, JarSet, fetch
 
 pytestmark = pytest.mark.servers
 
@@ -130,9 +128,9 @@ def test_what_is_not_there_is_named_with_the_way_out(repository: Path) -> None:
 FETCH: Final = """
 import sys
 from pathlib import Path
-from tidesink.sinks.ivy import fetch
-from tidesink.sinks.jar_set import JarSet
-from tidesink.sinks.spark_versions import Coordinate
+from tidesink.sinks.spark.jvm import fetch
+from tidesink.sinks.spark.jvm import JarSet
+from tidesink.sinks.spark.jvm import Coordinate
 
 def slowly(folder: Path) -> None:
     print("half way", flush=True)

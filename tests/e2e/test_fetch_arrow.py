@@ -16,7 +16,7 @@ from tests.servers import create_topics, delete_topic, limit_messages
 from tidesink.dev.processes import free_ports
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.fetch import SCHEMA, FetchLimits, FetchRange, fetch
-from tidesink.sinks.offsets import KafkaOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets
 
 _PATIENCE = 60.0
 Record = tuple[bytes | None, bytes | None]

@@ -13,8 +13,8 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.row_checksum import checksum_of
 from tidesink.config import load_config
 from tidesink.events import Op, Row, TableId, TableSchema
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

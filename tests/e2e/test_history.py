@@ -27,10 +27,10 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import ChangeEvent, Message, Op, Row, TableId
-from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.targets.sql_target import SqlTarget
-from tidesink.sinks.worker import run
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN
+from tidesink.sinks.targets.sql.target import SqlTarget
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.run import run
 from tidesink.typemap.target_schema import MetadataKind
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.e2e.replay import Servers, final_state, replay, replay_config, wrong_
 from tests.full import FULL
 from tests.sessions import sqlite_driver
 from tidesink.config import load_config
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,12 +15,10 @@ from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
 from tests.full import FULL
 from tidesink.config import Config, load_config
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.assembly import assembled
-from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.retry import LONGEST_PAUSE
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.worker import Worker, run
+from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.retry import LONGEST_PAUSE, StopFlag
+from tidesink.sinks.worker.run import Worker, assembled, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ from tests.full import FULL
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import Column, ColumnType, Op, Row, TableId
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,7 +27,7 @@ from tidesink.config.targets import AVRO_PROTOCOLS
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from tests.letters import written_letters
 from tests.servers import create_topics
 from tidesink.config import load_config
 from tidesink.events import Row, Value
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

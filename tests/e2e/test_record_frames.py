@@ -13,9 +13,9 @@ from tests.full import FULL
 from tests.servers import create_topics
 from tidesink.dev.processes import free_ports
 from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, KafkaFetch, fetch
-from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.source import KafkaSource, translated_read_errors
+from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark.record_frames import RECORD_DDL
 
 if TYPE_CHECKING:

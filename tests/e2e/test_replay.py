@@ -16,9 +16,8 @@ from tests.e2e.replay import CONFIGURATIONS, Servers, final_state, replay, repla
 from tests.full import FULL
 from tidesink.config import load_config
 from tidesink.dev.lake_check import open_lake_table
-from tidesink.sinks.observers import Recorder
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.observers import Recorder, RunReport
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,9 +16,9 @@ from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tests.full import quick_on
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_connections import Connections
-from tidesink.sinks.targets.sql_target import SqlTarget
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.targets.sql.target import SqlTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

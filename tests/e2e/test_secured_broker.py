@@ -29,10 +29,9 @@ from tidesink.cli.kafka import Start, read_topic
 from tidesink.dev.processes import READY_SECONDS, free_ports, stop_daemons
 from tidesink.dev.stack import Broker
 from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.fetch import FetchLimits, FetchRange, KafkaFetch, fetch
-from tidesink.sinks.offsets import KafkaOffsets
-from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.source import KafkaSource, translated_read_errors
+from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

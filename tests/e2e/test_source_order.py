@@ -15,8 +15,8 @@ from tests.full import FULL, each, quick_on
 from tidesink.codecs.base import CodecOptions
 from tidesink.config import load_config
 from tidesink.events import Op, TableId
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,10 +15,10 @@ from tests.e2e.sql_compare import wrong_in_database
 from tests.full import FULL, quick_on
 from tidesink.config import load_config
 from tidesink.errors import ConfigError
-from tidesink.sinks.observers import Recorder
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.targets.sql_target import SqlTarget
-from tidesink.sinks.worker import run
+from tidesink.sinks.targets.sql.target import SqlTarget
+from tidesink.sinks.worker.observers import Recorder
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import ChangeEvent, Message
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.spark.task_errors import raised_task_errors
+from tidesink.sinks.spark.errors import raised_task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,9 +19,9 @@ from tests.servers import add_partitions, delete_topic
 from tidesink.config import load_config
 from tidesink.dev.processes import free_ports
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.report import RunReport, TableReport
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.worker import run
+from tidesink.sinks.worker.observers import RunReport, TableReport
+from tidesink.sinks.worker.retry import StopFlag
+from tidesink.sinks.worker.run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

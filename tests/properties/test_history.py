@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.full import TEST_ALL
 from tests.properties.test_source_order import SHAPE, TABLE, _frame
 from tidesink.events import ChangeEvent, Op, Position, Row
-from tidesink.sinks.history import (
+from tidesink.sinks.batch.modes import (
     FROM_COLUMN,
     TO_COLUMN,
     HistoryNames,
@@ -21,9 +21,9 @@ from tidesink.sinks.history import (
     instant_of,
     versions_of,
 )
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch, ReducedRow
-from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.sinks.targets.memory import MemoryTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,8 +163,8 @@ def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
 def test_spark_gives_the_same_history(
     spark: SparkSession, events: list[ChangeEvent], random: Any, at: int
 ) -> None:
-    from tidesink.sinks.history_spark import count, difference_frame
-    from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
+    from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
+    from tidesink.sinks.batch.history_frames import count, difference_frame
 
     random.shuffle(events)
     first, second = events[:at], events[at:]

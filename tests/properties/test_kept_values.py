@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.full import TEST_ALL
 from tidesink.events import UNAVAILABLE, ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 from tidesink.reduce import Key, Reduced, reduce
+from tidesink.sinks.batch.frame_reduction import reduce_frame
 from tidesink.sinks.batch.records import DELETE, UPSERT
-from tidesink.sinks.reduce_spark import reduce_frame
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:

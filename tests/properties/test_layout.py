@@ -14,9 +14,9 @@ from tests.columns import ID
 from tests.full import TEST_ALL
 from tidesink.errors import ConfigError, FilterError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
+from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
+from tidesink.sinks.batch.projection_frames import LaidOutColumns
 from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
-from tidesink.sinks.layout_spark import LaidOutColumns
-from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.row_filter import read_filter
 from tidesink.typemap.target_schema import TableShape, shape_of

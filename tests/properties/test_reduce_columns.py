@@ -27,8 +27,8 @@ from tidesink.events import (
     TableSchema,
 )
 from tidesink.reduce import Reduced, reduce
+from tidesink.sinks.batch.modes import versions_of
 from tidesink.sinks.batch.reduce import Reduction, key_hashes, reduce_tables
-from tidesink.sinks.history import versions_of
 
 TABLE = TableId("shop", "t")
 

@@ -17,7 +17,7 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import ChangeEvent, SequenceBy
 from tidesink.reduce import reduce
 from tidesink.sinks.targets.base import ReducedBatch, ReducedRow
-from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.sinks.targets.memory import MemoryTarget
 from tidesink.typemap.target_schema import RowKey, row_keyed, shape_of
 
 SHAPE = row_keyed(shape_of(SCHEMA))

@@ -11,8 +11,8 @@ from tests.decoded_batches import as_records
 from tests.unit.told_bed import ToldDdl
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import Message, TableId
-from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
 from tidesink.sinks.plans.shared_topic import SharedTopic
+from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,11 +13,10 @@ from tests.sessions import raw_frame
 from tests.unit.canal_messages import row_bytes
 from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
-from tidesink.sinks.accounting import account_of
-from tidesink.sinks.append_spark import append_frame
+from tidesink.sinks.batch.counts import account_of
 from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.records import ROW_KINDS
-from tidesink.sinks.change_log import (
+from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.modes import (
     COMMIT_TS,
     INDEX,
     OFFSET,
@@ -28,9 +27,10 @@ from tidesink.sinks.change_log import (
     UNAVAILABLE,
     log_shape,
 )
-from tidesink.sinks.layout_spark import LaidOutColumns
+from tidesink.sinks.batch.projection_frames import LaidOutColumns
+from tidesink.sinks.batch.records import ROW_KINDS
+from tidesink.sinks.batch.staging import append_frame
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.summary_spark import summarise
 from tidesink.typemap.projection import Layout, laid_out
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from tidesink.sinks.dead_letters_spark import bad_records
-from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.batch.letters import bad_records
+from tidesink.sinks.kafka.offsets import OffsetRange
 
 pytestmark = pytest.mark.spark
 

@@ -10,9 +10,8 @@ import pytest
 
 from tests.full import FULL
 from tests.sessions import WITH_TARGET
-from tidesink.sinks.class_archive import archive_options, class_archive
-from tidesink.sinks.ivy import all_connector_jars, spark_connector_jars
-from tidesink.sinks.java import find_java
+from tidesink.sinks.spark.jvm import all_connector_jars, find_java, spark_connector_jars
+from tidesink.sinks.spark.session import archive_options, class_archive
 from tidesink.sinks.targets import TARGETS
 
 if TYPE_CHECKING:

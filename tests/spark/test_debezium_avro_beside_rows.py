@@ -21,14 +21,13 @@ from tidesink.codecs import open_codec
 from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
-from tidesink.sinks.decoding import open_decoding
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.batch.counts import Place
+from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.frame_reduction import reduce_frame
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema
-from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.reduce_spark import reduce_frame
-from tidesink.sinks.source import KafkaSource
-from tidesink.sinks.summary import Place
-from tidesink.sinks.summary_spark import summarise
+from tidesink.sinks.schema_sources.open import open_decoding
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,11 +19,11 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.errors import ConfigError, DecodeError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.frame_reduction import reduce_frame
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.sinks.reduce_spark import reduce_frame
-from tidesink.sinks.summary import Place
-from tidesink.sinks.summary_spark import summarise
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,13 +10,14 @@ from tests.surroundings import surroundings
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.events import TableId
 from tidesink.schema_registry import subject
-from tidesink.sinks.decoding import Missed, open_decoding
-from tidesink.sinks.decoding_flat_avro import FlatAvroDecoding
-from tidesink.sinks.listener import StepRetried, WorkerEvent
-from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.retry import RetryPolicy
-from tidesink.sinks.summary import BatchSummary
-from tidesink.sinks.writer_schemas import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
+from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.schema_sources.base import Missed
+from tidesink.sinks.schema_sources.flat_avro import FlatAvroDecoding
+from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.schema_sources.registered import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
+from tidesink.sinks.worker.observers import StepRetried, WorkerEvent
+from tidesink.sinks.worker.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

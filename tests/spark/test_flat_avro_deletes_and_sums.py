@@ -11,11 +11,11 @@ from tests.unit.flat_avro_cases import TOPIC, TSO, change
 from tests.unit.test_row_checksum import SUMMED
 from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
+from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
 from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
 from tidesink.sinks.plans.flat_avro import lacks_checksums
-from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
-from tidesink.sinks.summary import BatchSummary, Doubt, Place
-from tidesink.sinks.summary_spark import summarise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,10 +25,10 @@ from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError
 from tidesink.events import ChangeEvent, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.append_spark import append_frame
 from tidesink.sinks.batch.decoded_frame import Decode
-from tidesink.sinks.change_log import OP, log_shape
-from tidesink.sinks.summary_spark import summarise
+from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.modes import OP, log_shape
+from tidesink.sinks.batch.staging import append_frame
 from tidesink.typemap.parse import target_reader
 from tidesink.typemap.target_schema import TableShape
 

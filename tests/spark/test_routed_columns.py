@@ -10,8 +10,8 @@ import pytest
 from tests.columns import ID
 from tidesink.config.models import Destination
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.routing_spark import RoutedColumns
-from tidesink.sinks.shape import Shard, TableShape, shape_of
+from tidesink.sinks.batch.projection_frames import RoutedColumns
+from tidesink.typemap.target_schema import Shard, TableShape, shape_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

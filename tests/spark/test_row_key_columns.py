@@ -19,8 +19,8 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import SchemaMismatchError
 from tidesink.events import ChangeEvent, DdlEvent, Event, Message, Op, Position, Row, WatermarkEvent
 from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
 from tidesink.sinks.plans.canal_json import canal_json_plan
-from tidesink.sinks.reduce_spark import reduce_frame, rows_to_apply
 from tidesink.typemap.target_schema import RowKey
 
 if TYPE_CHECKING:

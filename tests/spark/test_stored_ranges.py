@@ -9,7 +9,7 @@ import pytest
 from tests.decoded_batches import as_records
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import change
-from tidesink.sinks.batch.range_frames import reduced_ranges, release_stored
+from tidesink.sinks.batch.source import reduced_ranges, release_stored
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tidesink.errors import AccountingError
-from tidesink.sinks.accounting import Account, account_of
-from tidesink.sinks.summary import BatchSummary
+from tidesink.sinks.batch.counts import Account, BatchSummary, account_of
 
 
 def _summary() -> BatchSummary:

@@ -10,8 +10,8 @@ from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, T
 from tidesink.config.table_options import ChangePolicy
 from tidesink.events import ColumnType
-from tidesink.sinks.schema_policy import Policies
-from tidesink.sinks.targets.memory_target import CAPABILITIES
+from tidesink.sinks.batch.schema_changes import Policies
+from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.target_schema import ShapeColumn
 

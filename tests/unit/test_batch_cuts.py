@@ -9,14 +9,13 @@ from typing import Any, cast
 
 from tests.unit.config_samples import FLAT_AVRO, right
 from tidesink.events import TableId
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place, Truncate
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.progress import Progress
-from tidesink.sinks.ranges import OffsetRange
-from tidesink.sinks.source import KafkaRead
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.summary import BadRecord, BatchSummary, Place, Truncate
-from tidesink.sinks.targets.memory_target import MemoryTarget
+from tidesink.sinks.batch.source import KafkaRead
+from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.memory import MemoryTarget
+from tidesink.sinks.worker.retry import StopFlag
 
 T, P = TableId("s", "t"), Place("t", 0)
 

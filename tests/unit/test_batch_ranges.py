@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.ranges import (
+from tidesink.sinks.kafka.offsets import (
     FIRST_RECORD_BYTES,
     AddedPartitions,
     OffsetRange,
+    PartitionOffsets,
     RecordSize,
+    TopicOffsets,
     budget_of,
     check_continuity,
     cut_before,
@@ -23,6 +23,7 @@ from tidesink.sinks.ranges import (
     sample_size,
     topic_progress,
 )
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 
 
 def _available(*records: int) -> list[OffsetRange]:

@@ -11,10 +11,10 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
-from tidesink.sinks.decoding import Missed
-from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.summary import BadRecord, BatchSummary, Place
+from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.schema_sources.base import Missed
+from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 from tidesink.typemap.target_schema import ShapeColumn
 
 T = TableId("s", "t")

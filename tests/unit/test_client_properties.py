@@ -21,7 +21,7 @@ from tidesink.config.client_properties import (
 from tidesink.config.jaas import JaasSyntaxError, parse_jaas
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.kafka.consumers import open_consumer
-from tidesink.sinks.offsets import KafkaOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets
 
 PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"

@@ -18,7 +18,7 @@ import typer.main
 from tests.compose_files import COMPOSE, compose_file, env_example, service_environment, variables
 from tidesink.cli.main import app
 from tidesink.config import load_config
-from tidesink.sinks.ivy import cache_directory
+from tidesink.sinks.spark.jvm import cache_directory
 
 FILES: Final = ("stack.yaml", "worker.yaml")
 OURS: Final = [("stack.yaml", "worker"), ("stack.yaml", "workload"), ("worker.yaml", "worker")]

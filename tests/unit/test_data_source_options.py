@@ -13,7 +13,7 @@ import pytest
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, RowTypes, ValueOptions, op_array
 from tidesink.errors import ConfigError, SchemaMismatchError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.spark.change_rows import Projection, RowColumns, arrow_schema, spark_schema
 from tidesink.sinks.spark.data_source import ReadOptions, parse_offsets
 

@@ -16,10 +16,10 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.unapplied import altered_tables, unapplied
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.source import KafkaSource
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.topic_ddl import DdlStatement, TopicDdl, _statement, applied
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.schema_sources.topic_ddl import DdlStatement, TopicDdl, _statement, applied
+from tidesink.sinks.state.sql_store import SqlStateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,9 +10,8 @@ import pytest
 from tests.unit.told_bed import Bed
 from tidesink.config.models import Destination
 from tidesink.events import TableId
-from tidesink.sinks.decoding import Decoding
-from tidesink.sinks.layout import LaidOutDecoding
-from tidesink.sinks.routing import routed
+from tidesink.sinks.batch.projection import LaidOutDecoding, routed
+from tidesink.sinks.schema_sources.base import Decoding
 from tidesink.typemap.projection import Layout
 
 GOAL = TableId("all", "t")

@@ -9,10 +9,17 @@ import pytest
 
 from tidesink.dev.stack import APICURIO, KAFKA
 from tidesink.errors import ConfigError
-from tidesink.sinks import ivy
-from tidesink.sinks.ivy import MARKER, cache_directory, is_complete
-from tidesink.sinks.jar_set import JarSet, ivy_xml
-from tidesink.sinks.spark_versions import CONNECTORS, Coordinate, connector_set
+from tidesink.sinks.spark import jvm as ivy
+from tidesink.sinks.spark.jvm import (
+    CONNECTORS,
+    MARKER,
+    Coordinate,
+    JarSet,
+    cache_directory,
+    connector_set,
+    is_complete,
+    ivy_xml,
+)
 
 M = "{http://ant.apache.org/ivy/maven}"
 PINNED = (Coordinate("o.t", "two", "0.9"),)

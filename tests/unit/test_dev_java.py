@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidesink.errors import DevStackError
-from tidesink.sinks.java import JavaRuntime, find_java, java_environment
+from tidesink.sinks.spark.jvm import JavaRuntime, find_java, java_environment
 
 
 def _runtime(home: Path, version: str, *, release: bool = True) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.sinks.trust import jks, machine_authorities, write_trust_store
+from tidesink.sinks.spark.jvm import jks, machine_authorities, write_trust_store
 
 
 def _read_jks(data: bytes) -> list[tuple[str, bytes]]:

@@ -10,7 +10,7 @@ from tests.unit.told_bed import Bed, T, said
 from tidesink.config.table_options import ChangePolicy
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ToldNames, followed
-from tidesink.sinks.topic_ddl import told_by
+from tidesink.sinks.schema_sources.topic_ddl import told_by
 from tidesink.typemap.projection import Layout
 
 CREATE = "id INT PRIMARY KEY, name INT, phone INT"

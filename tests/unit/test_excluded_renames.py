@@ -10,14 +10,14 @@ from tests.unit.told_bed import Bed, said
 from tidesink.config.table_options import ChangePolicy, SchemaChanges
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.decoding_canal_json import _doubted, _RowWords
-from tidesink.sinks.modes import first_shape
+from tidesink.sinks.batch.modes import first_shape
+from tidesink.sinks.batch.schema_changes import Accepted, Judgement, Policies, judge
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.sinks.schema_policy import Accepted, Judgement, Policies, judge
-from tidesink.sinks.shape import TableShape, shape_of
+from tidesink.sinks.schema_sources.canal_json import _doubted, _RowWords
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.sinks.targets.memory_target import CAPABILITIES
+from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout, laid_out
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 TABLE = TableId("shop", "orders")
 CREATE = "id INT PRIMARY KEY, name INT, phone INT"

@@ -6,10 +6,9 @@ import json
 
 from tidesink.cli.status import filtered_lines
 from tidesink.events import TableId
-from tidesink.sinks.filtered import Filtered, filtered_of, least_watermark
-from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.state_store import TableStatus
-from tidesink.sinks.summary import BatchSummary
+from tidesink.sinks.batch.counts import BatchSummary, Filtered, filtered_of, least_watermark
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.state.store import TableStatus
 
 ORDERS = TableId("shop", "orders")
 ALTER = {"commit_ts": 5 << 18, "kind": "ALTER", "query": "ALTER TABLE t ADD c int"}

@@ -16,14 +16,15 @@ from tidesink.cli.table_plans import TablePlan, plan_of
 from tidesink.config import Config
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.foretelling import NO_NUL, change_limits, column_type, foretold, row_limits
-from tidesink.sinks.shape import Shard, TableShape
-from tidesink.sinks.targets import TARGETS, memory_target
-from tidesink.sinks.targets.foreseen import Limit, LimitKind
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.postgres_dialect import PostgresDialect
-from tidesink.sinks.targets.sql_dialect import Dialect
-from tidesink.sinks.targets.sql_limits import check_sql_shape
+from tidesink.sinks.targets import TARGETS
+from tidesink.sinks.targets import memory as memory_target
+from tidesink.sinks.targets.base import Limit, LimitKind
+from tidesink.sinks.targets.sql.columns import check_sql_shape
+from tidesink.sinks.targets.sql.dialect import Dialect
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.postgres import PostgresDialect
+from tidesink.sinks.worker.preflight import NO_NUL, change_limits, column_type, foretold, row_limits
+from tidesink.typemap.target_schema import Shard, TableShape
 
 TARGET: Final[dict[str, dict[str, Any]]] = {
     "delta": {"type": "delta", "path": "/lake"},

@@ -12,10 +12,15 @@ from typer.testing import CliRunner
 from tidesink.cli.main import app
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.heartbeat import EVERY_SECONDS, Heartbeat, seconds_since_beat
-from tidesink.sinks.listener import StepRetried, TableChanged
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.state_store import TableStatus, open_state_store
+from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
+from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.worker.observers import (
+    EVERY_SECONDS,
+    Heartbeat,
+    StepRetried,
+    TableChanged,
+    seconds_since_beat,
+)
 
 
 class Clock:

@@ -21,11 +21,9 @@ from tests.unit.written_rows import TABLE, arrow_batch, named, shape_with
 from tidesink.errors import EncodeError, TargetError, TransientTargetError
 from tidesink.events import ColumnType, TableId
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, TlsOptions
-from tidesink.sinks.targets.http_requests import Endpoint
-from tidesink.sinks.targets.http_slices import Slices, Stamp
-from tidesink.sinks.targets.http_target import table_url
-from tidesink.sinks.targets.store_ledger import LedgerEntry
-from tidesink.sinks.targets.task_outcomes import Sent
+from tidesink.sinks.targets.stream.http_endpoint import Endpoint, Slices, Stamp, table_url
+from tidesink.sinks.targets.stream.ledger import LedgerEntry
+from tidesink.sinks.targets.stream.table import Sent
 
 SHAPE = shape_with(
     named("big", ColumnType("bigint unsigned")),

@@ -7,7 +7,7 @@ import pytest
 from tests.contracts.targets_bed import shape
 from tidesink.errors import AccountingError
 from tidesink.sinks.targets.base import ApplyResult, ReducedBatch
-from tidesink.sinks.targets.iceberg_merge import sequenced_result
+from tidesink.sinks.targets.iceberg.merge import sequenced_result
 
 BATCH = ReducedBatch(shape(), upserts=3, deletes=2, sequenced=True)
 

@@ -14,10 +14,10 @@ from tidesink.config import IcebergSettings
 from tidesink.errors import AccountingError, ConfigError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.targets.base import ReducedBatch
-from tidesink.sinks.targets.iceberg_ledger import Entry, IcebergLedger
-from tidesink.sinks.targets.iceberg_merge import counts_beside, result_of
-from tidesink.sinks.targets.iceberg_target import place_of, try_target
-from tidesink.sinks.targets.lake_path import table_names
+from tidesink.sinks.targets.iceberg.ledger import Entry, IcebergLedger
+from tidesink.sinks.targets.iceberg.merge import counts_beside, result_of
+from tidesink.sinks.targets.iceberg.table import place_of, try_target
+from tidesink.sinks.targets.lake import table_names
 
 PROPERTIES = {"type": "hadoop", "warehouse": "./warehouse", "token": "s3cr3t", "cache-enabled": False}
 

@@ -10,9 +10,9 @@ from tests.unit.written_rows import arrow_batch, shape_with
 from tidesink.codecs.base import CodecOptions
 from tidesink.errors import TargetError, TransientTargetError
 from tidesink.events import Column, ColumnType
-from tidesink.sinks.targets.kafka_delivery import Delivery, Stamp, delivery_error, producer_settings
-from tidesink.sinks.targets.kafka_encoding import prepare
-from tidesink.sinks.targets.store_ledger import LedgerEntry
+from tidesink.sinks.targets.stream.encoding import prepare
+from tidesink.sinks.targets.stream.kafka import Delivery, Stamp, delivery_error, producer_settings
+from tidesink.sinks.targets.stream.ledger import LedgerEntry
 
 COMMIT_TS = 451_234_567_890_123_456
 SHAPE = shape_with(Column("note", ColumnType("text")))

@@ -16,11 +16,11 @@ from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import EncodeError, RegistryError, SchemaRefusedError, ValueNotStoredError
 from tidesink.events import ChangeEvent, Column, ColumnType, Message, Op
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.shape import TableShape
-from tidesink.sinks.targets.kafka_delivery import partition_of
-from tidesink.sinks.targets.kafka_encoding import Encoding, prepare
-from tidesink.sinks.targets.message_rows import MessageRows
+from tidesink.sinks.targets.stream.encoding import Encoding, prepare
+from tidesink.sinks.targets.stream.kafka import partition_of
+from tidesink.sinks.targets.stream.table import MessageRows
 from tidesink.typemap.parse import to_datetime
+from tidesink.typemap.target_schema import TableShape
 
 PROTOCOLS = ("flat-avro", "canal-json", "debezium-json", "debezium-avro")
 # TiCDC's own losses: what its protocol cannot carry is not looked for.

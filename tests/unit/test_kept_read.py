@@ -10,9 +10,9 @@ import pytest
 from tests.surroundings import no_fetch
 from tests.watched_lock import WatchedLock
 from tidesink.errors import SourceUnavailableError
-from tidesink.sinks.kept_read_spark import KeptRead
-from tidesink.sinks.ranges import OffsetRange, RecordSize
-from tidesink.sinks.source import KafkaSource
+from tidesink.sinks.batch.shared_reads import KeptRead
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
 
 RANGES = (OffsetRange("t", 0, 0, 9),)
 _SESSION = cast("Any", None)

@@ -11,13 +11,12 @@ import pytest
 
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.decoding import Decoding, ToldColumns
-from tidesink.sinks.known_columns import KnownColumns
-from tidesink.sinks.progress import Progress
-from tidesink.sinks.schema_policy import Judgement
-from tidesink.sinks.shape import TableShape, shape_of
-from tidesink.sinks.sql_state_store import SqlStateStore
+from tidesink.sinks.batch.schema_changes import Judgement, KnownColumns
+from tidesink.sinks.schema_sources.base import Decoding, ToldColumns
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.typemap.projection import Layout, laid_out
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 TABLE = TableId("shop", "orders")
 STATUS = Column("Status", ColumnType("varchar", length=9), default="new")

@@ -15,17 +15,16 @@ from tidesink.config import HttpSettings, KafkaSettings
 from tidesink.config.table_options import SchemaChanges
 from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.progress import Progress
-from tidesink.sinks.schema_policy import Policies, judge
-from tidesink.sinks.shape import shape_of
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.targets import http_target, kafka_target
+from tidesink.sinks.batch.schema_changes import Policies, judge
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
-from tidesink.sinks.targets.kafka_delivery import delivery_error
-from tidesink.sinks.targets.kafka_topics import admin_error
-from tidesink.sinks.targets.message_table import MessageTable
-from tidesink.sinks.targets.store_ledger import KIND, LedgerEntry, StoreLedger, ledger_name, sent_result
-from tidesink.sinks.targets.task_outcomes import Sent
+from tidesink.sinks.targets.stream import http_endpoint as http_target
+from tidesink.sinks.targets.stream import kafka as kafka_target
+from tidesink.sinks.targets.stream.kafka import admin_error, delivery_error
+from tidesink.sinks.targets.stream.ledger import KIND, LedgerEntry, StoreLedger, ledger_name, sent_result
+from tidesink.sinks.targets.stream.table import MessageTable, Sent
+from tidesink.typemap.target_schema import shape_of
 
 KAFKA: dict[str, Any] = {"type": "kafka", "brokers": "k:9092", "protocol": "canal-json"}
 HTTP: dict[str, Any] = {"type": "http", "url": "https://api.example.com/{schema}/{table}?token=s3cr3t"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidesink.errors import ProgressError
 from tidesink.events import TableId
-from tidesink.sinks.progress import (
+from tidesink.sinks.state.progress import (
     PartitionProgress,
     Progress,
     TopicProgress,

@@ -32,6 +32,7 @@ from tidesink.events import (
     TableSchema,
 )
 from tidesink.schema_registry.memory import MemorySchemaRegistry
+from tidesink.sinks.batch.counts import BatchSummary, Place
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.records import EventRules
@@ -39,8 +40,7 @@ from tidesink.sinks.batch.target_rows import DroppedById, TargetRows, default_va
 from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
-from tidesink.sinks.spark.task_errors import TaskError, task_error
-from tidesink.sinks.summary import BatchSummary, Place
+from tidesink.sinks.spark.errors import TaskError, task_error
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, merge_shape, shape_of
 

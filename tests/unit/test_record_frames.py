@@ -15,7 +15,7 @@ from tests.decoded_batches import as_records
 from tidesink.codecs.compression import Compression, compressed
 from tidesink.events import Message
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.ranges import OffsetRange
+from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.spark import record_frames
 from tidesink.sinks.spark.record_frames import RecordTask, opened_values, split_ranges
 

@@ -14,12 +14,12 @@ from tests.unit.worker_bed import surroundings
 from tidesink.config import Config
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.lane import Lane
-from tidesink.sinks.lanes import Lanes
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.surroundings import Surroundings
-from tidesink.sinks.table_control import NOTHING_ASKED, TableControl
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.control import NOTHING_ASKED, TableControl
+from tidesink.sinks.worker.discovery import Lanes
+from tidesink.sinks.worker.table_task import Lane
 
 SALES, LEGACY = TableId("sales", "orders"), TableId("legacy", "orders")
 HTTP = {"type": "http", "url": "http://127.0.0.1:1/x"}

@@ -8,9 +8,9 @@ from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.config import Config
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
-from tidesink.sinks.accounting import Account
+from tidesink.sinks.batch.counts import Account
 from tidesink.sinks.kafka.letter_store import Chosen
-from tidesink.sinks.replay import ReplayReport, replay
+from tidesink.sinks.worker.replay import ReplayReport, replay
 
 
 @pytest.mark.parametrize("mode", ["append", "history"])

@@ -12,13 +12,13 @@ from tests.unit.config_samples import CANAL_JSON, right
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.run import BatchPlan, Hold
-from tidesink.sinks.decoding import Renamed, ToldColumns
-from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.progress import Progress
-from tidesink.sinks.replay_batch import ReplayBatch
-from tidesink.sinks.shape import shape_of
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTarget
+from tidesink.sinks.kafka.offsets import TopicOffsets
+from tidesink.sinks.schema_sources.base import Renamed, ToldColumns
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTarget
+from tidesink.sinks.worker.replay import ReplayBatch
+from tidesink.sinks.worker.retry import StopFlag
+from tidesink.typemap.target_schema import shape_of
 
 TABLE = TableId("shop", "orders")
 SHAPE = shape_of(TableSchema(TABLE, (ID, Column("old", ColumnType("int")))))

@@ -15,8 +15,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.sinks.retry import Cooldown, RetryPolicy
-from tidesink.sinks.stopping import StopFlag, StopRequestedError
+from tidesink.sinks.worker.retry import Cooldown, RetryPolicy, StopFlag, StopRequestedError
 
 
 class _Flaky:

@@ -14,10 +14,10 @@ from tidesink.config.checks import SHARING_TARGETS
 from tidesink.config.models import Destination, Route
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.goals import Goals, shown_goal
-from tidesink.sinks.routing import routed_shape
-from tidesink.sinks.shape import Shard, shape_of
+from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.targets import TARGETS
+from tidesink.sinks.worker.preflight import Goals, shown_goal
+from tidesink.typemap.target_schema import Shard, shape_of
 
 SHARDS = {"match": r"shop_(\d+)\.(\w+)", "to": "shop.$2", "shard-column": "shard"}
 

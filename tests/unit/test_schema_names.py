@@ -11,11 +11,10 @@ from tests.columns import ID
 from tidesink.config.table_options import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.decoding import Decoding, Renamed, ToldColumns
-from tidesink.sinks.schema_names import ChangesWaitError, settle_names
-from tidesink.sinks.schema_policy import Accepted, Policies
-from tidesink.sinks.shape import TableShape, shape_of
-from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTable, MemoryTarget
+from tidesink.sinks.batch.schema_changes import Accepted, ChangesWaitError, Policies, settle_names
+from tidesink.sinks.schema_sources.base import Decoding, Renamed, ToldColumns
+from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTable, MemoryTarget
+from tidesink.typemap.target_schema import TableShape, shape_of
 
 TABLE = TableId("shop", "orders")
 

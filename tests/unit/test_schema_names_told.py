@@ -7,8 +7,7 @@ import pytest
 from tests.unit.told_bed import Bed, T, said
 from tidesink.config.table_options import ChangePolicy
 from tidesink.errors import SchemaRefusedError
-from tidesink.sinks.schema_names import ChangesWaitError, settle_names
-from tidesink.sinks.schema_policy import pending_of
+from tidesink.sinks.batch.schema_changes import ChangesWaitError, pending_of, settle_names
 from tidesink.typemap.projection import Layout
 
 AB = "id INT PRIMARY KEY, a INT, b INT"

@@ -14,13 +14,13 @@ from tidesink.config.table_checks import APPLYING_TARGETS, PASSING_TARGETS, show
 from tidesink.config.table_options import CHANGE_RULES, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.decoding import ToldColumns
-from tidesink.sinks.schema_policy import Accepted, Judgement, Policies, SchemaChange, judge, pending_of
-from tidesink.sinks.shape import TableShape, merge_shape, shape_of
+from tidesink.sinks.batch.schema_changes import Accepted, Judgement, Policies, SchemaChange, judge, pending_of
+from tidesink.sinks.schema_sources.base import ToldColumns
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.sinks.targets.memory_target import CAPABILITIES
+from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout
+from tidesink.typemap.target_schema import TableShape, merge_shape, shape_of
 
 TABLE = TableId("shop", "orders")
 NAME = Column("Name", ColumnType("varchar", length=20))

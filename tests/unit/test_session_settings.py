@@ -8,8 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tidesink.errors import ConfigError
-from tidesink.sinks.class_archive import archive_options
-from tidesink.sinks.session import FIXED, LOSES, local_cores, session_settings
+from tidesink.sinks.spark.session import FIXED, LOSES, archive_options, local_cores, session_settings
 
 
 def test_what_values_depend_on_stays() -> None:

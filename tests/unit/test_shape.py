@@ -7,8 +7,7 @@ import pytest
 from tidesink.ddl.catalog import TableDefinitions, parse_create_table
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.shape import TableShape, merge_shape, quoted, shape_of, wider_ddl
-from tidesink.typemap.target_schema import with_defaults
+from tidesink.typemap.target_schema import TableShape, merge_shape, quoted, shape_of, wider_ddl, with_defaults
 
 
 def table(columns: str) -> TableSchema:

@@ -11,12 +11,12 @@ import pytest
 
 from tidesink.errors import StaleProgressError
 from tidesink.events import TableId
-from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.shape import Shard
-from tidesink.sinks.targets.delta_ledger import APPLICATION, Ledger, application_of
-from tidesink.sinks.targets.delta_log import Commit, DeltaLog
-from tidesink.sinks.targets.iceberg_ledger import LEDGER, SHARED_ROWS, IcebergLedger
-from tidesink.sinks.targets.iceberg_table import TableState
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.targets.delta.ledger import APPLICATION, Ledger, application_of
+from tidesink.sinks.targets.delta.log import Commit, DeltaLog
+from tidesink.sinks.targets.iceberg.jvm import TableState
+from tidesink.sinks.targets.iceberg.ledger import LEDGER, SHARED_ROWS, IcebergLedger
+from tidesink.typemap.target_schema import Shard
 
 A, B = TableId("shop_1", "orders"), TableId("shop_2", "orders")
 # Written by tidesink before it knew shards; never to be changed here.

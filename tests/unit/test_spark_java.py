@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.sinks.java import JavaRuntime
-from tidesink.sinks.spark_java import spark_java_environment
+from tidesink.sinks.spark.jvm import JavaRuntime
+from tidesink.sinks.spark.session import spark_java_environment
 
 
 @pytest.fixture(autouse=True)

@@ -23,14 +23,16 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.targets import mysql_connection, mysql_errors, postgres_errors, target_module
-from tidesink.sinks.targets.identifier import quote_mysql, quote_postgres, text_mysql, text_postgres
-from tidesink.sinks.targets.mysql_merge import check_upserted, is_computed
-from tidesink.sinks.targets.sql_columns import plan_columns
-from tidesink.sinks.targets.sql_csv import CsvLines
-from tidesink.sinks.targets.sql_dialect import Merge
-from tidesink.sinks.targets.sql_endpoint import Endpoint, endpoint_of
-from tidesink.sinks.targets.sql_place import place_in
+from tidesink.sinks.targets import target_module
+from tidesink.sinks.targets.sharing import quote_mysql, quote_postgres, text_mysql, text_postgres
+from tidesink.sinks.targets.sql import mysql as mysql_connection
+from tidesink.sinks.targets.sql import mysql_merge as mysql_errors
+from tidesink.sinks.targets.sql import postgres_merge as postgres_errors
+from tidesink.sinks.targets.sql.columns import plan_columns
+from tidesink.sinks.targets.sql.dialect import Merge
+from tidesink.sinks.targets.sql.load import CsvLines
+from tidesink.sinks.targets.sql.location import Endpoint, endpoint_of, place_in
+from tidesink.sinks.targets.sql.mysql_merge import check_upserted, is_computed
 
 POSTGRES = {
     "type": "postgres",
@@ -274,7 +276,7 @@ def test_what_a_mysql_server_may_refuse_has_a_remedy(code: str, remedy: str) -> 
 def test_a_cut_commit_is_unknown_and_a_refused_one_is_not(errors: Any) -> None:
     assert isinstance(errors.error_of("", table="t", committing=True), CommitUnknownError)
     assert isinstance(errors.error_of("", table="t"), TransientTargetError)
-    unique = {"postgres_errors": "23505", "mysql_errors": "1062"}[errors.__name__.rpartition(".")[2]]
+    unique = {"postgres_merge": "23505", "mysql_merge": "1062"}[errors.__name__.rpartition(".")[2]]
     assert type(errors.error_of(unique, table="t", committing=True)) is TargetError
     assert errors.code_of(ValueError("not the database's")) is None
 

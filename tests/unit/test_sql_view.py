@@ -6,13 +6,12 @@ import pytest
 
 from tests.contracts.targets_bed import shape
 from tidesink.events import TableId
-from tidesink.sinks.change_log import OP, log_shape
-from tidesink.sinks.history import HistoryNames, history_shape
-from tidesink.sinks.shape import TableShape
+from tidesink.sinks.batch.modes import OP, HistoryNames, history_shape, log_shape
 from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.mysql_dialect import MysqlDialect
-from tidesink.sinks.targets.sql_place import place_in
-from tidesink.sinks.targets.sql_view import SqlView, living_query
+from tidesink.sinks.targets.sql.location import place_in
+from tidesink.sinks.targets.sql.mysql import MysqlDialect
+from tidesink.sinks.targets.sql.table import SqlView, living_query
+from tidesink.typemap.target_schema import TableShape
 
 SHAPE = shape()
 DIALECT = MysqlDialect()

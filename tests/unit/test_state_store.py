@@ -13,7 +13,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from tidesink.sinks.sql_state_store import SqlStateStore, _made_by_others
+from tidesink.sinks.state.sql_store import SqlStateStore, _made_by_others
 
 
 @pytest.mark.parametrize(

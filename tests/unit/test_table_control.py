@@ -6,10 +6,16 @@ import threading
 from pathlib import Path
 
 from tidesink.events import TableId
-from tidesink.sinks.pauses import Pauses
-from tidesink.sinks.schema_policy import Pending, SchemaChange
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.table_control import NOTHING_ASKED, Requests, TableControl, change_control, read_controls
+from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.control import (
+    NOTHING_ASKED,
+    Pauses,
+    Requests,
+    TableControl,
+    change_control,
+    read_controls,
+)
 
 ORDERS, ITEMS = TableId("shop", "orders"), TableId("a.b", 'c"d')
 CHANGE = SchemaChange("add", "label", after="varchar(9)")

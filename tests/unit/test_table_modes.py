@@ -13,8 +13,7 @@ from tidesink.config.table_checks import MODE_TARGETS
 from tidesink.config.table_options import TableMode
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
-from tidesink.sinks.history import FROM_COLUMN, TO_COLUMN
-from tidesink.sinks.modes import kept_shape, names_of
+from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, kept_shape, names_of
 from tidesink.sinks.targets import TARGETS
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidesink.sinks.targets.identifier import path_segment, quote_identifier, quote_path, quote_text
+from tidesink.sinks.targets.sharing import path_segment, quote_identifier, quote_path, quote_text
 
 
 def test_backquotes_are_doubled() -> None:

@@ -13,14 +13,8 @@ from pyspark.errors import PythonException
 
 from tidesink.config.changefeed.resolve import ChangefeedRefusedError
 from tidesink.errors import SourceError, SourceUnavailableError, TidesinkError
-from tidesink.sinks.source import translated_read_errors
-from tidesink.sinks.spark.task_errors import (
-    Reporting,
-    TaskError,
-    raised_task_errors,
-    reported,
-    task_error,
-)
+from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.spark.errors import Reporting, TaskError, raised_task_errors, reported, task_error
 
 # As Spark puts a task's traceback into an exception of its own.
 _SPARK = "Job aborted due to stage failure: Task 0 failed: PythonException: {}\n\nDriver stacktrace:"

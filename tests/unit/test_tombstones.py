@@ -10,13 +10,12 @@ import pytest
 
 from tests.contracts.targets_bed import ID, NAME, TABLE, shape
 from tidesink.errors import TargetError
-from tidesink.sinks.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.state_store import TableStatus
-from tidesink.sinks.tally import Tally
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.state.store import TableStatus
 from tidesink.sinks.targets.base import Collected, ReducedBatch, ReducedRow, RowSequence
-from tidesink.sinks.targets.memory_target import MemoryTable, MemoryTarget
-from tidesink.sinks.tombstones import Tombstones, next_horizon
+from tidesink.sinks.targets.memory import MemoryTable, MemoryTarget
+from tidesink.sinks.worker.table_task import Tally, Tombstones, next_horizon
 
 SECOND = 1000 << 18
 SHAPE = shape(ID, NAME)

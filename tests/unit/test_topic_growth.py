@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.topic_growth import TopicGrowth, held_back
+from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicGrowth, TopicOffsets, held_back
+from tidesink.sinks.state.sql_store import SqlStateStore
 
 
 @pytest.fixture

@@ -8,9 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidesink.events import TableId
-from tidesink.sinks.offsets import PartitionOffsets, TopicOffsets
-from tidesink.sinks.ranges import OffsetRange, RecordSize, furthest, up_to
-from tidesink.sinks.topic_reads import MOST_KEPT, Limits, PlannedRead, TopicReads
+from tidesink.sinks.batch.shared_reads import MOST_KEPT, Limits, PlannedRead, TopicReads
+from tidesink.sinks.kafka.offsets import (
+    OffsetRange,
+    PartitionOffsets,
+    RecordSize,
+    TopicOffsets,
+    furthest,
+    up_to,
+)
 
 Offsets = Mapping[int, int]
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tests.surroundings import no_fetch
-from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
-from tidesink.sinks.source import KafkaSource
-from tidesink.sinks.topics import Topics
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
 
 FOUND = TopicOffsets("t", "one", {0: PartitionOffsets(0, 3)})
 

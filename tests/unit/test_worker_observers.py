@@ -8,22 +8,24 @@ import pytest
 
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
-from tidesink.sinks.accounting import Account
+from tidesink.sinks.batch.counts import Account, Doubt, Place
 from tidesink.sinks.batch.run import BatchOutcome
-from tidesink.sinks.listener import (
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.store import TableState, TableStatus
+from tidesink.sinks.worker.observers import (
     BatchApplied,
     BatchStarted,
     Listeners,
+    LogListener,
+    MetricsListener,
+    Recorder,
+    RunReport,
     StepRetried,
     TableChanged,
+    TableReport,
     WorkerEvent,
 )
-from tidesink.sinks.observers import LogListener, MetricsListener, Recorder
-from tidesink.sinks.progress import Progress
-from tidesink.sinks.report import RunReport, TableReport
-from tidesink.sinks.state_store import TableState, TableStatus
-from tidesink.sinks.summary import Doubt, Place
-from tidesink.sinks.tally import Tally
+from tidesink.sinks.worker.table_task import Tally
 
 TABLE = TableId("shop", "orders")
 APPLIED = BatchApplied(

@@ -14,11 +14,11 @@ from tests.unit.worker_bed import surroundings
 from tidesink.errors import RegistryError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
-from tidesink.sinks.report import RunReport
-from tidesink.sinks.sql_state_store import SqlStateStore
-from tidesink.sinks.table_control import TableControl, change_control
-from tidesink.sinks.worker import Worker
+from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.state.sql_store import SqlStateStore
+from tidesink.sinks.worker.control import TableControl, change_control
+from tidesink.sinks.worker.observers import RunReport
+from tidesink.sinks.worker.run import Worker
 
 FIRST, SECOND = TableId("shop", "first"), TableId("shop", "second")
 HTTP: Final = {"type": "http", "url": "http://127.0.0.1:1/x"}

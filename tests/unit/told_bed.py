@@ -9,12 +9,18 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.config.table_options import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
-from tidesink.sinks.decoding_canal_json import CanalJsonDecoding
-from tidesink.sinks.layout import LaidOutDecoding
-from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
-from tidesink.sinks.schema_policy import Pending, Policies, judge
-from tidesink.sinks.targets.memory_target import CAPABILITIES, MemoryTarget
-from tidesink.sinks.topic_ddl import ToldTable, told_by
+from tidesink.sinks.batch.projection import LaidOutDecoding
+from tidesink.sinks.batch.schema_changes import (
+    ChangesWaitError,
+    Pending,
+    Policies,
+    judge,
+    settle_names,
+    told_of,
+)
+from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
+from tidesink.sinks.schema_sources.topic_ddl import ToldTable, told_by
+from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTarget
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import ZeroDate
 

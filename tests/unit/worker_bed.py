@@ -8,13 +8,12 @@ from typing import Any, cast
 from tests.surroundings import no_fetch
 from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
-from tidesink.sinks.failpoints import Failpoints
-from tidesink.sinks.listener import Listeners
-from tidesink.sinks.source import KafkaSource
-from tidesink.sinks.state_store import StateStore
-from tidesink.sinks.stopping import StopFlag
-from tidesink.sinks.surroundings import Surroundings
-from tidesink.sinks.topics import Topics
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.state.store import StateStore
+from tidesink.sinks.worker.context import Failpoints, Surroundings
+from tidesink.sinks.worker.observers import Listeners
+from tidesink.sinks.worker.retry import StopFlag
 
 
 class _Session:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tidesink.sinks.kafka.letter_store import Chosen, RecordGroup
-    from tidesink.sinks.replay import ReplayReport
+    from tidesink.sinks.worker.replay import ReplayReport
 
 
 app = typer.Typer(
@@ -169,7 +169,7 @@ def replay(
     others stay, with today's reason. No worker may run. Exit code 3 where some letters stay.
     """
     from tidesink.sinks.kafka.letter_store import Chosen
-    from tidesink.sinks.replay import replay as replayed
+    from tidesink.sinks.worker.replay import replay as replayed
 
     settings = chosen_config(None, config)
     table = _judged(settings, table)
@@ -194,7 +194,7 @@ def _judged(config: Config, name: str) -> str:
         ConfigError: it is none, or takes no replay.
         StaleProgressError: a worker of the pipeline runs.
     """
-    from tidesink.sinks.replay import refuse_replay
+    from tidesink.sinks.worker.replay import refuse_replay
 
     worked_on = tables_worked_on(config)
     if worked_on:
@@ -354,8 +354,8 @@ def show_event(
 
 
 def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
-    from tidesink.sinks.ddl_events import load_ddl
     from tidesink.sinks.kafka.letter_store import moment
+    from tidesink.sinks.state.ddl_events import load_ddl
 
     tables = tables_worked_on(config)
     if not tables:

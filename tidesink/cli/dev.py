@@ -40,14 +40,14 @@ from tidesink.cli.terminal import (
 )
 from tidesink.dev.stack import CONTROLLER_PORT, DIRECTORY, KAFKA_PORT, REGISTRY_PORT, DevStack
 from tidesink.dev.workload import WorkloadReport
-from tidesink.sinks.class_archive import make_class_archive
-from tidesink.sinks.ivy import all_connector_jars, jar_directory
-from tidesink.sinks.listener import BatchApplied, BatchStarted, StepRetried, WorkerEvent
+from tidesink.sinks.spark.jvm import all_connector_jars, jar_directory
+from tidesink.sinks.spark.session import make_class_archive
+from tidesink.sinks.worker.observers import BatchApplied, BatchStarted, StepRetried, WorkerEvent
 
 if TYPE_CHECKING:
     from tidesink.dev.demo import DemoResult
     from tidesink.dev.lake_check import TableCheck
-    from tidesink.sinks.report import TableReport
+    from tidesink.sinks.worker.observers import TableReport
 
 
 app = typer.Typer(

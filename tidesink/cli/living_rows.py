@@ -10,10 +10,10 @@ from tidesink.config import Config
 from tidesink.events import TableId
 from tidesink.sinks.targets import target_module
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
-from tidesink.sinks.targets.identifier import quote_identifier, quote_mysql, quote_path, quote_postgres
-from tidesink.sinks.targets.lake_path import table_names
-from tidesink.sinks.targets.sql_place import place_in
-from tidesink.sinks.targets.sql_target import view_name
+from tidesink.sinks.targets.lake import table_names
+from tidesink.sinks.targets.sharing import quote_identifier, quote_mysql, quote_path, quote_postgres
+from tidesink.sinks.targets.sql.location import place_in
+from tidesink.sinks.targets.sql.target import view_name
 from tidesink.typemap.target_schema import TableShape
 
 _Quote = Callable[[str], str]

@@ -31,8 +31,7 @@ from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.version import __version__
 
 if TYPE_CHECKING:
-    from tidesink.sinks.listener import Listener
-    from tidesink.sinks.report import RunReport, TableReport
+    from tidesink.sinks.worker.observers import Listener, RunReport, TableReport
 
 
 class Until(str, Enum):
@@ -62,7 +61,7 @@ def run_worker(
         raise ConfigError("--until and --batches exclude each other: keep one")
     log_to_stderr(log)
     listeners = [_listener(log, settings), *_metrics(metrics_host, metrics_port)]
-    from tidesink.sinks.worker import run
+    from tidesink.sinks.worker.run import run
 
     note(f"{settings.pipeline}: starting Spark")
     try:
@@ -79,7 +78,7 @@ def run_worker(
 
 def _listener(log: LogFormat, config: Config) -> Listener:
     from tidesink.cli.terminal import ProgressLines
-    from tidesink.sinks.observers import LogListener
+    from tidesink.sinks.worker.observers import LogListener
 
     if log is LogFormat.JSON:
         return LogListener()
@@ -91,7 +90,7 @@ def _metrics(host: str, port: int | None) -> list[Listener]:
         return []
     from prometheus_client import start_http_server
 
-    from tidesink.sinks.observers import MetricsListener
+    from tidesink.sinks.worker.observers import MetricsListener
 
     metrics = MetricsListener()
     try:

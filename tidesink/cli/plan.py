@@ -34,7 +34,7 @@ from tidesink.config.fields import without_secrets
 from tidesink.config.table_checks import untold_changes
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.goals import Goals
+from tidesink.sinks.worker.preflight import Goals
 
 _TOLD: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
@@ -279,7 +279,7 @@ def _registry(config: Config) -> str:
 
 
 def _state_store(config: Config) -> str:
-    from tidesink.sinks.state_store import open_state_store
+    from tidesink.sinks.state.sql_store import open_state_store
 
     store = open_state_store(config.state)
     try:

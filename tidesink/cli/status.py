@@ -33,8 +33,8 @@ from tidesink.events import TableId, physical_ms
 
 if TYPE_CHECKING:
     from tidesink.config.table_options import ChangePolicy
-    from tidesink.sinks.state_store import StateStore, TableStatus
-    from tidesink.sinks.table_control import TableControl
+    from tidesink.sinks.state.store import StateStore, TableStatus
+    from tidesink.sinks.worker.control import TableControl
 
 
 T = TypeVar("T")
@@ -101,14 +101,14 @@ def _show_life(config: Config, alive_within: float, output: OutputFormat) -> Non
 
 def seconds_since_turn(config: Config) -> float | None:
     """How long ago the worker's loop turned; None where none works."""
-    from tidesink.sinks.heartbeat import seconds_since_beat
+    from tidesink.sinks.worker.observers import seconds_since_beat
 
     return _asked(config, lambda store: seconds_since_beat(store, config.pipeline))
 
 
 def _asked_to_rest(config: Config, found: tuple[TableStatus, ...]) -> list[TableId]:
     """The tables that were asked to rest and do not yet."""
-    from tidesink.sinks.table_control import read_controls
+    from tidesink.sinks.worker.control import read_controls
 
     asked = _asked(config, lambda store: read_controls(store, config.pipeline)) or {}
     resting = {entry.table for entry in found if entry.details.get("rests")}
@@ -137,7 +137,7 @@ def read_statuses(config: Config) -> tuple[TableStatus, ...]:
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
     """The store's answer; None where there is no store yet, which asking must not make."""
-    from tidesink.sinks.state_store import open_state_store
+    from tidesink.sinks.state.sql_store import open_state_store
 
     if "://" not in config.state and not Path(config.state).exists():
         return None
@@ -317,7 +317,7 @@ def _ask(
     change: Callable[[TableId, TableStatus | None], Callable[[TableControl], TableControl]],
 ) -> list[Asked]:
     """Ask something of each table; of none where one of them cannot be asked."""
-    from tidesink.sinks.table_control import change_control
+    from tidesink.sinks.worker.control import change_control
 
     with worked_with(config) as store:
         found = {status.table: status for status in store.statuses(config.pipeline)}
@@ -376,7 +376,7 @@ def accept_restored(
     The next worker reads what came since from Kafka anew. It holds for this one going back, not for a later
     one.
     """
-    from tidesink.sinks.restored import accept_restored
+    from tidesink.sinks.worker.control import accept_restored
 
     settings = chosen_config(None, config_option)
     with worked_with(settings) as store:
@@ -397,7 +397,7 @@ def worked_with(config: Config) -> Iterator[StateStore]:
         ConfigError: no worker ever made it.
         StateStoreError: it does not answer.
     """
-    from tidesink.sinks.state_store import open_state_store
+    from tidesink.sinks.state.sql_store import open_state_store
 
     if "://" not in config.state and not Path(config.state).exists():
         raise ConfigError("no worker ever ran: tidesink run makes the state store", state=config.state)

@@ -21,12 +21,10 @@ from tidesink.ddl.history import ToldNames, followed, left_out_too
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
-from tidesink.sinks.foretelling import column_type, foretold
-from tidesink.sinks.modes import kept_shape
-from tidesink.sinks.routing import routed_shape
-from tidesink.sinks.schema_policy import doubt_of
-from tidesink.sinks.targets.base import OWN_COLUMNS
-from tidesink.sinks.targets.foreseen import Foreseen, Limit
+from tidesink.sinks.batch.modes import kept_shape, routed_shape
+from tidesink.sinks.batch.schema_changes import doubt_of
+from tidesink.sinks.targets.base import OWN_COLUMNS, Foreseen, Limit
+from tidesink.sinks.worker.preflight import column_type, foretold
 from tidesink.typemap.projection import laid_out
 from tidesink.typemap.render import CALENDAR_READERS, type_words
 from tidesink.typemap.table import row_of

@@ -27,11 +27,10 @@ from tidesink.dev.workload import WorkloadOptions, WorkloadReport, write_workloa
 from tidesink.dev.workload.shop import load_expected
 from tidesink.errors import DevStackError
 from tidesink.schema_registry import open_registry
-from tidesink.sinks.ivy import spark_connector_jars
+from tidesink.sinks.spark.jvm import spark_connector_jars
 
 if TYPE_CHECKING:
-    from tidesink.sinks.listener import Listener
-    from tidesink.sinks.report import RunReport
+    from tidesink.sinks.worker.observers import Listener, RunReport
 
 Say = Callable[[str], None]
 
@@ -231,7 +230,7 @@ def _config(options: DemoOptions, directory: Path, addresses: StackAddresses) ->
 
 
 def _work(config: Config, listeners: tuple[Listener, ...]) -> RunReport:
-    from tidesink.sinks.worker import run
+    from tidesink.sinks.worker.run import run
 
     report = run(config, until="drained", listeners=listeners)
     if report.interrupted:

@@ -38,10 +38,7 @@ from tidesink.dev.processes import (
     wait_ready,
 )
 from tidesink.errors import DevStackError
-from tidesink.sinks.ivy import Progress, fetch, silent
-from tidesink.sinks.jar_set import Archive, JarSet
-from tidesink.sinks.java import find_java
-from tidesink.sinks.spark_versions import Coordinate
+from tidesink.sinks.spark.jvm import Archive, Coordinate, JarSet, Progress, fetch, find_java, silent
 
 DIRECTORY: Final = Path(".tidesink")
 KAFKA_PORT: Final = 9092

@@ -66,7 +66,7 @@ from tidesink.sinks.batch.records import (
 )
 from tidesink.sinks.batch.reduce import row_keys
 from tidesink.sinks.batch.target_rows import TargetRows
-from tidesink.sinks.spark.task_errors import Reporting
+from tidesink.sinks.spark.errors import Reporting
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:

@@ -27,36 +27,48 @@ from tidesink.errors import (
     TransientTargetError,
 )
 from tidesink.reduce import mixed_message
-from tidesink.sinks.accounting import Account, account_of
+from tidesink.sinks.batch.counts import (
+    Account,
+    BadRecord,
+    BatchSummary,
+    Doubt,
+    Filtered,
+    Place,
+    account_of,
+    filtered_of,
+)
+from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.letters import bad_records, keep_ddl, write_bad_records
+from tidesink.sinks.batch.modes import kept_shape, names_of, row_shape
+from tidesink.sinks.batch.projection_frames import leaving_out, on_delete, stamped
 from tidesink.sinks.batch.records import EventRules
+from tidesink.sinks.batch.schema_changes import (
+    Accepted,
+    ChangesWaitError,
+    Judgement,
+    KnownColumns,
+    Pending,
+    Policies,
+    judge,
+    settle_names,
+    told_of,
+)
+from tidesink.sinks.batch.source import KafkaRead, RecordReader, translated_read_errors
+from tidesink.sinks.batch.staging import rows_to_write, staged_frame
 from tidesink.sinks.batch.tasks import RangeTask
-from tidesink.sinks.batch_progress import next_progress
-from tidesink.sinks.ddl_spark import keep_ddl
-from tidesink.sinks.dead_letters_spark import bad_records, write_bad_records
-from tidesink.sinks.decoding import Decoding, Missed
-from tidesink.sinks.filtered import Filtered, filtered_of
 from tidesink.sinks.kafka.dead_letters import LetterStamp
-from tidesink.sinks.known_columns import KnownColumns
-from tidesink.sinks.left_out_spark import leaving_out
-from tidesink.sinks.metadata_spark import on_delete, stamped
-from tidesink.sinks.modes import kept_shape, names_of, row_shape
-from tidesink.sinks.offsets import TopicOffsets
-from tidesink.sinks.progress import Progress
-from tidesink.sinks.ranges import OffsetRange, cut_before
-from tidesink.sinks.schema_names import ChangesWaitError, settle_names, told_of
-from tidesink.sinks.schema_policy import Accepted, Judgement, Pending, Policies, judge
-from tidesink.sinks.shape import TableShape
-from tidesink.sinks.source import KafkaRead, RecordReader, translated_read_errors
-from tidesink.sinks.staging_spark import rows_to_write, staged_frame
-from tidesink.sinks.summary import BadRecord, BatchSummary, Doubt
-from tidesink.sinks.summary_spark import summarise
-from tidesink.sinks.surroundings import Surroundings
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before
+from tidesink.sinks.schema_sources.base import Decoding, Missed
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, TargetTable
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import TableConfig
+
 
 # Each new plan knows more than the last; a batch that still lacks something after so many has met a fault.
 MOST_PLANS: Final = 8
@@ -130,7 +142,7 @@ class Reduction:
 
     def release(self) -> None:
         """Let go of what Spark keeps for the batch."""
-        from tidesink.sinks.batch.range_frames import release_stored
+        from tidesink.sinks.batch.source import release_stored
 
         if self.stored is None:
             self.frame.unpersist()
@@ -237,7 +249,7 @@ class Batch:
         return None if task is None else task.of_batch(plan.found.topic_id, self._rules())
 
     def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
-        from tidesink.sinks.batch.range_frames import reduced_ranges, release_stored
+        from tidesink.sinks.batch.source import reduced_ranges, release_stored
 
         checkpoint = self._around.target.capabilities.rereads
         with self._step("read"):
@@ -466,3 +478,42 @@ def _released_on_error(release: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         release()
         raise
+
+
+def next_progress(hold: Hold, reduction: Reduction) -> Progress:
+    """What will be applied once the batch is."""
+    before, plan, summary = hold.progress, reduction.plan, reduction.summary
+    return replace(
+        before,
+        epoch=hold.epoch,
+        batch=before.batch + 1,
+        topics={**before.topics, plan.found.topic: _topic_progress(before, plan, summary)},
+        commit_ts=_later(before.commit_ts, summary.max_commit_ts),
+    )
+
+
+def _topic_progress(before: Progress, plan: BatchPlan, summary: BatchSummary) -> TopicProgress:
+    topic = plan.found.topic
+    old = before.topics[topic].partitions if topic in before.topics else {}
+    new = {
+        part.partition: _partition_progress(old.get(part.partition), part, summary) for part in plan.ranges
+    }
+    return TopicProgress(topic, plan.found.topic_id, {**old, **new})
+
+
+def _partition_progress(
+    old: PartitionProgress | None, part: OffsetRange, summary: BatchSummary
+) -> PartitionProgress:
+    here = summary.places.get(Place(part.topic, part.partition))
+    return PartitionProgress(
+        next_offset=part.end,
+        low_water_offset=part.end,
+        applied_commit_ts=_later(
+            old.applied_commit_ts if old else None, here.max_commit_ts if here else None
+        ),
+        watermark=_later(old.watermark if old else None, here.watermark if here else None),
+    )
+
+
+def _later(*moments: int | None) -> int | None:
+    return max((moment for moment in moments if moment is not None), default=None)

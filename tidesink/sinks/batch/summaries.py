@@ -1,6 +1,6 @@
 """The counts of a batch, by the tasks that made it: a summary a range, and one of all.
 
-They are what ``summary_spark.summarise`` counts in a reduced frame, without another look at its rows.
+They are what ``batch.frame_counts.summarise`` counts in a reduced frame, without another look at its rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import ChangeTable
 from tidesink.events import Op
+from tidesink.sinks.batch.counts import (
+    SUMS,
+    BadRecord,
+    BatchSummary,
+    Place,
+    PlaceSummary,
+    Truncate,
+    distinct,
+    greatest,
+    least,
+)
 from tidesink.sinks.batch.records import (
     BAD,
     DDL,
@@ -25,17 +36,6 @@ from tidesink.sinks.batch.records import (
     OtherRecord,
 )
 from tidesink.sinks.batch.reduce import Reduction
-from tidesink.sinks.summary import (
-    SUMS,
-    BadRecord,
-    BatchSummary,
-    Place,
-    PlaceSummary,
-    Truncate,
-    distinct,
-    greatest,
-    least,
-)
 from tidesink.typemap.target_schema import TableShape
 
 _DATES: Final = ("date", "timestamp", "timestamp_ntz")

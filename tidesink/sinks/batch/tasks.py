@@ -3,7 +3,7 @@
 It runs in a Python worker and needs no Spark itself. The records are fetched with librdkafka, decoded by the
 codec's ``decode_batch``, reduced to one row a key, and put into the columns of the table's shape. What comes
 out is one row for each payload (``PACKED_DDL``): counts for the driver, and the rows of the reduced frame
-(``reduce_spark`` has its columns) as an Arrow IPC stream. No row passes through the driver.
+(``batch.frame_reduction`` has its columns) as an Arrow IPC stream. No row passes through the driver.
 
 One key lives in one partition under ``sequence_by: kafka``, so that a range is reduced by itself;
 ``mixed_hashes`` finds the keys that came in two.
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
+from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
@@ -39,8 +40,7 @@ from tidesink.sinks.batch.reduce import Order, ReducedTable, key_hashes, reduce_
 from tidesink.sinks.batch.summaries import range_summary, truncated
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.kafka.fetch import FetchRange
-from tidesink.sinks.spark.task_errors import reported
-from tidesink.sinks.summary import Place
+from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.targets.base import SEQUENCE_DDL
 
 # Gives the records of a range, as ``sinks.kafka.fetch`` does; travels to the tasks by pickle.
@@ -97,7 +97,7 @@ _DETAIL_DDL: Final = (
 class ReducedColumns:
     """The columns of a plan's reduced frame.
 
-    They are those of ``reduce_spark`` less what is counted: the counts of a range are its summary's.
+    They are those of ``batch.frame_reduction`` less what is counted: the counts of a range are its summary's.
     """
 
     def __init__(self, plan: DecodePlan) -> None:

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from tidesink.config.client_properties import librdkafka_settings, open_client
-from tidesink.sinks.offsets import TIMEOUT_SECONDS, translated_kafka_errors
+from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.
 MOST_IDLE: Final = 4

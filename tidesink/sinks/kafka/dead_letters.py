@@ -43,7 +43,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from tidesink.config.client_properties import open_client
 from tidesink.errors import SourceError, SourceUnavailableError
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.state.progress import Progress
 
 CONNECT: Final = "__connect.errors."
 OURS: Final = "__tidesink.errors."

@@ -27,13 +27,7 @@ from tidesink.sinks.batch.decoders import folded_keys
 from tidesink.sinks.batch.target_rows import TargetRows
 from tidesink.sinks.plans.debezium_changes import DebeziumDecoder, without_headers
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.target_schema import (
-    IDENTITIES,
-    TableShape,
-    merge_shape,
-    merged_in_order,
-    shape_of,
-)
+from tidesink.typemap.target_schema import IDENTITIES, TableShape, merge_shape, merged_in_order, shape_of
 
 _NO_OPTIONS: Final = CodecOptions()
 _NO_KEY: Final = (

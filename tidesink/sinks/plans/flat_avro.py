@@ -40,12 +40,7 @@ from tidesink.sinks.batch.decoders import (
 from tidesink.sinks.batch.records import Unplanned
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.target_schema import (
-    IDENTITIES,
-    TableShape,
-    merged_in_order,
-    shape_of,
-)
+from tidesink.typemap.target_schema import IDENTITIES, TableShape, merged_in_order, shape_of
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Which records of a canal-json topic with several tables are one table's, in a task.
 
-It says what ``records_spark.foreign_to`` says of a raw frame: a record is another table's where its message
+It says what ``spark.record_frames.foreign_to`` says of a raw frame: a record is another table's where its
+message
 names one. What names no table (watermarks, DDL about a whole database), and what cannot be read, is every
 table's, but for a damaged record that begins as a known table's do: it is that table's alone.
 

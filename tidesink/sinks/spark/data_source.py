@@ -30,7 +30,7 @@ from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
-from tidesink.sinks.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
 from tidesink.sinks.spark.change_rows import (
     Projection,
     RowColumns,

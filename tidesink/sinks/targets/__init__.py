@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from tidesink.config import TargetSettings
-    from tidesink.sinks.targets.module import TargetModule
+    from tidesink.sinks.targets.base import TargetModule
 
 # type in the config -> its TargetModule; loaded when asked for, since each brings libraries of its own.
 TARGETS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "delta": "tidesink.sinks.targets.delta_target",
-        "http": "tidesink.sinks.targets.http_target",
-        "kafka": "tidesink.sinks.targets.kafka_target",
-        "iceberg": "tidesink.sinks.targets.iceberg_target",
-        "postgres": "tidesink.sinks.targets.postgres_target",
-        "mysql": "tidesink.sinks.targets.mysql_target",
-        "memory": "tidesink.sinks.targets.memory_target",
+        "delta": "tidesink.sinks.targets.delta.table",
+        "http": "tidesink.sinks.targets.stream.http_endpoint",
+        "kafka": "tidesink.sinks.targets.stream.kafka",
+        "iceberg": "tidesink.sinks.targets.iceberg.table",
+        "postgres": "tidesink.sinks.targets.sql.postgres",
+        "mysql": "tidesink.sinks.targets.sql.mysql",
+        "memory": "tidesink.sinks.targets.memory",
     }
 )
 

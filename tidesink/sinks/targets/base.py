@@ -1,31 +1,26 @@
-"""What every target promises.
-
-1. ``open_table`` creates the table where it is missing and looks at it where it is there.
-2. ``claim`` takes the table's epoch by a commit of its own: from then on every older holder's
-   ``apply`` is refused with StaleProgressError. It answers with the progress the target holds.
-3. ``evolve`` makes the target's columns fit a shape, additively.
-4. ``apply`` writes a batch and its progress in one commit, and reads the winning commit back.
-5. ``committed`` reads the progress back at any time; after CommitUnknownError before anything else.
-
-The contract tests run over ``TARGETS``.
-"""
+"""What a target promises: ``Target``, ``TargetTable``, capabilities, and refusals before a run."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tidesink.errors import SchemaRefusedError, TargetError
 from tidesink.events import TableId
-from tidesink.sinks.progress import Progress
+from tidesink.sinks.state.progress import Progress
+from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+    from tidesink.config import Config, TargetSettings
     from tidesink.config.table_options import ChangeKind
-    from tidesink.sinks.history import HistoryNames
-    from tidesink.sinks.shape import TableShape
+    from tidesink.sinks.batch.modes import HistoryNames
+    from tidesink.sinks.state.store import StateStore
+    from tidesink.typemap.target_schema import ShapeColumn
+
 
 DeleteMode = Literal["hard", "soft"]
 ReducedOp = Literal["upsert", "delete"]
@@ -384,3 +379,147 @@ class Target(Protocol):
             SchemaRefusedError: a table is there and cannot take the shape.
             TransientTargetError: the target does not answer.
         """
+
+
+class TargetModule(Protocol):
+    """The names in a target's module. Nothing but ``open_target`` and ``try_target`` asks the target."""
+
+    CAPABILITIES: Capabilities
+    FORESIGHT: Foresight
+
+    def open_target(self, config: Config, spark: SparkSession, store: StateStore) -> Target:
+        """The target of a config.
+
+        Raises:
+            ConfigError: it cannot be opened as configured.
+        """
+
+    def place_of(self, settings: TargetSettings, table: TableId) -> str:
+        """Where a table is kept, for people to read; asks nothing of the target.
+
+        Raises:
+            SchemaRefusedError: the target has no such name.
+        """
+
+    def try_target(self, settings: TargetSettings) -> str:
+        """What became of reaching the target, without leaving anything there.
+
+        Raises:
+            TidesinkError: it cannot be used, with the reason and what to do.
+        """
+
+
+LimitKind = Literal[
+    "durable",
+    "exactly-once",
+    "keeps-rows",
+    "nul-in-text",
+    "row-length",
+    "key-length",
+    "truncate",
+    "left-out-values",
+    "add",
+    "widen",
+    "rescale",
+    "shared",
+    "drop",
+    "rename",
+    "type",
+    "key",
+]
+
+
+class Limit(NamedTuple):
+    """One thing that a target cannot do, and that a table may meet.
+
+    ``kind`` is for programs (``docs/cli.md``). ``text`` is the same for every table, so that it is said once;
+    ``columns``: those of the table that it is about, where it is not about the table as a whole.
+    """
+
+    kind: LimitKind
+    text: str
+    columns: tuple[str, ...] = ()
+
+
+class Foreseen(NamedTuple):
+    """``warnings`` are of this table: the target refuses it unless somebody does something first."""
+
+    limits: tuple[Limit, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Foresight(ABC):
+    """What a kind of target says of its tables."""
+
+    @abstractmethod
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:
+        """A column's type in the target's own words; ``settings`` are the target's."""
+
+    @abstractmethod
+    def foresee(self, config: Config, shape: TableShape) -> Foreseen:
+        """What may become of a table, beside what the capabilities say.
+
+        Raises:
+            SchemaRefusedError: there can be no such table, whatever is there already.
+            ConfigError: the pipeline cannot have it there.
+        """
+
+
+class SparkForesight(Foresight):
+    """Of tables with Spark's types; ``check`` refuses a shape of which there can be none."""
+
+    def __init__(self, check: Callable[[TableShape], None]) -> None:
+        self._check = check
+
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+        """As Spark has it."""
+        return column.spark
+
+    def foresee(self, config: Config, shape: TableShape) -> Foreseen:  # noqa: ARG002
+        """Nothing more than the capabilities say; raises as ``Foresight`` says."""
+        self._check(shape)
+        return Foreseen()
+
+
+class Reserved(NamedTuple):
+    """Column names, in lower case, that a kind of table cannot have; ``keeper`` is who has them."""
+
+    keeper: str
+    names: frozenset[str]
+
+
+def check_shape(shape: TableShape, reserved: Reserved | None = None) -> None:
+    """Refuse a shape whose rows cannot be merged into a table.
+
+    Raises:
+        SchemaRefusedError: it has no key, or a column with a reserved name or one of ours.
+    """
+    check_key(shape)
+    kept = [column.name for column in shape.columns if reserved and column.name.lower() in reserved.names]
+    if reserved and kept:
+        raise SchemaRefusedError(
+            f"{reserved.keeper} keeps the name {', '.join(kept)} for itself and cannot merge into a table "
+            "with such a column: rename it at the source",
+            table=str(shape.table),
+        )
+    own = [name for name in OWN_COLUMNS if name in shape.by_name]
+    if own:
+        raise SchemaRefusedError(
+            f"the source has a column {own[0]}, a name that tidesink gives a column of its own: rename it",
+            table=str(shape.table),
+        )
+
+
+def check_key(shape: TableShape) -> None:
+    """Refuse a shape without a key.
+
+    Raises:
+        SchemaRefusedError: it has none.
+    """
+    if not shape.keys:
+        raise SchemaRefusedError(
+            "the table has no key to merge rows by: set keys in the config to columns that name a row, "
+            "or mode: append to keep its changes; new TiCDC's canal-json can name rows by TiDB's row keys "
+            "(output-row-key)",
+            table=str(shape.table),
+        )

@@ -1,0 +1,343 @@
+"""What a table's mode and route make of its columns: upsert, append (a change log), history, shards.
+
+Append: one row is one image of one event, as Delta's change data feed has them: ``insert``, ``delete``,
+``update_preimage`` and ``update_postimage``, ``upsert`` where the wire does not separate an insert from an
+update (flat-avro without the TiDB extension, a connector's snapshot), ``truncate``.
+
+History: every version of a row is a row. A key's events are ordered by (commit_ts, a delete before a
+write). Of several at one commit_ts one counts: a write before a delete, since TiCDC splits an update into a
+delete and an insert of one commit_ts, and of equal ones the first in Kafka, since the others are that one
+sent again. A write begins a version that holds until the key's next event. A delete that ends no version
+leaves a mark, a row without duration. So the table is a function of the *set* of events, however they were
+cut into batches, in whatever order and however often they came. ``history_frames`` is the same law on
+frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidesink.config.models import LONGEST_SHARD, Destination
+from tidesink.errors import ProgressError, SchemaRefusedError
+from tidesink.events import ChangeEvent, ColumnType, Op, Row
+from tidesink.reduce import Key, OrderKey, row_events
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, default_name, without
+
+if TYPE_CHECKING:
+    from tidesink.config import TableConfig
+
+
+def names_of(settings: TableConfig) -> HistoryNames | None:
+    """The columns of time of a history; None in another mode."""
+    if settings.mode != "history":
+        return None
+    return HistoryNames(settings.history.valid_from, settings.history.valid_to, settings.history.current)
+
+
+def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+    """The shape of what the target keeps of a table.
+
+    Raises:
+        SchemaRefusedError: a column has the name of one that the mode adds.
+    """
+    names = names_of(settings)
+    return row_shape(shape, settings) if names is None else history_shape(shape, names)
+
+
+def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+    """``kept_shape`` of a table that is made now.
+
+    A column that may be one left out, under a new name nobody told of, is not in it: it is judged as one
+    that comes later.
+
+    Raises: as ``kept_shape``.
+    """
+    doubted = (c.name for c in shape.columns if not c.key and settings.layout.doubts(c))
+    return kept_shape(without(shape, doubted), settings)
+
+
+def row_shape(shape: TableShape, settings: TableConfig) -> TableShape:
+    """The shape of a batch's rows, which a history's target makes versions of.
+
+    Raises: as ``kept_shape``.
+    """
+    return log_shape(shape) if settings.mode == "append" else shape
+
+
+OP: Final = default_name("op")
+COMMIT_TS: Final = default_name("commit_ts")
+PARTITION: Final = default_name("partition")
+OFFSET: Final = default_name("offset")
+INDEX: Final = "_tidesink_index"
+UNAVAILABLE: Final = "_tidesink_unavailable"
+
+PREIMAGE: Final = "update_preimage"
+POSTIMAGE: Final = "update_postimage"
+# The log's word for each of the wire's, of the image that is the row after the event.
+WORDS: Final = {
+    Op.INSERT.value: "insert",
+    Op.UPDATE.value: POSTIMAGE,
+    Op.DELETE.value: "delete",
+    Op.UPSERT.value: "upsert",
+    Op.TRUNCATE.value: "truncate",
+}
+# Rows of one record are numbered in the order they took effect; an event has two places.
+IMAGES_AN_EVENT: Final = 2
+
+
+def log_shape(shape: TableShape) -> TableShape:
+    """The shape of a table's change log: a row is named by its place in the topic, never by the source's key.
+
+    A log's own shape is given back as it is.
+
+    Raises:
+        SchemaRefusedError: the source, or the table's metadata, has a column with one of the names.
+    """
+    if shape.columns[: len(_OWN)] == _OWN:
+        return shape
+    taken = [column.name for column in _OWN if column.name in shape.by_name]
+    if taken:
+        raise SchemaRefusedError(
+            f"the table has a column {', '.join(taken)}, a name that tidesink gives a column of its own in a "
+            "log: rename it, or name it otherwise under metadata",
+            table=str(shape.table),
+        )
+    columns = tuple(replace(column, key=False) for column in shape.columns)
+    keys = tuple(column.name for column in _OWN if column.key)
+    return replace(shape, columns=(*_OWN, *columns), keys=keys)
+
+
+# First, since Delta and Iceberg keep statistics of a table's first columns alone.
+_OWN: Final = (
+    ShapeColumn(PARTITION, ColumnType("int", sql="partition of the topic"), "int", key=True),
+    ShapeColumn(OFFSET, ColumnType("bigint", sql="offset of the record"), "bigint", key=True),
+    ShapeColumn(INDEX, ColumnType("int", sql="which row of the record, in order"), "int", key=True),
+    ShapeColumn(OP, ColumnType("varchar", length=16, sql="what the row is, as insert or delete"), "string"),
+    ShapeColumn(COMMIT_TS, ColumnType("bigint", sql="commit_ts at the source"), "bigint"),
+    ShapeColumn(
+        UNAVAILABLE, ColumnType("text", sql="JSON: the columns whose value was not sent, null here"), "string"
+    ),
+)
+
+
+# The exact commit_ts of a version's two ends: the first is inside, the last outside, null for none yet.
+FROM_COLUMN: Final = "_tidesink_from_ts"
+TO_COLUMN: Final = "_tidesink_to_ts"
+# A TSO's lower bits count within a millisecond of 1970's time.
+LOGICAL_BITS: Final = 18
+_EPOCH: Final = datetime(1970, 1, 1)
+
+
+class HistoryNames(NamedTuple):
+    """The columns that say when a version held, as readers are to see them."""
+
+    valid_from: str = "valid_from"
+    valid_to: str = "valid_to"
+    current: str = "current"
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """All columns that a history adds to its table's."""
+        return (*self, FROM_COLUMN, TO_COLUMN)
+
+
+class Span(NamedTuple):
+    """What is stored of one version: its ends. Both equal: the mark of a delete that ended none."""
+
+    from_ts: int
+    to_ts: int | None
+
+    @property
+    def mark(self) -> bool:
+        """Whether it is a delete's mark and no version."""
+        return self.from_ts == self.to_ts
+
+
+class Moment(NamedTuple):
+    """One event of a key: its commit_ts, and whether it writes the row."""
+
+    at: int
+    writes: bool
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one key's new events make of its stored rows.
+
+    ``begun``: versions to write, where a mark of the same ``from_ts`` may stand. ``ended``: stored versions
+    with another end. ``marked``: deletes that end none. ``forgotten``: marks of deletes that now end one.
+    ``ends`` counts new deletes that ended a version, ``absent`` those that did not, ``stale`` the events
+    that were known.
+    """
+
+    begun: tuple[Span, ...] = ()
+    ended: tuple[Span, ...] = ()
+    marked: tuple[int, ...] = ()
+    forgotten: tuple[int, ...] = ()
+    ends: int = 0
+    absent: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True)
+class Versions:
+    """A batch with one row for each key and commit_ts, and the count of row events that gave way to those.
+
+    A row of None is a delete. ``halves`` counts among the rows the delete halves of key changes, whose
+    event is counted with the half that writes.
+    """
+
+    rows: Mapping[Key, Mapping[int, Row | None]]
+    superseded: int
+    halves: int
+
+
+def difference(stored: Iterable[Span], events: Collection[Moment]) -> Difference:
+    """What ``events`` of one key, one a commit_ts, change in what is stored of it.
+
+    Of what is stored it is enough to know the spans that have no end, or end at or after the first event.
+    """
+    spans = {span.from_ts: span for span in stored}
+    known = _moments(spans.values())
+    new = {at: writes for at, writes in events if at not in known or (writes and not known[at])}
+    merged = {**known, **new}
+    ordered = sorted(merged)
+    next_of = dict(zip(ordered, [*ordered[1:], None], strict=True))
+    # Of each delete, whether the key's event before it writes, so that a version ends with it.
+    ends = {at: merged[last] for last, at in pairwise(ordered) if not merged[at]}
+    deletes = [at for at in ordered if not merged[at]]
+    return Difference(
+        begun=tuple(Span(at, next_of[at]) for at in ordered if merged[at] and at in new),
+        ended=tuple(
+            Span(at, next_of[at])
+            for at in ordered
+            if merged[at] and at not in new and spans[at].to_ts != next_of[at]
+        ),
+        marked=tuple(at for at in deletes if at not in spans and not ends.get(at)),
+        forgotten=tuple(at for at in deletes if at in spans and ends.get(at)),
+        ends=sum(at in new and ends.get(at, False) for at in deletes),
+        absent=sum(at in new and not ends.get(at, False) for at in deletes),
+        stale=len(events) - len(new),
+    )
+
+
+def _moments(spans: Iterable[Span]) -> dict[int, bool]:
+    """The events that stored spans tell of."""
+    found: dict[int, bool] = {}
+    for span in spans:
+        found[span.from_ts] = found.get(span.from_ts, False) or not span.mark
+        if span.to_ts is not None:
+            found.setdefault(span.to_ts, False)
+    return found
+
+
+def versions_of(events: Iterable[ChangeEvent], keys: tuple[str, ...]) -> Versions:
+    """The events of one table as one row for each key and commit_ts.
+
+    Raises:
+        ProgressError: an event has no commit_ts.
+        UnnamedRowError: an event lacks a key column.
+    """
+    found: dict[Key, dict[int, tuple[OrderKey, Row | None, bool]]] = {}
+    read = 0
+    for event in events:
+        read += 1
+        if event.commit_ts is None:
+            raise ProgressError("mode: history needs a commit_ts in every event, and this one has none")
+        for key, op, row in row_events(event, keys):
+            writes = not row.half and op is not Op.DELETE
+            place = row.position
+            order = (int(writes), -place.partition, -place.offset, -place.index)
+            kept = found.setdefault(key, {}).get(event.commit_ts)
+            if kept is None or order > kept[0]:
+                found[key][event.commit_ts] = (order, row.row, row.half)
+    halves = sum(half for rows in found.values() for _, _, half in rows.values())
+    counted = sum(map(len, found.values())) - halves
+    rows = {key: {at: row for at, (_, row, _) in found[key].items()} for key in found}
+    return Versions(rows, superseded=read - counted, halves=halves)
+
+
+def history_shape(shape: TableShape, names: HistoryNames) -> TableShape:
+    """The shape of a table's history: its columns stand behind the key, which a version's begin completes.
+
+    There they are among the first columns, whose least and greatest values lakes remember of each file.
+
+    Raises:
+        SchemaRefusedError: the source has a column of one of the names, or the table no key.
+    """
+    if not shape.keys:
+        raise SchemaRefusedError(
+            "the table has no key, and a version must be of a row: set keys in the config to columns that "
+            "name one",
+            table=str(shape.table),
+        )
+    clashing = [name for name in names.own if name.lower() in shape.by_name]
+    if clashing:
+        raise SchemaRefusedError(
+            f"the source has a column {', '.join(clashing)}, a name that the history gives a column of its "
+            "own: name that one otherwise under history in the config",
+            table=str(shape.table),
+        )
+    last = max(at for at, column in enumerate(shape.columns) if column.key) + 1
+    columns = (*shape.columns[:last], *_own_columns(names), *shape.columns[last:])
+    return replace(shape, columns=columns, keys=tuple(column.name for column in columns if column.key))
+
+
+def _own_columns(names: HistoryNames) -> tuple[ShapeColumn, ...]:
+    instant, number, mark = ColumnType("timestamp", fsp=3), ColumnType("bigint"), ColumnType("boolean")
+    return (
+        ShapeColumn(FROM_COLUMN, number, "bigint", "commit_ts with which the version begins", key=True),
+        ShapeColumn(TO_COLUMN, number, "bigint", "commit_ts with which it ended"),
+        ShapeColumn(names.valid_from, instant, "timestamp", "when the version begins"),
+        ShapeColumn(names.valid_to, instant, "timestamp", "when it ended"),
+        ShapeColumn(names.current, mark, "boolean", "true: the row as it is now"),
+    )
+
+
+def instant_of(commit_ts: int) -> datetime:
+    """The UTC time of a TSO, to the millisecond, without a zone."""
+    return _EPOCH + timedelta(milliseconds=commit_ts >> LOGICAL_BITS)
+
+
+def span_values(span: Span, names: HistoryNames) -> dict[str, object]:
+    """What the columns of a history hold for one row."""
+    return {
+        FROM_COLUMN: span.from_ts,
+        TO_COLUMN: span.to_ts,
+        names.valid_from: instant_of(span.from_ts),
+        names.valid_to: None if span.to_ts is None else instant_of(span.to_ts),
+        names.current: span.to_ts is None,
+    }
+
+
+_SHARD_TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST_SHARD})")
+
+
+def routed_shape(shape: TableShape, goal: Destination) -> TableShape:
+    """The shape at the target: its name there, and the shard column at the end of the columns and the key.
+
+    Raises:
+        SchemaRefusedError: the source has a column of that name.
+    """
+    named = replace(shape, table=goal.table, origin=shape.source)
+    if goal.shard is None:
+        return named
+    if goal.shard.column.lower() in shape.by_name:
+        raise SchemaRefusedError(
+            f"the source has a column {goal.shard.column}, the name that its route gives the shard column: "
+            "give shard-column another",
+            table=str(shape.source),
+            column=goal.shard.column,
+        )
+    # Last in the key: what prunes files and pages is the range of the key's first column.
+    keys = (*shape.keys, goal.shard.column) if shape.keys else ()
+    return replace(named, columns=(*shape.columns, shard_column(goal.shard)), keys=keys, shard=goal.shard)
+
+
+def shard_column(shard: Shard) -> ShapeColumn:
+    """The column that says which source table a row is of."""
+    return ShapeColumn(shard.column, _SHARD_TYPE, "string", key=True)

@@ -1,0 +1,443 @@
+"""What a change of the source's columns means for a table: the policy, renames, and columns seen before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+
+from tidesink.config.table_options import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
+from tidesink.errors import SchemaRefusedError
+from tidesink.sinks.batch.modes import names_of
+from tidesink.sinks.schema_sources.base import Decoding, Renamed, ToldColumns
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.store import StateStore
+from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
+from tidesink.typemap.projection import Layout
+from tidesink.typemap.render import spark_type
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, wider_ddl, without
+
+if TYPE_CHECKING:
+    from tidesink.config import TableConfig
+    from tidesink.sinks.targets.base import TargetTable
+
+
+# What a person may make of a change that waits, by the digest of the change.
+Accepted = Mapping[str, ChangePolicy]
+
+
+class SchemaChange(NamedTuple):
+    """One change: of which column, from what to what (types, or key columns); empty where there is none.
+
+    ``at``: the moment of the DDL that told of a drop or a rename. The next drop of a column that came back is
+    another change, whatever was made of this one.
+    """
+
+    kind: ChangeKind
+    column: str
+    before: str = ""
+    after: str = ""
+    at: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Tells this very change from any other of the table."""
+        told = list(self) if self.at else list(self)[:4]
+        if self.kind == "add" and self.before:
+            # Whose values it may have is what somebody decides, once: not its type, which may get wider.
+            told = [self.kind, self.column.casefold(), self.before.casefold()]
+        if self.at and self.kind == "drop":
+            # The moment says which column it was; its type is not known any more once it was added again.
+            told = [self.kind, self.column.casefold(), self.after, self.at]
+        return hashlib.sha256(json.dumps(told, ensure_ascii=True).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        """The change in words."""
+        column = f" column {self.column}" if self.column else ""
+        return f"{self.kind}{column} ({' -> '.join(part for part in (self.before, self.after) if part)})"
+
+
+class Pending(NamedTuple):
+    """A change that waits. ``accepts``: what ``tidesink resume`` may make of it; nothing: see ``reason``."""
+
+    change: SchemaChange
+    accepts: tuple[ChangePolicy, ...] = ()
+    reason: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """As the status shows it."""
+        change = self.change
+        return {
+            "kind": change.kind,
+            "column": change.column,
+            "from": change.before,
+            "to": change.after,
+            "policy": "pause",
+            "accepts": list(self.accepts),
+            "reason": self.reason,
+            "digest": change.digest,
+        }
+
+
+@dataclass(frozen=True)
+class Policies:
+    """By what changes are judged: the config's policies, what people accepted, what the target can do.
+
+    ``logs``: the table is a log of changes (``mode: append``). ``layout``: to add a column that it asks for
+    is no change at the source. ``added``: the target's columns that the table's mode adds to the source's.
+    """
+
+    said: SchemaChanges
+    accepted: Accepted
+    capabilities: Capabilities
+    logs: bool = False
+    layout: Layout = Layout()  # noqa: RUF009 - it is frozen
+    added: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, settings: TableConfig, accepted: Accepted, capabilities: Capabilities) -> Policies:
+        """What a table's settings say of it."""
+        names = names_of(settings)
+        return cls(
+            settings.schema_changes,
+            accepted,
+            capabilities,
+            logs=settings.mode == "append",
+            layout=settings.layout,
+            added=names.own if names else (),
+        )
+
+    @property
+    def own(self) -> frozenset[str]:
+        """The target's columns that are none of the source's, whose names it may have had; in lower case."""
+        return frozenset(map(str.lower, (*OWN_COLUMNS, *self.layout.metadata.values(), *self.added)))
+
+    @property
+    def follows(self) -> bool:
+        """Whether columns already there can change: what was sent, or logged, stays as it was."""
+        return self.capabilities.keeps_rows and not self.logs
+
+    def decide(self, change: SchemaChange) -> ChangePolicy:
+        """What becomes of a change; what the target cannot do was refused before."""
+        if change.kind == "add" and change.column.lower() in self.layout.asked:
+            return "apply"
+        return self.accepted_as(change) or self.said.policy(change.kind)
+
+    def accepted_as(self, change: SchemaChange) -> ChangePolicy | None:
+        """What a person made of a change; None where nobody did."""
+        found = self.accepted.get(change.digest)
+        if found is None and self.accepted.get(change._replace(at="").digest) == "ignore":
+            # Accepted before changes had their moment. To ignore it again loses nothing; to apply it would.
+            return "ignore"
+        return found
+
+    def pending(self, change: SchemaChange, *, reason: str = "") -> Pending:
+        """A change that waits, with what it may be accepted as."""
+        can = {"drop": self.capabilities.drops, "rename": self.capabilities.renames}
+        ways = [policy for policy in CHANGE_RULES[change.kind].allowed if policy != "pause"]
+        if reason or not can.get(change.kind, True):
+            ways = [policy for policy in ways if policy != "apply"]
+        return Pending(change, tuple(ways), reason)
+
+
+class Judged(NamedTuple):
+    """A change and what becomes of it; ``reason`` is why it cannot be carried out, ``doubt`` why it waits."""
+
+    change: SchemaChange
+    policy: ChangePolicy
+    reason: str = ""
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is done with a batch: ``given`` is the shape the target gets, unless some change waits.
+
+    ``left_out``: columns of the rows that the target does not get. ``drops``: columns to drop first.
+    """
+
+    given: TableShape
+    left_out: tuple[str, ...] = ()
+    pending: tuple[Pending, ...] = ()
+    drops: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def judge(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns | None) -> Judgement:
+    """What becomes of the changes between a target's columns, a shape, and what DDL told of the table."""
+    dropped = list(_dropped(gap, shape, policies, told)) if told else []
+    gone = {judged.change.column.lower() for judged in dropped if judged.policy == "apply"}
+    grown = [
+        _judged_growth(change, gap, shape, policies)
+        for change in _grown(gap, shape, policies.layout)
+        if not (change.kind == "add" and change.column.lower() in gone)
+    ]
+    narrowed = (
+        [Judged(change, policies.decide(change)) for change in _narrowed(gap, shape, told)] if told else []
+    )
+    ignored = tuple(one.change.column for one in grown if (one.change.kind, one.policy) == ("add", "ignore"))
+    left_out = (*ignored, *(c.name for c in shape.columns if c.name.lower() in gone))
+    return Judgement(
+        without(shape, left_out),
+        left_out,
+        tuple(_waiting(one, policies) for one in (*dropped, *grown, *narrowed) if one.policy == "pause"),
+        tuple(name for name in gap.columns if name.lower() in gone),
+        tuple(_LEFT_OUT.format(name) for name in ignored),
+    )
+
+
+_LEFT_OUT = "column {} is new at the source and not taken (schema-changes: add: ignore): its values are lost"
+_DOUBTED = (
+    "it came when {} went, which except_column_list names: if it is that column under a new name, add it to "
+    "except_column_list"
+)
+_HAD = (
+    "it had the name {}, which except_column_list names and which was another column's too: if it is the one "
+    "to be left out, add it to except_column_list"
+)
+_READDED = (
+    "the column was dropped and added again, and rows from before the two cannot be told apart from rows "
+    "after them: accept it as ignore to go on with the column as it is at the target, or load the table again"
+)
+
+
+def _waiting(judged: Judged, policies: Policies) -> Pending:
+    found = policies.pending(judged.change, reason=judged.reason)
+    return found._replace(reason=judged.doubt) if judged.doubt else found
+
+
+def _judged_growth(change: SchemaChange, gap: SchemaGap, shape: TableShape, policies: Policies) -> Judged:
+    """What becomes of a new column or a wider one.
+
+    One that may be a column left out under a new name waits, unless it is left out anyway. What the target
+    has of it is not, whatever becomes of new columns.
+    """
+    policy = policies.decide(change)
+    if change.kind != "add" or not change.before or policies.accepted_as(change):
+        return Judged(change, policy)
+    column = shape.by_name[change.column.lower()]
+    waits = policy == "apply" or change.column not in gap.added
+    return Judged(change, "pause" if waits else policy, doubt=doubt_of(column, policies.layout))
+
+
+def doubt_of(column: ShapeColumn, layout: Layout) -> str:
+    """Why a column waits that a layout ``doubts``."""
+    went = layout.doubted(column.instead_of)
+    told = _DOUBTED if went else _HAD
+    return told.format(", ".join(went or layout.doubted(column.had)))
+
+
+def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
+    for name in gap.added:
+        if name.lower() in shape.by_name:  # a mode's own columns are nobody's choice
+            yield _added(shape.by_name[name.lower()], layout)
+    there = {name.lower() for name in gap.columns}
+    for column in shape.columns:
+        if column.name.lower() in there and layout.doubts_kept(column):
+            yield _added(column, layout)
+    for name, types in gap.widened.items():
+        yield SchemaChange("widen", name, *types)
+
+
+def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
+    """A column that comes; from those that are left out of which it may be one."""
+    before = layout.doubted(column.instead_of | column.had) if layout.doubts(column) else ()
+    return SchemaChange("add", column.name, ", ".join(before), column.comment)
+
+
+def _dropped(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns) -> Iterator[Judged]:
+    """Columns that the source has no more, at the target or in rows from before."""
+    there = {name.lower() for name in gap.columns} - policies.own
+    for column in told.former:
+        if column.name.lower() in there | (shape.by_name.keys() - policies.own):
+            change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
+            change = change._replace(at=told.partings.get(column.name.casefold(), ""))
+            policy = policies.decide(change)
+            at_target = column.name.lower() in there
+            # A column that only rows from before have is no change that anybody waits for.
+            yield Judged(change, "ignore" if policy == "pause" and not at_target else policy)
+    for name in sorted(told.readded & there):
+        at = told.partings.get(name.casefold(), "")
+        change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
+        # Where a person had the old column dropped, what rows of before it bring is as unwanted.
+        drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
+        if drops and policies.accepted_as(change) is None:
+            yield Judged(change, "pause", _READDED)
+
+
+def _narrowed(gap: SchemaGap, shape: TableShape, told: ToldColumns) -> Iterator[SchemaChange]:
+    present = {name.lower(): found for name, found in gap.held.items()}
+    for column in told.current.columns:
+        held = present.get(column.name.lower())
+        now = spark_type(column.type, zero_date=shape.zero_date).ddl
+        if held is not None and held != now and wider_ddl(held, now) == held:
+            yield SchemaChange("narrow", column.name, held, now)
+
+
+def pending_of(error: SchemaRefusedError) -> Pending | None:
+    """The change that a target or a shape refused; None where it refused something else."""
+    kind = error.context.get("change")
+    if kind not in get_args(ChangeKind):
+        return None
+    said = (str(error.context.get(name, "")) for name in ("column", "before", "after"))
+    return Pending(SchemaChange(kind, *said), reason=error.message)  # type: ignore[arg-type]
+
+
+_UNREADABLE: Final = (
+    "rows from before it cannot be read by what the column is now: accept it as ignore to go on with both "
+    "columns, or load the table again"
+)
+_KEY: Final = (
+    "a key column has another name at the source, and rows already there would not be found under it: rename "
+    "it back, name other keys, or load the table again under another name"
+)
+
+
+class ChangesWaitError(Exception):
+    """Changes of the columns wait for a person: nothing of the batch is applied."""
+
+    def __init__(self, pending: tuple[Pending, ...]) -> None:
+        super().__init__("changes of the columns wait")
+        self.pending = pending
+
+
+def told_of(decoding: Decoding, policies: Policies) -> ToldColumns | None:
+    """What DDL told of a table's columns, where the target keeps rows to follow it."""
+    return decoding.told() if policies.follows else None
+
+
+def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> None:
+    """Rename at the target what is to be renamed, and have rows read by the columns that the target has.
+
+    Raises:
+        ChangesWaitError: a rename waits for a person.
+        TidesinkError: as ``gap``, ``rename_column`` and ``read_as``.
+    """
+    told = told_of(decoding, policies)
+    if told is None:
+        return
+    if not told.renamed and not told.former:
+        decoding.read_as({}, {})
+        return
+    shape = decoding.columns().shape
+    gap = table.gap(shape)
+    present = {name.lower(): name for name in gap.columns if name.lower() not in policies.own}
+    keys = frozenset(name.lower() for name in shape.keys)
+    decided = {
+        old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
+        for old, new in _told_apart(told, present)
+    }
+    waiting = tuple(found for found in decided.values() if isinstance(found, Pending))
+    if waiting:
+        raise ChangesWaitError(waiting)
+    for old, found in decided.items():
+        if found == "apply":
+            new = told.renamed[old]
+            table.rename_column(present[(new.was or old).lower()], new.target or new.name)
+    read = {old: told.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
+    held = {name.casefold(): found for name, found in gap.held.items() if name.lower() in present}
+    decoding.read_as(read, held)
+
+
+def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozenset[str]) -> Pending | None:
+    """A rename of a key column that the target has, by the plan's keys of before it or after it."""
+    was, name = new.was or old, new.target or new.name
+    if was.lower() not in present or keys.isdisjoint((was.lower(), name.lower())):
+        return None
+    return Pending(SchemaChange("key", was, was, name, new.at), reason=_KEY)
+
+
+def _told_apart(told: ToldColumns, present: Mapping[str, str]) -> Iterator[tuple[str, Renamed]]:
+    """Renames that are to be decided, newest first.
+
+    One to a name that some column had left before says as little as one to a reused name. Of several names
+    that one column had, the newest that the target has is the column: an older one there was ignored.
+    """
+    goals = set()
+    for old, new in told.renamed.items():
+        goal = (new.target or new.name).casefold()
+        if (new.was or old).lower() in present:
+            if goal in goals and not new.reused:
+                continue
+            goals.add(goal)
+        yield old, new._replace(returned=goal in told.partings)
+
+
+def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
+    """What becomes of one rename: ``apply`` it, ``read`` the old name as the new one, or ``ignore`` it."""
+    was, name = new.was or old, new.target or new.name
+    there = (was.lower() in present, name.lower() in present)
+    if there == (False, True) or (there == (False, False) and not new.reused):
+        return "read" if new.readable else "ignore"
+    if there == (True, True) and not (new.reused or new.returned):
+        return "ignore"
+    follows = there == (True, False) and new.readable
+    change = SchemaChange("rename", was, was, name, new.at)
+    policy = policies.decide(change)
+    if policy == "pause" or (policy == "apply" and not follows):
+        return policies.pending(change, reason="" if follows else new.why or _UNREADABLE)
+    return policy
+
+
+_KIND: Final = "known-columns"
+_NOT_NEW: Final = (
+    "column {} is not new at the source, and comes to the target only now: it is NULL in rows from before, "
+    "until they change. Load the table again where that matters"
+)
+
+
+class KnownColumns:
+    """The source's columns as of a table's last batch; a state store that was lost knows none."""
+
+    def __init__(self, store: StateStore, progress: Progress, layout: Layout) -> None:
+        self._store = store
+        self._name = json.dumps([progress.pipeline, *progress.table], ensure_ascii=False)
+        self._source_names = {new.lower(): old.lower() for old, new in layout.rename.items()}
+        self._kept = store.load_document(_KIND, self._name)
+        self._known = _columns_of(self._kept, progress)
+        self._unkept: Mapping[str, Any] | None = None
+
+    def judged(self, judgement: Judgement, added: Collection[str]) -> Judgement:
+        """The judgement, by which columns that are not new bring no default; ``added``: those that come."""
+        given = judgement.given
+        known = {
+            c.name for c in given.columns if c.default is not None and self._source(c.name) in self._known
+        }
+        columns = tuple(replace(c, default=None) if c.name in known else c for c in given.columns)
+        warnings = tuple(_NOT_NEW.format(name) for name in added if name in known)
+        return replace(
+            judgement,
+            given=replace(given, columns=columns) if known else given,
+            warnings=(*judgement.warnings, *warnings),
+        )
+
+    def applied(self, decoding: Decoding, progress: Progress) -> None:
+        """Take note of a batch's columns, once it is applied; ``keep`` writes them down."""
+        shape, told = decoding.columns().shape, decoding.told()
+        # One that was dropped is new when it is added again.
+        dropped = {self._source(column.name) for column in told.former} if told else set()
+        now = frozenset({*map(self._source, shape.by_name), *shape.left_out} - dropped)
+        if now != self._known:
+            self._unkept = {"batch": progress.batch, "columns": sorted(now)}
+            self._known = now
+
+    def keep(self) -> None:
+        """Have the state store know; what it did not take is written the next time.
+
+        What another worker wrote meanwhile stays: it holds the table.
+        """
+        if self._unkept is not None:
+            self._store.swap_document(_KIND, self._name, old=self._kept, new=self._unkept)
+            self._kept, self._unkept = self._unkept, None
+
+    def _source(self, name: str) -> str:
+        return self._source_names.get(name.lower(), name.lower())
+
+
+def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
+    """What is kept, unless it is of other rows: the table was loaded anew, or is from an old backup."""
+    if kept is None or kept["batch"] > progress.batch:
+        return frozenset()
+    return frozenset(kept["columns"])

@@ -1,0 +1,411 @@
+"""Tables of one topic that stand at the same offsets are read together.
+
+Every table has progress of its own in its target, and reads on from there. Tables at the same offsets get
+the same ranges: the first to come decides them, the records are read from Kafka once and stored until the
+last of these tables is done with them. A table that lags reads for itself, as far as the others have come;
+nobody waits for it.
+
+Nothing here is remembered: after a kill the tables stand where their targets say.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.events import TableId
+from tidesink.sinks.batch.source import RECORD_COLUMNS, KafkaRead, KafkaSource, ReadFrame, record_bytes
+from tidesink.sinks.kafka.offsets import (
+    Ends,
+    KafkaOffsets,
+    OffsetRange,
+    RecordSize,
+    TopicGrowth,
+    TopicOffsets,
+    budget_of,
+    furthest,
+    plan_ranges,
+    up_to,
+)
+from tidesink.sinks.schema_sources.topic_ddl import TopicDdl, TopicTables
+from tidesink.sinks.spark.record_frames import full_name, named_table, named_tables
+from tidesink.sinks.spark.threads import in_session
+from tidesink.sinks.state.store import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.schema_sources.base import Apart
+
+
+class Topics:
+    """The memories of a pipeline's topics, made when asked for.
+
+    ``ask`` makes what asks the brokers, of confluent-kafka's properties.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        source: KafkaSource,
+        store: StateStore,
+        *,
+        ask: Callable[[Mapping[str, str]], KafkaOffsets] = KafkaOffsets,
+    ) -> None:
+        self._pipeline, self._source, self._store = pipeline, source, store
+        self._ask = ask
+        self._offsets: KafkaOffsets | None = None
+        self._lock = threading.Lock()
+        self._ddl: dict[str, TopicDdl] = {}
+        self._growth: dict[str, TopicGrowth] = {}
+        self._tables: dict[str, TopicTables] = {}
+        self._reads: dict[str, TopicReads[KeptRead]] = {}
+
+    def ddl(self, topic: str) -> TopicDdl:
+        """The definitions a topic's DDL makes."""
+        with self._lock:
+            if topic not in self._ddl:
+                self._ddl[topic] = TopicDdl(
+                    topic, pipeline=self._pipeline, source=self._source, store=self._store
+                )
+            return self._ddl[topic]
+
+    def tables(self, topic: str) -> TopicTables:
+        """The tables a topic carries."""
+        with self._lock:
+            if topic not in self._tables:
+                self._tables[topic] = TopicTables(
+                    topic, pipeline=self._pipeline, source=self._source, store=self._store
+                )
+            return self._tables[topic]
+
+    def grown(self, found: TopicOffsets) -> tuple[Ends, ...]:
+        """Each time that partitions were added to a topic, as far as the pipeline saw it.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        topic = found.topic
+        with self._lock:
+            if topic not in self._growth:
+                self._growth[topic] = TopicGrowth(topic, pipeline=self._pipeline, store=self._store)
+            growth = self._growth[topic]
+        return growth.see(found)
+
+    def reads(self, topic: str) -> TopicReads[KeptRead]:
+        """What the tables of a topic read together."""
+        tables = self.tables(topic)
+
+        def keep(ranges: tuple[OffsetRange, ...], size: RecordSize) -> KeptRead:
+            return KeptRead(self._source, tables, ranges, size)
+
+        with self._lock:
+            return self._reads.setdefault(topic, TopicReads(keep))
+
+    def ends_now(self, found: TopicOffsets, properties: Callable[[], Mapping[str, str]]) -> TopicOffsets:
+        """Where a topic ends by now; as it was found where it is gone, or was made again.
+
+        One client asks for all tables, however often: each has threads and connections of its own.
+
+        Raises:
+            SourceUnavailableError: no broker answers.
+            SourceError: the brokers refuse us.
+        """
+        with self._lock:
+            if self._offsets is None:
+                self._offsets = self._ask(properties())
+            offsets = self._offsets
+        # librdkafka's clients may be used from several threads: no table waits for another's answer.
+        now = offsets.lookup([found.topic]).get(found.topic, found)
+        return now if now.topic_id == found.topic_id else found
+
+    def release(self) -> None:
+        """Let go of every record kept for several tables."""
+        with self._lock:
+            reads = list(self._reads.values())
+        for one in reads:
+            one.release()
+
+
+# So many kept reads of one topic wait for tables that have yet to come; of more, the oldest lets go.
+MOST_KEPT: Final = 2
+
+Offsets = Mapping[int, int]
+
+
+class Kept(Protocol):
+    """What several tables read together."""
+
+    def release(self) -> None:
+        """Let go of the records. Never fails."""
+
+
+K = TypeVar("K", bound=Kept)
+
+
+class Limits(NamedTuple):
+    """The bounds of a batch, and what a record of the table that asks weighs."""
+
+    max_records: int
+    max_bytes: int
+    size: RecordSize
+
+
+class PlannedRead(NamedTuple, Generic[K]):
+    """The offsets of one batch, and what is kept of them: None where the table reads for itself."""
+
+    ranges: tuple[OffsetRange, ...]
+    found: TopicOffsets
+    kept: K | None
+
+
+@dataclass
+class _Place:
+    """Where a table stands by its next offsets (None: not known yet), and will stand after its batch.
+
+    ``away``: it is paused, has failed or is done, and comes for nothing.
+    """
+
+    at: Offsets | None = None
+    heading: Offsets | None = None
+    away: bool = False
+
+    def may_come(self, starts: Offsets) -> bool:
+        """Whether the table is to read from these offsets, as far as one can tell."""
+        stands = self.heading or self.at
+        return not self.away and (stands is None or stands == starts)
+
+
+@dataclass
+class _Open(Generic[K]):
+    """A read that tables share: who is at it, and whether others may still join."""
+
+    ranges: tuple[OffsetRange, ...]
+    found: TopicOffsets
+    starts: Offsets
+    kept: K
+    users: set[TableId] = field(default_factory=set)
+    closed: bool = False
+
+
+class TopicReads(Generic[K]):
+    """The reads of one topic. Used by the lanes of all its tables, from several threads.
+
+    ``keep`` makes what is kept of ranges; nothing is read before somebody asks it for records.
+    """
+
+    def __init__(self, keep: Callable[[tuple[OffsetRange, ...], RecordSize], K]) -> None:
+        self._keep = keep
+        self._size = RecordSize()
+        self._lock = threading.Lock()
+        self._places: dict[TableId, _Place] = {}
+        self._open: list[_Open[K]] = []
+
+    def expect(self, table: TableId) -> None:
+        """Know of a table that is going to read; where it stands is not known yet."""
+        with self._lock:
+            self._places.setdefault(table, _Place())
+
+    def plan(
+        self, table: TableId, available: Sequence[OffsetRange], found: TopicOffsets, *, limits: Limits
+    ) -> PlannedRead[K]:
+        """What a table reads next of what is ``available`` to it; it is at work until it has ``settled``."""
+        starts = {part.partition: part.start for part in available}
+        with self._lock:
+            place = self._places.setdefault(table, _Place())
+            place.at, place.heading, place.away = starts, None, False
+            joined = self._joined(starts, found)
+            if joined is None:
+                others = any(other.may_come(starts) for name, other in self._places.items() if name != table)
+                ranges = self._ranges(available, limits._replace(size=self._size) if others else limits)
+                if not others or not any(part.records for part in ranges):
+                    place.heading = _ends(ranges)
+                    self._let_go()
+                    return PlannedRead(ranges, found, None)
+                joined = self._opened(ranges, found, starts)
+            joined.users.add(table)
+            place.heading = _ends(joined.ranges)
+            self._let_go()
+            return PlannedRead(joined.ranges, joined.found, joined.kept)
+
+    def settle(self, table: TableId, at: Offsets | None, *, away: bool) -> None:
+        """A table is done with its batch, or failed, and stands where it says; None: where it stood."""
+        with self._lock:
+            place = self._places.setdefault(table, _Place())
+            place.at, place.heading, place.away = at or place.at, None, away
+            for read in self._open:
+                read.users.discard(table)
+            self._let_go()
+
+    def release(self) -> None:
+        """Let go of everything: the worker ends."""
+        with self._lock:
+            for read in self._open:
+                read.kept.release()
+            self._open = []
+
+    def _joined(self, starts: Offsets, found: TopicOffsets) -> _Open[K] | None:
+        for read in self._open:
+            if not read.closed and read.starts == starts and read.found.topic_id == found.topic_id:
+                return read
+        return None
+
+    def _ranges(self, available: Sequence[OffsetRange], limits: Limits) -> tuple[OffsetRange, ...]:
+        stands = [place.heading or place.at for place in self._places.values()]
+        meeting = furthest(offsets for offsets in stands if offsets is not None)
+        most = budget_of(limits.max_records, limits.max_bytes, limits.size)
+        return plan_ranges(up_to(available, meeting), max_records=most)
+
+    def _opened(self, ranges: tuple[OffsetRange, ...], found: TopicOffsets, starts: Offsets) -> _Open[K]:
+        read = _Open(ranges, found, starts, self._keep(ranges, self._size))
+        self._open.append(read)
+        joinable = [one for one in self._open if not one.closed]
+        for old in joinable[:-MOST_KEPT]:
+            # Its last tables are so slow that the others are two batches ahead: they lag, and read alone.
+            old.closed = True
+        return read
+
+    def _let_go(self) -> None:
+        """Release what nobody is at and nobody is going to come for."""
+        for read in list(self._open):
+            coming = not read.closed and any(one.may_come(read.starts) for one in self._places.values())
+            if not read.users and not coming:
+                self._open.remove(read)
+                read.kept.release()
+
+
+def _ends(ranges: Sequence[OffsetRange]) -> dict[int, int]:
+    return {part.partition: part.end for part in ranges}
+
+
+_log = structlog.get_logger("tidesink.spark")
+_NAMED = "named_table"
+
+
+class _Records(NamedTuple):
+    """The kept frame, and what Kafka gave of each table by its full name; None for what names no table."""
+
+    frame: DataFrame
+    counts: Mapping[str | None, KafkaRead]
+
+
+class KeptRead:
+    """What some ranges of a topic hold. Used by several threads, each with a session of its own."""
+
+    def __init__(
+        self, source: KafkaSource, tables: TopicTables, ranges: tuple[OffsetRange, ...], size: RecordSize
+    ) -> None:
+        self.ranges = ranges
+        self._source = source
+        self._tables = tables
+        self._size = size
+        self._lock = threading.Lock()
+        self._records: _Records | None = None
+        self._failed: tuple[int, Exception | None] = (0, None)
+
+    def records(self, session: SparkSession) -> _Records:
+        """The records, read when they are asked for first; whoever asks meanwhile waits.
+
+        Raises: what reading Kafka, and telling of its tables, raises, to all who waited for it; who asks
+            then reads again.
+        """
+        asked_at, _ = self._failed
+        with self._lock:
+            failures, error = self._failed
+            if self._records is None and error is not None and failures != asked_at:
+                # One after the other would wait as long as this read did, also after a stop.
+                raise error
+            if self._records is None:
+                self._records = self._read_or_fail(session)
+            return self._records
+
+    def _read_or_fail(self, session: SparkSession) -> _Records:
+        try:
+            return self._read(session)
+        except Exception as exc:
+            self._failed = self._failed[0] + 1, exc
+            raise
+
+    def release(self) -> None:
+        """Let go of the records; who still has a frame of them would read Kafka."""
+        with self._lock:
+            records, self._records = self._records, None
+        if records is not None:
+            _unpersist(records.frame)
+
+    def _read(self, session: SparkSession) -> _Records:
+        raw = self._source.frame(session, self.ranges)
+        frame = raw.withColumn(_NAMED, named_table()).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            counts = _counted(frame)
+            self._tell(frame, counts)
+        except BaseException:
+            _unpersist(frame)
+            raise
+        self._size.learn(
+            sum(read.records for read in counts.values()), sum(read.bytes for read in counts.values())
+        )
+        return _Records(frame, counts)
+
+    def _tell(self, frame: DataFrame, counts: Mapping[str | None, KafkaRead]) -> None:
+        """Tell of tables nobody knows which have a row here: they get lanes of their own."""
+        known = {full_name(table) for table in self._tables.known()}
+        strangers = [name for name in counts if name is not None and name not in known]
+        if strangers:
+            self._tables.add(named_tables(frame.where(F.col(_NAMED).isin(*strangers))))
+
+
+class TableRecords:
+    """One table's part of a kept read, in place of reading Kafka."""
+
+    def __init__(self, kept: KeptRead, source: KafkaSource, table: TableId) -> None:
+        self._kept = kept
+        self._source = source
+        self._name = full_name(table)
+
+    @property
+    def fetch(self) -> None:
+        """None: the records were read once for all tables."""
+        return None
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The records in the ranges; other ranges than the kept ones are read from Kafka."""
+        if tuple(ranges) != self._kept.ranges:
+            return self._source.frame(session, ranges)
+        return self._frame(session)
+
+    def read(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
+    ) -> ReadFrame:
+        """As ``KafkaSource.read``: what names the table, and what names none."""
+        if tuple(ranges) != self._kept.ranges:
+            return self._source.read(session, ranges, apart=apart)
+        counts = self._kept.records(session).counts
+        found = [counts[name] for name in (self._name, None) if name in counts]
+        read = KafkaRead(sum(one.records for one in found), sum(one.bytes for one in found))
+        # The rows of a query's answer: a task that ran again is not in them twice.
+        return ReadFrame(self._frame(session), lambda: read, lambda: read)
+
+    def _frame(self, session: SparkSession) -> DataFrame:
+        frame = in_session(self._kept.records(session).frame, session)
+        named = F.col(_NAMED)
+        return frame.where(named.isNull() | (named == self._name)).select(*RECORD_COLUMNS)
+
+
+def _counted(frame: DataFrame) -> dict[str | None, KafkaRead]:
+    rows = frame.groupBy(_NAMED).agg(F.count("*").alias("records"), F.sum(record_bytes()).alias("bytes"))
+    return {row[_NAMED]: KafkaRead(int(row["records"]), int(row["bytes"] or 0)) for row in rows.collect()}
+
+
+def _unpersist(frame: DataFrame) -> None:
+    try:
+        frame.unpersist()
+    except (Py4JError, OSError) as exc:
+        _log.debug("the JVM does not answer", error=type(exc).__name__)

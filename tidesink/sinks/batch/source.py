@@ -1,0 +1,298 @@
+"""The frames of a batch: Kafka's records, raw or decoded and reduced in tasks.
+
+Payloads are stored by Spark, in memory and on disk. The driver collects what stands beside them: counts,
+hashes of keys and errors, a row for each payload.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import structlog
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
+
+from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.batch.records import DELETE, UPSERT
+from tidesink.sinks.batch.summaries import joined_summaries
+from tidesink.sinks.batch.tasks import PACKED_DDL, RangeTask, mixed_hashes, unpack
+from tidesink.sinks.kafka.offsets import OffsetRange
+from tidesink.sinks.spark.errors import raised_task_errors
+from tidesink.sinks.spark.record_frames import opened_frame, record_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+    from tidesink.sinks.batch.tasks import Fetch
+    from tidesink.sinks.schema_sources.base import Apart
+
+
+_log = structlog.get_logger("tidesink.spark")
+
+RECORD_COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
+# Spark spreads the shuffle of a batch over so many records a task.
+_RECORDS_A_SHUFFLE_TASK: Final = 25_000
+
+# A query that turns out empty is cut down to nothing by this rule, and what was counted with it: whoever
+# waits for the count would wait for ever.
+_EXCLUDED: Final = (
+    "spark.sql.adaptive.optimizer.excludedRules",
+    "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
+)
+
+
+class KafkaRead(NamedTuple):
+    """Records and bytes of keys and values that Kafka gave; ``strangers`` are of tables nobody knows."""
+
+    records: int
+    bytes: int
+    strangers: int = 0
+
+
+class ReadFrame(NamedTuple):
+    """A batch's raw frame; ``observed`` says what Kafka gave, once the frame was computed.
+
+    ``counted`` says it too, of a read of its own.
+    """
+
+    frame: DataFrame
+    observed: Callable[[], KafkaRead]
+    counted: Callable[[], KafkaRead]
+
+    def given(self, arrived: int) -> KafkaRead:
+        """What Kafka gave, where so many records came out at the end of the batch's plan.
+
+        Spark adds what a task observed each time the task has run, and tasks run again where their executor
+        was lost before all had come for what they wrote. So what is observed may be too much, and is
+        counted where it does not fit; a record that was lost, or came twice, shows then as it did before.
+        """
+        observed = self.observed()
+        if observed.records == arrived:
+            return observed
+        counted = self.counted()
+        if counted != observed:
+            _log.info("records read were counted anew", observed=observed.records, counted=counted.records)
+        return counted
+
+
+class RecordReader(Protocol):
+    """Gives the records of ranges of offsets."""
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The records in the ranges; lazy."""
+
+    def read(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
+    ) -> ReadFrame:
+        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
+
+    @property
+    def fetch(self) -> Fetch | None:
+        """How tasks read a range by themselves; None where they cannot."""
+
+
+class KafkaSource:
+    """Reads ranges of offsets. ``fetch`` is how Spark's tasks read one, and may hold secrets.
+
+    ``opens_up_to``: values may be compressed, and are opened before anything looks at them, up to so many
+    bytes each. None: they are not looked at.
+    """
+
+    def __init__(self, fetch: Fetch, *, opens_up_to: int | None = None) -> None:
+        self.fetch = fetch
+        self._opens_up_to = opens_up_to
+
+    def frame(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The records in the ranges; lazy."""
+        return record_frame(session, ranges, self.fetch, opens_up_to=self._opens_up_to)
+
+    def records(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
+        """The same as Kafka has them: values are not opened, and there is a column ``headers``."""
+        return record_frame(session, ranges, self.fetch, headers=True)
+
+    def opened(self, frame: DataFrame) -> DataFrame:
+        """Records with their values opened, where the config says that they may be compressed."""
+        return frame if self._opens_up_to is None else opened_frame(frame, self._opens_up_to)
+
+    def read(
+        self, session: SparkSession, ranges: Sequence[OffsetRange], *, apart: Apart | None = None
+    ) -> ReadFrame:
+        """The records in the ranges, counted as they are read, without those that ``apart`` leaves out."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+        observation = Observation()
+        frame = self.frame(session, ranges)
+        mine, stranger = (F.lit(True), F.lit(False)) if apart is None else (~apart.foreign, apart.stranger)
+        size = record_bytes()
+        counts = (
+            F.count_if(mine).alias("records"),
+            F.sum(F.when(mine, size)).alias("bytes"),
+            F.count_if(stranger).alias("strangers"),
+        )
+        observed = frame.observe(observation, *counts)
+        return ReadFrame(
+            observed if apart is None else observed.where(mine),
+            partial(_observed, observation),
+            partial(_counted, frame, counts),
+        )
+
+
+def record_bytes() -> Column:
+    """The bytes of a record's key and value."""
+    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+    return F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
+
+
+def _observed(observation: Observation) -> KafkaRead:
+    return _read_of(observation.get)
+
+
+def _counted(frame: DataFrame, counts: Sequence[Column]) -> KafkaRead:
+    return _read_of(frame.agg(*counts).collect()[0].asDict())
+
+
+def _read_of(found: Mapping[str, Any]) -> KafkaRead:
+    return KafkaRead(int(found["records"]), int(found["bytes"] or 0), int(found["strangers"] or 0))
+
+
+def open_reading_session(spark: SparkSession) -> SparkSession:
+    """A session beside ``spark`` in which what is read is always counted."""
+    session = spark.newSession()
+    session.conf.set(*_EXCLUDED)
+    return session
+
+
+def fit_shuffle(session: SparkSession, records: int) -> None:
+    """Have the session spread the shuffle of so many records over tasks that are worth their start."""
+    tasks = max(1, min(2 * session.sparkContext.defaultParallelism, records // _RECORDS_A_SHUFFLE_TASK))
+    session.conf.set("spark.sql.shuffle.partitions", str(tasks))
+
+
+def translated_read_errors(topic: str) -> AbstractContextManager[None]:
+    """Raises the error of a task that read a topic as what it was in the task, not as Spark's."""
+    return raised_task_errors(topic=topic)
+
+
+# Keys shown in an error about keys that came in two partitions.
+_SHOWN_KEYS: Final = 3
+_LEVEL: Final = StorageLevel.MEMORY_AND_DISK
+
+
+class RangeFrame(NamedTuple):
+    """A reduced frame. ``stored`` is the frame that Spark keeps, for ``release_stored``.
+
+    ``summary``: what the tasks counted.
+    """
+
+    frame: DataFrame
+    stored: DataFrame
+    read: KafkaRead
+    summary: BatchSummary
+    row_codec_records: int
+
+
+def reduced_ranges(session: SparkSession, task: RangeTask, *, checkpoint: bool = False) -> RangeFrame:
+    """Run a task over its ranges.
+
+    ``checkpoint``: the payloads are stored as blocks that Spark never makes again, not in its cache.
+
+    Raises:
+        TidesinkError: what a task raised, with its class.
+    """
+    count = len(task.ranges)
+    numbers = session.range(0, count, 1, count)
+    packed = numbers.mapInArrow(task, PACKED_DDL)
+    # A lazy checkpoint: the job that collects the heads stores the payloads, as with a cached frame.
+    stored = packed.localCheckpoint(eager=False) if checkpoint else packed.persist(_LEVEL)
+    try:
+        heads = stored.drop("payload").collect()
+        _raise_first(heads)
+        frame = _unpacked(stored, task)
+        frame, summary = _over_ranges(frame, _summary(heads), heads, task)
+    except BaseException:
+        with suppress(Exception):
+            release_stored(stored)
+        raise
+    records, size, left, strangers = (
+        sum(head[name] or 0 for head in heads)
+        for name in ("records", "bytes", "row_codec_records", "strangers")
+    )
+    return RangeFrame(frame, stored, KafkaRead(records, size, strangers), summary, left)
+
+
+def release_stored(stored: DataFrame) -> None:
+    """Free the blocks of what ``reduced_ranges`` stored."""
+    plan: Any = stored._jdf.queryExecution().analyzed()
+    if plan.getClass().getSimpleName() == "LogicalRDD":  # a checkpoint: the frame's own unpersist leaves it
+        plan.rdd().unpersist(False)
+    else:
+        stored.unpersist()
+
+
+def _raise_first(heads: Sequence[Any]) -> None:
+    """Raise the first error that a task had."""
+    for head in heads:
+        if head["error"] is not None:
+            raise pickle.loads(head["error"])  # noqa: S301  (our own task wrote it)
+
+
+def _unpacked(stored: DataFrame, task: RangeTask) -> DataFrame:
+    return stored.select("payload", "error").mapInArrow(unpack, task.columns.ddl)
+
+
+def _summary(heads: Sequence[Any]) -> BatchSummary:
+    return joined_summaries([pickle.loads(head["summary"]) for head in heads if head["summary"]])  # noqa: S301
+
+
+def _over_ranges(
+    frame: DataFrame, summary: BatchSummary, heads: Sequence[Any], task: RangeTask
+) -> tuple[DataFrame, BatchSummary]:
+    """What several ranges have of one key: in the source's order its last row; in Kafka's an error."""
+    places = [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
+    if not len(mixed_hashes(places)):
+        return frame, summary
+    if task.plan.rules.sequenced:
+        return _last_of_all(frame, summary)
+    return frame, replace(summary, mixed_keys=_mixed_keys(frame))
+
+
+def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
+    # Asked for only where hashes met: of equal hashes the keys may still differ.
+    places_of_key = F.countDistinct("_topic", "_partition")
+    keys = frame.where(F.col("key").isNotNull()).groupBy("key").agg(places_of_key.alias("places"))
+    found = keys.where("places > 1").select(F.to_json("key").alias("key")).limit(_SHOWN_KEYS).collect()
+    return tuple(row["key"] for row in found)
+
+
+def _last_of_all(frame: DataFrame, summary: BatchSummary) -> tuple[DataFrame, BatchSummary]:
+    """Of each key the row with the greatest position, and the summary of these rows."""
+    whole = F.struct(*frame.columns)
+    groups = frame.where(F.col("key").isNotNull()).groupBy("key")
+    rows = groups.agg(F.max_by(whole, "_seq").alias("last")).select("last.*")
+    counts = rows.agg(
+        F.count_if(F.col("_op") == UPSERT).alias("upserts"),
+        F.count_if(F.col("_op") == DELETE).alias("deletes"),
+        F.count_if("_half").alias("split_halves"),
+    ).collect()[0]
+    applied = counts["upserts"] + counts["deletes"] - counts["split_halves"]
+    counted = replace(
+        summary,
+        **counts.asDict(),
+        superseded=summary.superseded + summary.applied - applied,
+        zero_dates=_zero_dates(rows, summary.zero_dates),
+    )
+    return rows.unionByName(frame.where(F.col("key").isNull())), counted
+
+
+def _zero_dates(rows: DataFrame, of_ranges: Mapping[str, int]) -> dict[str, int]:
+    if not of_ranges:
+        return {}
+    found = rows.select(F.explode("_zero_dates").alias("name")).groupBy("name").count().collect()
+    return {row["name"]: row["count"] for row in found if row["name"] in of_ranges}

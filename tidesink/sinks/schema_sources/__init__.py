@@ -1,0 +1,1 @@
+"""Where the columns and types of a table come from, a module for each protocol (driver)."""

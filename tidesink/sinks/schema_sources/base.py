@@ -1,0 +1,245 @@
+"""Where a table's columns come from: the protocol that each source follows, and its data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tidesink.config.models import Definition
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import ToldNames
+from tidesink.errors import ConfigError
+from tidesink.events import Column as TableColumn
+from tidesink.events import TableId, TableSchema
+from tidesink.sinks.batch.counts import BatchSummary
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from tidesink.sinks.batch.decoded_frame import Decode
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+
+
+class Missed(NamedTuple):
+    """What a batch met that its plan did not know, and where Kafka ended when it was planned."""
+
+    summary: BatchSummary
+    ranges: Sequence[OffsetRange]
+    found: TopicOffsets
+
+
+class Apart(NamedTuple):
+    """Other tables' records: which are another known table's or a stranger's, and which a stranger's.
+
+    The first are left out of the batch; the second are counted, since somebody must take them.
+    """
+
+    foreign: Column
+    stranger: Column
+
+
+class Renamed(NamedTuple):
+    """A column's name now, and whether rows with its old name can be read as rows with this one.
+
+    ``at``: the moment of the DDL that renamed it. ``returned``: some column, perhaps this one, had the new
+    name before.
+
+    ``target``, ``was``: its names now and before at the target, where those are others. ``reused``: another
+    column has, or had, one of its two names too, so that a target with both does not say that the rename was
+    ignored. ``why``: where the two cannot be read as one, the reason that is shown for it.
+    """
+
+    name: str
+    readable: bool
+    target: str | None = None
+    was: str | None = None
+    reused: bool = False
+    at: str = ""
+    returned: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class ToldColumns:
+    """What a topic's own DDL tells of a table's columns.
+
+    ``current``: the table now. ``former``: columns it had and has no more, with the types they had.
+    ``renamed``: by the names they had before, columns that it has. ``readded``: names, folded, of columns
+    that were dropped and added again. ``partings``: by name, folded, the moments at which columns were last
+    dropped or renamed. ``names``: all that was told of names at the source.
+    """
+
+    current: TableSchema
+    former: tuple[TableColumn, ...] = ()
+    renamed: Mapping[str, Renamed] = field(default_factory=dict)
+    readded: frozenset[str] = frozenset()
+    partings: Mapping[str, str] = field(default_factory=dict)
+    names: ToldNames = field(default_factory=ToldNames)
+
+
+class Decoding(Protocol):
+    """One table's decoding. Used by one thread at a time."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know about this table's types."""
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """Learn enough of a topic that has records to know the table's shape.
+
+        Raises:
+            ConfigError: the table's key, or its columns, cannot be known; says what to configure.
+            RegistryError: the registry refuses, or does not answer.
+            SourceError: Kafka refuses, or does not answer.
+        """
+
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """Know what decoding the ranges takes and would not be missed in them; asked before each batch.
+
+        Raises: as ``prepare``.
+        """
+
+    def columns(self) -> Decode:
+        """The plan as it stands."""
+
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+        """Tasks that fetch, decode and reduce ranges by the plan as it stands.
+
+        None where the batch is decoded in the JVM.
+        """
+
+    def told(self) -> ToldColumns | None:
+        """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
+
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
+        """Read rows that have a column's old name as if they had its new one.
+
+        ``held``: Spark's types of the target's columns by their names, folded. What the source had of them
+        and has no more is in the plan's shape, and so NULL in rows without it, whoever read those of before.
+
+        Raises: as ``prepare``.
+        """
+
+    def apart(self) -> Apart | None:
+        """How other tables' records are told apart; None where the topic can only have one table."""
+
+    def meet_others(self, missed: Missed) -> None:
+        """Take note that the batch has records of tables nobody knows.
+
+        Raises: as ``prepare``.
+        """
+
+    def learn(self, missed: Missed) -> bool:
+        """Look up what a batch lacked; True where the plan is another one now.
+
+        Raises: as ``prepare``.
+        """
+
+    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+        """Take note of DDL events of a batch; True where the plan is another one now."""
+
+
+def declared_table(definition: Definition | None, table: TableId) -> TableSchema | None:
+    """The table as the config defines it.
+
+    Raises:
+        ConfigError: the definition cannot be read, or is another table's.
+    """
+    if definition is None:
+        return None
+    definitions = TableDefinitions()
+    definition.declare_in(definitions, table.schema)
+    found = definitions.get(table)
+    if found is None:
+        raise ConfigError("the definition under tables is not this table's", table=str(table))
+    return found
+
+
+class DecodingAround(ABC):
+    """A decoding whose plan is around another decoding's."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._plans: tuple[Decode, Decode] | None = None
+
+    @abstractmethod
+    def _around(self, inner: Decode) -> Decode:
+        """The plan around one of the decoding inside."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """As the decoding inside."""
+        return self._decoding.warnings
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """As the decoding inside."""
+        self._decoding.prepare(found)
+
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """As the decoding inside."""
+        self._decoding.catch_up(ranges, found)
+
+    def columns(self) -> Decode:
+        """The plan as it stands; the same one for as long as the decoding inside has the same."""
+        inner = self._decoding.columns()
+        if self._plans is None or self._plans[0] is not inner:
+            self._plans = inner, self._around(inner)
+        return self._plans[1]
+
+    def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:
+        """None: what is around the plan is built for the JVM's path."""
+        return None
+
+    def told(self) -> ToldColumns | None:
+        """As the decoding inside."""
+        return self._decoding.told()
+
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
+        """As the decoding inside."""
+        self._decoding.read_as(renamed, held)
+
+    def apart(self) -> Apart | None:
+        """As the decoding inside."""
+        return self._decoding.apart()
+
+    def meet_others(self, missed: Missed) -> None:
+        """As the decoding inside."""
+        self._decoding.meet_others(missed)
+
+    def learn(self, missed: Missed) -> bool:
+        """As the decoding inside."""
+        return self._decoding.learn(missed)
+
+    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+        """As the decoding inside."""
+        return self._decoding.take_ddl(reduced, missed)
+
+
+class ColumnsAround:
+    """A plan around another one; its shape and its frame are a subclass's."""
+
+    def __init__(self, inner: Decode) -> None:
+        self._inner = inner
+
+    @property
+    def changes_keys(self) -> bool:
+        """As the plan inside."""
+        return self._inner.changes_keys
+
+    @property
+    def keeps_values(self) -> bool:
+        """As the plan inside."""
+        return self._inner.keeps_values
+
+    @property
+    def kept_columns(self) -> frozenset[str]:
+        """As the plan inside."""
+        return self._inner.kept_columns
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """As the plan inside."""
+        return self._inner.gone

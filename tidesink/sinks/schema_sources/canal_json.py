@@ -1,0 +1,362 @@
+"""Decoding a canal-json table: where its columns' types come from, since the messages have bare ones.
+
+In this order: the definition in the config; the topic's own CREATE and ALTER events, read ahead to the
+end of partition 0 and held against the time of each row; the ``mysqlType`` words of the rows themselves;
+else text, with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+
+from tidesink.codecs.canal_json.schema import RowShapes
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import reads_alike
+from tidesink.errors import ConfigError
+from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
+from tidesink.sinks.plans.shared_topic import SharedTopic
+from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, ToldColumns, declared_table
+from tidesink.sinks.schema_sources.open import PlannedDecoding
+from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION
+from tidesink.sinks.spark.record_frames import foreign_to, is_row, last_ddl_offset, row_forms
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.typemap.render import ZeroDate, spark_type
+from tidesink.typemap.target_schema import (
+    IDENTITIES,
+    UNTOLD_KEY,
+    TableShape,
+    is_row_keyed,
+    shape_of,
+    wider_ddl,
+    with_defaults,
+    with_former,
+    with_gone,
+    without,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.batch.tasks import Fetch, RangeTask
+
+
+# Where no DDL tells of a table, its topic is looked at for a row's words, so many records at first.
+_PEEKED_RECORDS = 10_000
+
+
+_NO_KEY: Final = (
+    "the table has no key: its rows have no pkNames, and no definition names a key. Name columns that tell "
+    f"its rows apart under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
+)
+
+
+class _RowWords(NamedTuple):
+    """What one form of row says of itself: column names in order, their type words, the key's names."""
+
+    names: list[str]
+    types: dict[str, str]
+    keys: list[str]
+
+
+class CanalJsonDecoding(PlannedDecoding):
+    """One table's types, and the plan they make."""
+
+    def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
+        super().__init__(around, topic, table, session=session)
+        self._ddl = around.topics.ddl(topic)
+        self._tables = around.topics.tables(topic)
+        self._declared = declared_table(self._settings.definition, table)
+        self._options = around.config.source.codec_options()
+        self._words: list[_RowWords] = []
+        self._renamed: dict[str, str] = {}
+        self._planned: TableSchema | None = None
+        self._text_columns: tuple[str, ...] = ()
+        self._apart: tuple[tuple[TableId, ...], Apart] | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Columns whose type at the target is not the nearest one, with the reason; DDL not understood."""
+        texts = [
+            f"column {name}: nothing tells its type, so it is kept as text; give a table definition"
+            for name in self._text_columns
+        ]
+        told = self._ddl.warnings(self._table, defined=self._declared is not None)
+        keyed = [UNTOLD_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_untold else []
+        return (*super().warnings, *texts, *keyed, *told)
+
+    @property
+    def _is_untold(self) -> bool:
+        """Whether rows alone tell of the table."""
+        return self._declared is None and self._ddl.get(self._table) is None
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """Read the topic's DDL; where it has none of this table, its first rows."""
+        self._ddl.recall(found)
+        if self._declared is None:
+            self._ddl.scan(self._session, found)
+            if self._ddl.get(self._table) is None:
+                self._ddl.scan(self._session, self._ends_now(found))
+            if self._ddl.get(self._table) is None:
+                self._peek(found)
+        self._make()
+
+    def _peek(self, found: TopicOffsets) -> None:
+        """Look for the table's first rows, in ever larger parts of the topic."""
+        everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
+        for part in growing_parts(everything, _PEEKED_RECORDS):
+            if self._words:
+                return
+            self._read_words(part)
+
+    def _ends_now(self, found: TopicOffsets) -> TopicOffsets:
+        """Where the topic ends by now.
+
+        The brokers are asked partition by partition: a DDL can have come after partition 0 was asked, and
+        the row that needs it before its own partition was.
+        """
+        return self._around.topics.ends_now(found, self._around.config.source.confluent_properties)
+
+    def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
+        """Read the DDL that may stand before rows of the ranges, where nothing in the rows would ask for it.
+
+        A row of another partition can be read before partition 0 is read as far as the DDL ahead of it. Rows
+        with other columns or types are missed and lead to the DDL; other members of an ENUM or SET do not
+        show.
+        """
+        beyond = any(part.records for part in ranges if part.partition != DDL_PARTITION)
+        if beyond and self._declared is None and self._numbers_members():
+            self._newer_ddl(self._ends_now(found))
+
+    def _numbers_members(self) -> bool:
+        columns = self._plan.shape.columns if self._plan else ()
+        return any(column.type.members is not None for column in columns)
+
+    def told(self) -> ToldColumns | None:
+        """What the topic's DDL told of the table, where no definition in the config comes before it."""
+        known = self._ddl.told(self._table)
+        if self._declared is not None or known is None:
+            return None
+        former = {column.name.casefold(): column for column in known.former}
+        columns = {column.name.casefold(): column for column in known.current.columns}
+        renamed = {}
+        for old, new in known.renamed.items():
+            was = former.pop(old.casefold(), None)
+            reads_on = old.casefold() not in known.reused and _reads_on(columns[new.casefold()], was)
+            reused = not known.reused.isdisjoint((old.casefold(), new.casefold()))
+            at = known.partings.get(old.casefold(), "")
+            renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
+        former_columns = tuple(former.values())
+        return ToldColumns(known.current, former_columns, renamed, known.readded, known.partings, known.names)
+
+    def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
+        """Plan anew where other columns are read by their old names than before, or are held besides."""
+        there = {*map(str.casefold, self._known_columns()), *map(str.casefold, renamed)}
+        lacking = {name: found for name, found in held.items() if name not in there}
+        zero_date = self._settings.zero_date
+        kept = tuple(column for column in self._former() if _stays(column, lacking, zero_date))
+        if renamed != self._renamed or kept:
+            self._renamed = dict(renamed)
+            self._make(kept)
+
+    def apart(self) -> Apart:
+        """What the messages' own names say; made anew when another table is met.
+
+        Each name is a call to the JVM, and topics have hundreds.
+        """
+        known = self._tables.known()
+        if self._apart is None or self._apart[0] != known:
+            others = (table for table in known if table != self._table)
+            # A table gets a lane by its first row: a CREATE alone leaves nothing to apply.
+            stranger = foreign_to(self._table, *others) & is_row()
+            self._apart = known, Apart(foreign_to(self._table), stranger)
+        return self._apart[1]
+
+    def meet_others(self, missed: Missed) -> None:
+        """Take note of the other tables in a batch; they get lanes of their own."""
+        self._tables.census(self._session, missed.ranges)
+
+    def learn(self, missed: Missed) -> bool:
+        """Read DDL ahead to partition 0's end; then the rows' own words.
+
+        A record may be bad because a type changed: that DDL is looked for too.
+        """
+        before = self._known_columns()
+        changed = self._declared is None and self._newer_ddl(missed.found)
+        if not missed.summary.unplanned:
+            return changed or (self._declared is None and self._newer_ddl(self._ends_now(missed.found)))
+        if self._known_columns() == before and self._declared is None:
+            self._newer_ddl(self._ends_now(missed.found))
+        if self._known_columns() == before:
+            self._read_words(missed.ranges)
+            self._make()
+        return self._known_columns() != before
+
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+        """Tasks for the ranges, which tell this table's records from others'."""
+        task = super().range_task(ranges, fetch)
+        if task is None or not isinstance(task.plan.decoder, CanalJsonDecoder):
+            return None
+        known = frozenset((self._table, *self._tables.known()))
+        topic = SharedTopic(self._table, known, self._around.config.source.opens_up_to)
+        return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))
+
+    def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
+        """Read DDL ahead where the batch holds some that was not read yet."""
+        last = last_ddl_offset(reduced, DDL_PARTITION)
+        if last is None:
+            return False
+        if self._declared is not None:
+            # For what there is to say of it: the types are known.
+            self._ddl.scan(self._session, missed.found)
+            return False
+        return self._newer_ddl(missed.found)
+
+    def _newer_ddl(self, found: TopicOffsets) -> bool:
+        """Plan anew where the topic's DDL says other than the plan, whichever lane read it."""
+        self._ddl.scan(self._session, found)
+        if self._schema() == self._planned:
+            return False
+        self._make()
+        return True
+
+    def _known_columns(self) -> frozenset[str]:
+        return frozenset(self._plan.shape.by_name) if self._plan else frozenset()
+
+    def _read_words(self, ranges: Sequence[OffsetRange]) -> None:
+        """The forms of this table's rows in the ranges: one job, one row a form."""
+        if not any(part.records for part in ranges):
+            return
+        raw = self._around.source.frame(self._session, ranges)
+        with translated_read_errors(self._topic):
+            found = row_forms(raw, self._table)
+        self._words += [_row_words(row) for row in found]
+        self._words.sort(key=lambda words: -len(words.names))
+
+    def _schema(self) -> TableSchema | None:
+        """The table by its definition, and columns that only rows tell of behind them."""
+        defined = self._declared if self._declared is not None else self._ddl.get(self._table)
+        columns: dict[str, Column] = {c.name.casefold(): c for c in defined.columns} if defined else {}
+        # What rows from before a DROP or RENAME have: the DDL told of it too.
+        former = self._former()
+        told = TableSchema(self._table, (*columns.values(), *former))
+        definitions = TableDefinitions([told] if told.columns else [])
+        shapes = RowShapes(definitions, None)
+        for words in self._words:
+            shape = shapes.find(
+                *self._table, dict.fromkeys(words.names), mysql_type=words.types, pk_names=words.keys
+            )
+            for column in shape.schema.columns:
+                columns.setdefault(column.name.casefold(), _with_earlier(column, former))
+        for old in self._renamed:
+            columns.pop(old.casefold(), None)
+        self._text_columns = tuple(
+            c.name for c in columns.values() if c.type.name == "text" and c.type.sql is None and not defined
+        )
+        return TableSchema(self._table, tuple(columns.values())) if columns else None
+
+    def _former(self) -> tuple[Column, ...]:
+        """What the DDL told that the table had and has no more."""
+        return () if self._declared is not None else self._ddl.former(self._table)
+
+    def _make(self, kept: Sequence[Column] = ()) -> None:
+        """Plan; ``kept``: columns that the source has no more, to be in the shape."""
+        schema, settings = self._schema(), self._settings
+        if schema is None:
+            raise ConfigError(
+                "nothing tells the columns of the table: the topic has no CREATE TABLE and no row of it; "
+                "give a definition under tables",
+                table=str(self._table),
+            )
+        logs = settings.mode == "append"
+        by_row_key = self._by_row_key(schema)
+        if not (settings.keys or schema.handle_columns or logs or by_row_key):
+            raise ConfigError(_NO_KEY, table=str(self._table))
+        self._planned = schema
+        plan = canal_json_plan(
+            schema,
+            base=self._base(schema, kept),
+            keys=settings.keys,
+            zero_date=settings.zero_date,
+            time_zone=settings.time_zone,
+            options=self._options,
+            logs=logs,
+            by_row_key=by_row_key,
+            renamed=self._renamed,
+        )
+        defined = self._declared if self._declared is not None else self._ddl.get(self._table)
+        told = {column.name.lower() for column in defined.columns} if defined else set()
+        self._plan = plan.with_shape(_doubted(plan.shape, self._words, told))
+
+    def _by_row_key(self, schema: TableSchema) -> bool:
+        """Whether the table has no key but the row keys that its rows are declared to carry."""
+        keyed = self._settings.keys or schema.handle_columns or self._settings.mode == "append"
+        return self._options.sends_row_keys and not keyed
+
+    def _base(self, schema: TableSchema, kept: Sequence[Column]) -> TableShape | None:
+        """The shape so far; a column met in rows before its DDL had no default yet."""
+        if self._plan is None:
+            return None
+        known = with_gone(without(self._plan.shape, self._renamed), kept)
+        shape = with_defaults(known, shape_of(schema, keys=self._settings.keys))
+        # One DDL read ahead may change a column's type and the next drop it: rows lie between the two.
+        former = self._former()
+        names = {column.name.casefold() for column in schema.columns}
+        return with_former(shape, (column for column in former if column.name.casefold() not in names))
+
+
+def _doubted(shape: TableShape, words: Iterable[_RowWords], told: Container[str]) -> TableShape:
+    """The shape; a column that rows alone tell of came instead of those that no row has beside it."""
+    forms = [{name.lower() for name in one.names} for one in words]
+    columns = []
+    for column in shape.columns:
+        name = column.name.lower()
+        beside = [form for form in forms if name in form]
+        alone = frozenset(shape.by_name) - frozenset().union(*beside) if beside else frozenset[str]()
+        columns.append(replace(column, instead_of=frozenset() if name in told else alone))
+    return replace(shape, columns=tuple(columns))
+
+
+def _reads_on(column: Column, was: Column | None) -> bool:
+    """Whether texts of a column that was renamed are read right by what it is now."""
+    if was is None or was.earlier or column.earlier or not reads_alike(column.type, was.type):
+        return False
+    return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
+
+
+def _stays(column: Column, held: Mapping[str, str], zero_date: ZeroDate) -> bool:
+    """Whether the target has a column of before, with a type that fits; a key's is not what it was."""
+    found = held.get(column.name.casefold())
+    if found is None or column.handle or column.virtual:
+        return False
+    return wider_ddl(found, spark_type(column.type, zero_date=zero_date).ddl) is not None
+
+
+def _with_earlier(column: Column, former: Sequence[Column]) -> Column:
+    """A column of rows with the types it had before, where it is one that was dropped."""
+    for known in former:
+        if known.name.casefold() == column.name.casefold() and known.type == column.type:
+            return replace(column, earlier=known.earlier)
+    return column
+
+
+def _row_words(row: Any) -> _RowWords:
+    types, keys = _json(row["types"], dict[str, str]()), _json(row["keys"], list[str]())
+    return _RowWords(list(row["names"]), types, keys)
+
+
+def _json(text: str | None, default: Any) -> Any:
+    return orjson.loads(text) if text else default
+
+
+def open_decoding(
+    around: Surroundings, topic: str, table: TableId, *, session: SparkSession
+) -> CanalJsonDecoding:
+    """The decoding of one table of a topic."""
+    return CanalJsonDecoding(around, topic, table, session=session)

@@ -1,0 +1,124 @@
+"""Opens a table's schema source by protocol (``DECODINGS``), and what sources with a plan share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from tidesink.config.table_checks import check_merged
+from tidesink.errors import ConfigError
+from tidesink.events import TableId
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.projection import routed
+from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
+from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, ToldColumns
+from tidesink.sinks.worker.context import Surroundings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.batch.tasks import Fetch
+
+
+# protocol in the config -> module with open_decoding(around, topic, table, session)
+DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "flat-avro": "tidesink.sinks.schema_sources.flat_avro",
+        "canal-json": "tidesink.sinks.schema_sources.canal_json",
+        "debezium-avro": "tidesink.sinks.schema_sources.debezium_avro",
+        "debezium-json": "tidesink.sinks.schema_sources.debezium_json",
+    }
+)
+
+
+def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
+    """The decoding of one table by the config's protocol, laid out and named as its target has it.
+
+    Raises:
+        ConfigError: the table's filter cannot be read, its settings contradict each other, or its route
+            makes no name.
+    """
+    settings = around.config.table_config(table)
+    check_merged(settings)
+    module = import_module(DECODINGS[around.config.source.protocol])
+    found: Decoding = module.open_decoding(around, topic, table, session=session)
+    layout = settings.layout
+    if not layout.plain:
+        from tidesink.sinks.batch.projection import LaidOutDecoding
+
+        found = LaidOutDecoding(found, layout, session)
+    return routed(found, table, around.config.destination(table))
+
+
+class PlannedDecoding:
+    """One table's settings, and the plan they make with what its records tell."""
+
+    def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
+        self._around = around
+        self._topic = topic
+        self._table = table
+        self._settings = around.config.table_config(table)
+        self._session = session
+        self._plan: DecodePlan | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Columns whose type at the target is not the nearest one, with the reason."""
+        columns = self._plan.shape.columns if self._plan else ()
+        return tuple(f"column {column.name}: {column.reason}" for column in columns if column.reason)
+
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+        """Tasks for the ranges; None for a plan whose frame has more than rows to reduce."""
+        plan = self.columns()
+        if not plan.reduces_in_tasks:
+            return None
+        wanted = tuple(FetchRange(*part) for part in ranges if part.records)
+        return RangeTask(wanted, fetch, plan)
+
+    def columns(self) -> DecodePlan:
+        """The plan over all that is known.
+
+        Raises:
+            ConfigError: nothing was prepared.
+        """
+        if self._plan is None:
+            raise ConfigError("prepare the table first", table=str(self._table))
+        return self._plan
+
+
+class LoneDecoding(PlannedDecoding, ABC):
+    """A table that has its topic for itself, and whose types come with its records: no DDL is read."""
+
+    @abstractmethod
+    def prepare(self, found: TopicOffsets) -> None:
+        """Make the plan."""
+
+    @abstractmethod
+    def learn(self, missed: Missed) -> bool:
+        """Look up what a batch lacked; True where the plan is another one now."""
+
+    def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
+        """Nothing: a record that needs more than is known says so."""
+
+    def told(self) -> ToldColumns | None:
+        """Nothing: no DDL is read."""
+        return None
+
+    def read_as(self, _renamed: Mapping[str, str], _held: Mapping[str, str]) -> None:
+        """Never asked: no DDL tells of a rename."""
+
+    def apart(self) -> Apart | None:
+        """The topic holds one table."""
+        return None
+
+    def meet_others(self, _missed: Missed) -> None:
+        """Never: there are no others, and a row of another table is a bad record."""
+
+    def take_ddl(self, _reduced: DataFrame, _missed: Missed) -> bool:
+        """Nothing: what DDL there is changes no type that is known."""
+        return False

@@ -1,0 +1,258 @@
+"""Decoding a table whose schemas are in a registry, whichever Avro codec wrote it: by the registry's ids.
+
+Every version of the topic's two subjects is asked for first, so that a column's history is known; an id
+that a batch meets beyond them is asked for by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidesink.errors import ConfigError, SchemaNotFoundError
+from tidesink.events import TableId
+from tidesink.schema_registry import SchemaReader, SubjectPart, subject
+from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoders import UNDER_CONFLUENT
+from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, plan_ranges
+from tidesink.sinks.schema_sources.base import Missed
+from tidesink.sinks.schema_sources.open import LoneDecoding
+from tidesink.sinks.spark.record_frames import schema_heads
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# How AWS Glue's header begins, as hexadecimal text: whether the payload is compressed stands behind the 03.
+_GLUE_HEADS: Final = ("0300", "0305")
+# Where the registry has no subject for the topic, so many records are looked at for their schema ids.
+_PEEKED_RECORDS: Final = 10_000
+
+
+class RegisteredDecoding(LoneDecoding):
+    """One table's writer schemas, and the plan they make."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        topic: str,
+        table: TableId,
+        *,
+        schemas: WriterSchemas,
+        session: SparkSession,
+    ) -> None:
+        super().__init__(around, topic, table, session=session)
+        self._schemas = schemas
+
+    @abstractmethod
+    def _planned(self) -> DecodePlan:
+        """The plan over every schema known; the shape of the last one is only added to."""
+
+    @abstractmethod
+    def _found_subjects(self) -> bool:
+        """Whether the topic's subjects told enough to plan with."""
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """Read the topic's subjects; where they are not there, the ids in its first records."""
+        self._schemas.read_subjects()
+        if not self._found_subjects():
+            self._schemas.look_up(self._peeked_ids(found))
+        self._plan = self._planned()
+
+    def _peeked_ids(self, found: TopicOffsets) -> Ids:
+        """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
+        heads = peeked_heads(self._around, self._session, found)
+        ids: Ids = {part: _ids(heads[part]) for part in PARTS}
+        under_glue = any(head and head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
+        if under_glue and not any(ids.values()):
+            raise ConfigError(
+                f"the records of {found.topic} are under headers of the AWS Glue schema registry; workers "
+                f"read Confluent's alone: {UNDER_CONFLUENT[self._around.config.source.protocol]}",
+                table=str(self._table),
+            )
+        return ids
+
+    def learn(self, missed: Missed) -> bool:
+        """Look up the ids that the batch's plan did not know, or ask again for those called bad."""
+        summary = missed.summary
+        ids: Ids = {"key": summary.unplanned_key_ids, "value": summary.unplanned_value_ids}
+        if self._schemas.lacks(ids):
+            self._schemas.look_up(ids)
+        elif not (summary.bad and self._schemas.look_again()):
+            return False
+        self._plan = self._planned()
+        return True
+
+
+def peeked_heads(
+    around: Surroundings, session: SparkSession, found: TopicOffsets
+) -> dict[SubjectPart, list[str | None]]:
+    """How a topic's first records begin, keys and values: five bytes each as hexadecimal text."""
+    everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
+    ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
+    if not any(part.records for part in ranges):
+        return {part: [] for part in PARTS}
+    raw = around.source.frame(session, ranges)
+    with translated_read_errors(found.topic):
+        rows = schema_heads(raw)
+    return {part: [row[part] for row in rows] for part in PARTS}
+
+
+def _ids(heads: Iterable[str | None]) -> tuple[int, ...]:
+    """The schema ids in heads (Confluent framing: 00, then 4 bytes, big-endian)."""
+    found = {head for head in heads if head and len(head) == 10 and head.startswith("00")}
+    return tuple(sorted(int(head[2:], 16) for head in found))
+
+
+Ids = Mapping[SubjectPart, Iterable[int]]
+
+PARTS: Final[tuple[SubjectPart, ...]] = ("key", "value")
+# So long an id that the registry does not know is asked for before its records are called bad.
+LAG_SECONDS: Final = 5.0
+# So long ids called bad are left alone before a batch that meets bad records asks for them again.
+ASK_AGAIN_SECONDS: Final = 30.0
+
+_NO_SCHEMA: Final = "schema id {} is unknown to the registry: is it the registry TiCDC writes to?"
+_OTHERS_SCHEMA: Final = (
+    "schema id {} is of {}, which is no record of this topic's subjects: two tables must not share a topic"
+)
+
+
+def may_lag(error: BaseException) -> bool:
+    """Whether a registry that follows another may know better a little later."""
+    return isinstance(error, SchemaNotFoundError)
+
+
+class _Unknown(NamedTuple):
+    """Why an id's records are bad, and when it was last asked for."""
+
+    reason: str
+    asked: float
+
+
+class WriterSchemas:
+    """What is known of a topic's two subjects. Used by one thread at a time.
+
+    ``lag`` says how long a registry may lag (``may_lag``), ``subject_of`` how subjects are named, and
+    ``of_no_table`` which schemas may come beside the table's own. Every method that asks raises RegistryError
+    where the registry refuses, or does not answer, and StopRequestedError for a stop while it waits.
+    """
+
+    def __init__(
+        self,
+        registry: SchemaReader,
+        topic: str,
+        *,
+        lag: RetryPolicy,
+        clock: Callable[[], float] = time.monotonic,
+        subject_of: Callable[[str, SubjectPart], str] = subject,
+        of_no_table: Callable[[str], bool] = lambda _text: False,
+    ) -> None:
+        self._registry = registry
+        self._topic = topic
+        self._lag = lag
+        self._clock = clock
+        self._subject_of = subject_of
+        self._of_no_table = of_no_table
+        self._unknown: dict[tuple[SubjectPart, int], _Unknown] = {}
+        self.texts: dict[SubjectPart, dict[int, str]] = {"key": {}, "value": {}}
+
+    @property
+    def unknown(self) -> dict[int, str]:
+        """Ids that were asked for in vain, each with the reason its records are bad for."""
+        return {schema_id: found.reason for (_, schema_id), found in self._unknown.items()}
+
+    def read_subjects(self) -> None:
+        """Take every version of the topic's subjects: a column's history wants them all."""
+        self._lag.call(self._read_subjects)
+
+    def lacks(self, ids: Ids) -> bool:
+        """Whether some of the ids were never looked up."""
+        return any(True for _ in self._lacking(ids))
+
+    def look_up(self, ids: Ids) -> None:
+        """Know each id, or why its records are bad, after asking for some seconds."""
+        try:
+            self._lag.call(lambda: self._ask(ids))
+        except SchemaNotFoundError:
+            for part, schema_id in list(self._lacking(ids)):
+                self._refuse(part, schema_id, _NO_SCHEMA.format(schema_id))
+
+    def look_again(self) -> bool:
+        """Ask once for the ids called bad a while ago; True where one of them is known by now."""
+        late = self._clock() - ASK_AGAIN_SECONDS
+        stale = [place for place, found in self._unknown.items() if found.asked <= late]
+        if not stale:
+            return False
+        self.read_subjects()
+        for part, schema_id in stale:
+            if not self._known(part, schema_id):
+                self._refuse(part, schema_id, _NO_SCHEMA.format(schema_id))
+        return any(place not in self._unknown for place in stale)
+
+    def _lacking(self, ids: Ids) -> Iterator[tuple[SubjectPart, int]]:
+        for part in PARTS:
+            for schema_id in ids.get(part, ()):
+                if schema_id not in self.texts[part] and (part, schema_id) not in self._unknown:
+                    yield part, schema_id
+
+    def _ask(self, ids: Ids) -> None:
+        """Ask once for what is lacking; raises SchemaNotFoundError where the registry knows some not."""
+        self._read_subjects()
+        missing = [(part, one) for part, one in list(self._lacking(ids)) if not self._known(part, one)]
+        if missing:
+            raise SchemaNotFoundError(
+                f"the registry does not know schema ids {sorted({one for _, one in missing})}",
+                topic=self._topic,
+            )
+
+    def _known(self, part: SubjectPart, schema_id: int) -> bool:
+        """Ask for one id; False where the registry does not know it."""
+        if schema_id in self.texts[part]:
+            return True
+        try:
+            text = self._registry.schema_by_id(schema_id)
+        except SchemaNotFoundError:
+            return False
+        names = {_full_name(known) for known in self.texts[part].values()}
+        if names and _full_name(text) not in names and not self._of_no_table(text):
+            self._refuse(part, schema_id, _OTHERS_SCHEMA.format(schema_id, _full_name(text)))
+        else:
+            self._take(part, schema_id, text)
+        return True
+
+    def _read_subjects(self) -> None:
+        for part in PARTS:
+            self._read_subject(part)
+
+    def _read_subject(self, part: SubjectPart) -> None:
+        name = self._subject_of(self._topic, part)
+        try:
+            versions = self._registry.versions(name)
+        except SchemaNotFoundError:
+            return
+        for version in versions:
+            found = self._registry.schema_by_version(name, version)
+            self._take(part, found.id, found.schema_text)
+
+    def _take(self, part: SubjectPart, schema_id: int, text: str) -> None:
+        self.texts[part][schema_id] = text
+        self._unknown.pop((part, schema_id), None)
+
+    def _refuse(self, part: SubjectPart, schema_id: int, reason: str) -> None:
+        self._unknown[part, schema_id] = _Unknown(reason, self._clock())
+
+
+def _full_name(text: str) -> str | None:
+    """An Avro record's namespace and name; None for a schema that is no record."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    return f"{record.get('namespace')}.{record.get('name')}" if isinstance(record, dict) else None

@@ -1,0 +1,440 @@
+"""What a canal-json topic says of itself: its tables, and their definitions by its DDL events.
+
+TiCDC writes DDL events to partition 0 alone (tiflow c7b2588, ticdc b813e76). They are read ahead of the
+rows, up to partition 0's end: a row on another partition can be read before the ALTER that gave it its
+columns. The state store remembers the definitions and how far they go; where it was lost, partition 0 is
+read again from its beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+import structlog
+
+from tidesink.ddl.catalog import TableDefinitions
+from tidesink.ddl.history import ToldNames, ddl_moment
+from tidesink.ddl.unapplied import altered_tables, moved_tables, unapplied
+from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
+from tidesink.events import Column, TableId, TableSchema
+from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
+from tidesink.sinks.spark.record_frames import compression_in, marked_ddl, named_tables
+from tidesink.sinks.state.store import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+DDL_PARTITION: Final = 0
+_KIND: Final = "topic-ddl"
+_SHOWN_SQL: Final = 200
+# The newest are kept: a topic whose tables are made and dropped every day has ever new ones.
+_MOST_WARNINGS: Final = 100
+
+_REKEYED: Final = (
+    "the rows of a table without a key have other row keys from here on, which no event says: where they are "
+    "told apart by TiDB's row keys, load the table anew"
+)
+
+_log = structlog.get_logger("tidesink.worker")
+
+
+class DdlStatement(NamedTuple):
+    """The SQL of a DDL event, the database it was run in, and the TSO from which it holds, where it says.
+
+    ``odd_time`` is what it says of its time where that can be none.
+    """
+
+    database: str
+    sql: str
+    since: int | None = None
+    odd_time: str = ""
+
+
+class DdlWarning(NamedTuple):
+    """What a person should know of a DDL event.
+
+    ``table`` is the one it is about (without a name: all of its schema), None for any. ``untold``: a
+    definition in the config makes it void.
+    """
+
+    text: str
+    table: TableId | None = None
+    untold: bool = False
+
+    def is_about(self, table: TableId) -> bool:
+        """Whether it is worth a word at this table."""
+        if self.table is None:
+            return True
+        schema, name = (part.casefold() for part in self.table)
+        return schema == table.schema.casefold() and name in ("", table.name.casefold())
+
+
+class ToldTable(NamedTuple):
+    """What DDL told of one table's columns, as ``TableDefinitions`` names it; names alone are folded."""
+
+    current: TableSchema
+    former: tuple[Column, ...]
+    renamed: dict[str, str]
+    reused: frozenset[str]
+    readded: frozenset[str]
+    partings: dict[str, str]
+    names: ToldNames
+
+
+def told_by(definitions: TableDefinitions, table: TableId) -> ToldTable | None:
+    """What the definitions tell of a table; None where they do not know it."""
+    current = definitions.get(table)
+    if current is None:
+        return None
+    readded = frozenset(name.casefold() for known, name in definitions.readded() if known == table)
+    return ToldTable(
+        current,
+        definitions.former(table),
+        definitions.renamed(table),
+        definitions.reused(table),
+        readded,
+        definitions.partings(table),
+        definitions.names(table),
+    )
+
+
+class _Unread(NamedTuple):
+    """What of partition 0 was not read yet, and what was known when that was found."""
+
+    part: OffsetRange
+    definitions: TableDefinitions
+    warnings: tuple[DdlWarning, ...]
+
+
+class TopicDdl:
+    """The definitions of one topic. Shared by the lanes of its tables."""
+
+    def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
+        self._topic = topic
+        self._name = f"{pipeline}/{topic}"
+        self._source = source
+        self._store = store
+        # One reads, whoever only asks what is known does not wait for it.
+        self._reading = threading.Lock()
+        self._failed: tuple[int, SourceError | None] = (0, None)
+        self._lock = threading.Lock()
+        self._definitions = TableDefinitions()
+        self._topic_id: str | None = None
+        self._next = 0
+        self._warnings: tuple[DdlWarning, ...] = ()
+
+    def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
+        """What to say at a table of the DDL read so far; ``defined``: the config has its definition."""
+        about = [warning for warning in self._warnings if warning.is_about(table)]
+        return tuple(warning.text for warning in about if not (defined and warning.untold))
+
+    def get(self, table: TableId) -> TableSchema | None:
+        """A table as the topic's DDL has it so far."""
+        with self._lock:
+            return self._definitions.get(table)
+
+    def former(self, table: TableId) -> tuple[Column, ...]:
+        """Columns that a table of this name had and has no more."""
+        with self._lock:
+            return self._definitions.former(table)
+
+    def told(self, table: TableId) -> ToldTable | None:
+        """All that the DDL told of a table so far, as of one moment; None where it told of none."""
+        with self._lock:
+            return told_by(self._definitions, table)
+
+    def tables(self) -> tuple[TableId, ...]:
+        """Every table the topic's DDL knows."""
+        with self._lock:
+            return tuple(self._definitions)
+
+    def recall(self, found: TopicOffsets) -> None:
+        """Know what an earlier run read, and read nothing.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        with self._lock:
+            self._restore(found)
+
+    def scan(self, session: SparkSession, found: TopicOffsets) -> bool:
+        """Read DDL up to partition 0's end; True where a definition changed.
+
+        Raises:
+            SourceError: Kafka refuses, or does not answer: to all who waited for this read. Who asks then
+                reads again.
+            SourceUnavailableError: the topic was made again while it was read, which is then not used.
+            StateStoreError: what was read cannot be kept.
+        """
+        asked_at, _ = self._failed
+        if self._left(found) is None:
+            return False
+        with self._reading:
+            failures, error = self._failed
+            unread = self._left(found)
+            if unread is None:
+                return False
+            if error is not None and failures != asked_at:
+                # One after the other would wait as long as that read did.
+                raise error
+            return self._take(self._read_or_fail(session, unread.part), found.topic_id, unread)
+
+    def _left(self, found: TopicOffsets) -> _Unread | None:
+        """What of partition 0 was not read yet."""
+        at = found.partitions.get(DDL_PARTITION)
+        with self._lock:
+            self._restore(found)
+            if at is None or at.latest <= self._next:
+                return None
+            part = OffsetRange(self._topic, DDL_PARTITION, max(self._next, at.earliest), at.latest)
+            return _Unread(part, self._definitions, self._warnings)
+
+    def _read_or_fail(self, session: SparkSession, part: OffsetRange) -> list[DdlStatement]:
+        try:
+            return self._read(session, part.start, part.end)
+        except SourceError as exc:
+            self._failed = self._failed[0] + 1, exc
+            raise
+
+    def _take(self, statements: list[DdlStatement], topic_id: str, unread: _Unread) -> bool:
+        """Follow the statements; nobody else does meanwhile."""
+        definitions = TableDefinitions.from_json(unread.definitions.to_json())
+        before = definitions.version
+        heard = list(applied(definitions, statements, self._topic))
+        warnings = tuple(dict.fromkeys((*unread.warnings, *heard)))[-_MOST_WARNINGS:]
+        with self._lock:
+            if self._definitions is not unread.definitions:
+                raise SourceUnavailableError(
+                    "the topic was deleted and made again while its DDL was read: that is not used, and the "
+                    "topic is looked at again",
+                    topic=self._topic,
+                )
+            # Kept before it is known here: a scan that is tried again begins where this one did.
+            self._save(topic_id, definitions, warnings, unread.part.end)
+            self._definitions, self._warnings, self._next = definitions, warnings, unread.part.end
+        for warning in warnings:
+            if warning not in unread.warnings:
+                _log.warning("DDL to be looked at", topic=self._topic, warning=warning.text)
+        return definitions.version != before
+
+    def _restore(self, found: TopicOffsets) -> None:
+        if self._topic_id == found.topic_id:
+            return
+        kept: Any = self._store.load_document(_KIND, self._name)
+        self._topic_id, self._next, self._definitions = found.topic_id, 0, TableDefinitions()
+        self._warnings = ()
+        if kept is None or kept["topic_id"] != found.topic_id:
+            return
+        if kept.get("timed") or self._is_cut(found):
+            self._warnings = tuple(_warning(*one) for one in kept.get("warnings", ()))
+            self._next = int(kept["next_offset"])
+            self._definitions = TableDefinitions.from_json(kept["definitions"])
+
+    @staticmethod
+    def _is_cut(found: TopicOffsets) -> bool:
+        """Whether DDL events have expired: then definitions without their times are better than none."""
+        at = found.partitions.get(DDL_PARTITION)
+        return at is not None and at.earliest > 0
+
+    def _save(
+        self,
+        topic_id: str,
+        definitions: TableDefinitions,
+        warnings: tuple[DdlWarning, ...],
+        next_offset: int,
+    ) -> None:
+        document = {
+            "topic_id": topic_id,
+            "next_offset": next_offset,
+            # Versions before this one did not keep when a definition came to hold.
+            "timed": True,
+            "definitions": definitions.to_json(),
+            "warnings": [list(warning) for warning in warnings],
+        }
+        self._store.save_document(_KIND, self._name, document)
+
+    def _read(self, session: SparkSession, start: int, end: int) -> list[DdlStatement]:
+        part = OffsetRange(self._topic, DDL_PARTITION, start, end)
+        if part.records <= 0:
+            return []
+        raw = self._source.frame(session, [part])
+        with translated_read_errors(self._topic):
+            found = [_statement(value) for value in marked_ddl(raw)]
+        return [statement for statement in found if statement is not None]
+
+
+def _warning(text: str, table: list[str] | None, untold: bool) -> DdlWarning:
+    return DdlWarning(text, None if table is None else TableId(*table), untold)
+
+
+def applied(
+    definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str
+) -> Iterator[DdlWarning]:
+    """Let the definitions follow the statements; what is to be said of each, as it is applied."""
+    for statement in statements:
+        for warning in _applied(definitions, statement, topic):
+            yield warning._replace(text=f"{warning.text}: {statement.sql[:_SHOWN_SQL]}")
+
+
+def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str) -> Iterator[DdlWarning]:
+    readded = definitions.readded()
+    try:
+        for table, effect in unapplied(statement.sql, statement.database):
+            yield DdlWarning(f"not applied, {effect}", table)
+        for table in moved_tables(statement.sql, statement.database):
+            known = definitions.get(table)
+            if known is None or not known.handle_columns:
+                yield DdlWarning(_REKEYED, table)
+        altered = altered_tables(statement.sql, statement.database)
+        if statement.odd_time:
+            yield from (_untimed(table, statement.odd_time) for table in altered)
+        untold = [table for table in altered if table not in definitions]
+        definitions.apply(statement.sql, statement.database, since=statement.since)
+    except ConfigError as exc:
+        yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})")
+        return
+    for table in untold:
+        if table not in definitions:
+            yield _untold(table)
+    for table, column in sorted(definitions.readded() - readded):
+        yield DdlWarning(
+            f"not applied, column {column} was dropped and is added again: rows from before keep their old "
+            "values in it at the target",
+            table,
+        )
+
+
+def _untimed(table: TableId, said: str) -> DdlWarning:
+    return DdlWarning(
+        f"the DDL of {table} says a time that cannot be ({said}), which is not used: rows from before it "
+        "are read by the types after it; see whether the producer's es is in milliseconds",
+        table,
+        untold=True,
+    )
+
+
+def _untold(table: TableId) -> DdlWarning:
+    return DdlWarning(
+        f"the DDL changes {table}, whose definition is unknown, so that its types and defaults are not "
+        "used; give a definition under tables",
+        table,
+        untold=True,
+    )
+
+
+def _statement(value: bytes) -> DdlStatement | None:
+    """The statement of a DDL event; None for any other record."""
+    try:
+        message = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(message, dict) or message.get("isDdl") is not True:
+        return None
+    sql, database, extension = (message.get(name) for name in ("sql", "database", "_tidb"))
+    if not isinstance(sql, str):
+        return None
+    commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
+    since = ddl_moment(commit_ts if type(commit_ts) is int else None, es)
+    said = "" if since is not None else _odd_time(commit_ts, es)
+    return DdlStatement(database if isinstance(database, str) else "", sql, since, said)
+
+
+def _odd_time(commit_ts: object, es: object) -> str:
+    told = {"commitTs": commit_ts, "es": es}
+    # 0 says none, as a missing one does.
+    return ", ".join(f"{name} {shown(value, 40)}" for name, value in told.items() if value not in (None, 0))
+
+
+_TABLES_KIND: Final = "topic-tables"
+# So many records of a new topic are looked into at first; tables that come later are met by the lanes.
+_FIRST_RECORDS: Final = 20_000
+
+
+class TopicTables:
+    """The tables of one topic that are known. Shared by the lanes of its tables."""
+
+    def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
+        self._topic = topic
+        self._name = f"{pipeline}/{topic}"
+        self._source = source
+        self._store = store
+        self._lock = threading.Lock()
+        self._tables: dict[TableId, None] = {}
+        self._loaded = False
+        self._looked_at: str | None = None
+        self._looked: dict[int, int] = {}
+
+    def known(self) -> tuple[TableId, ...]:
+        """The tables met so far, in this run or an earlier one.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        with self._lock:
+            if not self._loaded:
+                kept = self._store.load_document(_TABLES_KIND, self._name) or []
+                self._tables.update((TableId(*table), None) for table in kept)
+                self._loaded = True
+            return tuple(self._tables)
+
+    def add(self, tables: Iterable[TableId]) -> None:
+        """Take note of tables.
+
+        Raises:
+            StateStoreError: the store does not answer.
+        """
+        new = [table for table in tables if table not in self.known()]
+        if new:
+            with self._lock:
+                # Kept before it is known here: nobody would tell of a table again that is known already.
+                tables = self._tables | dict.fromkeys(new)
+                self._store.save_document(_TABLES_KIND, self._name, [list(table) for table in tables])
+                self._tables = tables
+
+    def look(self, session: SparkSession, found: TopicOffsets, *, stuck: bool = False) -> tuple[TableId, ...]:
+        """The tables of a topic; where none is known, it is looked into until a row names one.
+
+        Lanes meet the other tables as they read. ``stuck``: none of them reads on, so that the topic is
+        looked into to its end. What was looked into once, watermarks say, is not looked into again.
+
+        Raises:
+            SourceError: Kafka refuses, or does not answer.
+            StateStoreError: the store does not answer.
+            ConfigError: nothing names a table, since the records are compressed and nobody said so.
+        """
+        if self._looked_at != found.topic_id:
+            self._looked_at, self._looked = found.topic_id, {}
+        left = [
+            OffsetRange(self._topic, n, max(at.earliest, self._looked.get(n, 0)), at.latest)
+            for n, at in found.partitions.items()
+        ]
+        for part in growing_parts(left, _FIRST_RECORDS):
+            if self.known() and not stuck:
+                break
+            self.census(session, part)
+            self._looked.update((one.partition, one.end) for one in part)
+        return self.known()
+
+    def census(self, session: SparkSession, ranges: Sequence[OffsetRange]) -> None:
+        """Take note of every table with a row in the ranges.
+
+        Raises: as ``look``.
+        """
+        if not any(part.records for part in ranges):
+            return
+        raw = self._source.frame(session, ranges)
+        with translated_read_errors(self._topic):
+            tables = named_tables(raw)
+            kind = "none" if tables or self.known() else compression_in(raw)
+        if kind != "none":
+            raise ConfigError(
+                f"no record names a table, and the records are compressed ({kind}): set "
+                f"source.large-message-handle-compression: {kind}, as the changefeed has it",
+                topic=self._topic,
+            )
+        self.add(tables)

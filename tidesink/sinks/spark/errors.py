@@ -1,0 +1,206 @@
+"""Errors of Spark and its tasks as tidesink's, by class and never by text where a class says it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from tidesink.errors import ContextValue, TidesinkError, ValueNotStoredError, told
+from tidesink.sinks.targets.base import NOT_STORED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+R = TypeVar("R")
+
+_MARKED: Final = re.compile(r"\[tidesink error ([A-Za-z0-9+/]+=*)\]")
+# Java's causes are looked into no deeper.
+_DEPTH: Final = 20
+
+
+class TaskError(Exception):
+    """A ``TidesinkError`` that ended a task. Its text has the error for a reader, and for ``task_error``."""
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Raise a ``TidesinkError`` as one that the driver finds."""
+    try:
+        yield
+    except TidesinkError as error:
+        # Spark's worker sends UTF-8, and what a record held may not be text.
+        text = str(error).encode(errors="backslashreplace").decode()
+        # Not chained: the text of a cause may be long, and Spark shows all of it.
+        raise TaskError(f"{text} {_marker(error)}") from None
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """A function for ``mapInArrow`` whose ``TidesinkError`` the driver finds; can be pickled if it can."""
+
+    function: Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What the function gives."""
+        with reported():
+            yield from self.function(batches)
+
+
+def task_error(error: BaseException) -> TidesinkError | None:
+    """The error of a task inside an exception of Spark's; None where no task reported one."""
+    for text in _texts(error):
+        found = _MARKED.search(text)
+        if found is not None:
+            return _read(found[1])
+    return None
+
+
+@contextmanager
+def raised_task_errors(**context: ContextValue) -> Iterator[None]:
+    """Raise the error of a task as what it was there, with ``context`` where it says no other.
+
+    Whatever else Spark raises passes.
+    """
+    try:
+        yield
+    except (Py4JError, PySparkException) as exc:
+        error = task_error(exc)
+        if error is None:
+            raise
+        raise error.with_context(**context) from exc
+
+
+def _marker(error: TidesinkError) -> str:
+    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, TidesinkError)]
+    text = json.dumps([kinds, error.message, error.context])
+    return f"[tidesink error {base64.b64encode(text.encode()).decode()}]"
+
+
+def _read(coded: str) -> TidesinkError | None:
+    try:
+        kinds, message, context = json.loads(base64.b64decode(coded))
+        known = {kind.__name__: kind for kind in _kinds(TidesinkError)}
+        # The nearest class that is imported here: the task may have one that the driver has not.
+        kind = next(known[name] for name in kinds if name in known)
+        return kind(str(message), **context)
+    except (ValueError, TypeError, StopIteration):
+        return None
+
+
+def _kinds(kind: type[TidesinkError]) -> Iterator[type[TidesinkError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _kinds(child)
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """What an exception and its causes say, Python's and Java's."""
+    cause: BaseException | None = error
+    for _ in range(_DEPTH):
+        if cause is None:
+            return
+        yield told(cause)
+        yield from _java_texts(cause)
+        cause = cause.__cause__
+
+
+def _java_texts(error: BaseException) -> Iterator[str]:
+    throwable: Any = (
+        error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    )
+    for _ in range(_DEPTH):
+        if throwable is None:
+            return
+        try:
+            text, throwable = str(throwable.getMessage()), throwable.getCause()
+        except (Py4JError, OSError):  # the JVM has ended
+            return
+        yield text
+
+
+# What SQL's raise_error throws; only statements of ours are run where this is looked for.
+_SPARK_THROWABLE: Final = "org.apache.spark.SparkRuntimeException"
+_RAISED: Final = "USER_RAISED_EXCEPTION"
+# What a caller must catch around calls into Spark; a connection that is refused means that the JVM has ended.
+SPARK_ERRORS: Final = (Py4JError, PySparkException, ConnectionError)
+
+
+def row_not_stored(exc: BaseException) -> TidesinkError | None:
+    """The error which a MERGE of ours raises by itself (``targets.lake_merge``); nothing was written."""
+    for cause in _causes(exc):
+        if is_java(cause, _SPARK_THROWABLE) and cause.getCondition() == _RAISED:
+            return _not_stored(str(cause.getMessageParameters().get("errorMessage")))
+    return None
+
+
+def _not_stored(text: str) -> TidesinkError | None:
+    try:
+        told = json.loads(text)
+        columns = ", ".join(told.pop("_kept"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # raised by a constraint of the table's own
+    place = {name.removeprefix("_"): value for name, value in told.items()}
+    return ValueNotStoredError(NOT_STORED.format(columns=columns), **place)
+
+
+def is_java(throwable: Any, name: str) -> bool:
+    """True when a Java object is of a class or of a subclass of it."""
+    return name in _superclasses(throwable)
+
+
+def class_names(exc: BaseException) -> Iterator[str]:
+    """The classes and superclasses of the Java exception and of its causes."""
+    for throwable in _causes(exc):
+        yield from _superclasses(throwable)
+
+
+def _causes(exc: BaseException) -> Iterator[Any]:
+    """The Java exception and its causes, the outermost first."""
+    throwable, depth = _java_exception(exc), 0
+    while throwable is not None and depth < 20:
+        yield throwable
+        throwable, depth = throwable.getCause(), depth + 1
+
+
+def _java_exception(exc: BaseException) -> Any:
+    if isinstance(exc, Py4JJavaError):
+        return exc.java_exception
+    return getattr(exc, "_origin", None)
+
+
+def _superclasses(throwable: Any) -> Iterator[str]:
+    java_class = throwable.getClass()
+    while java_class is not None:
+        yield str(java_class.getName())
+        java_class = java_class.getSuperclass()
+
+
+def said(exc: BaseException) -> str:
+    """What the causes of an exception say, Python's and Java's. To search: it may hold values of rows."""
+    texts, cause = list[str](), exc.__cause__
+    while cause is not None:
+        texts += [str(java.toString()) for java in _causes(cause)] or [told(cause)]
+        cause = cause.__cause__
+    return "\n".join(texts)
+
+
+def summary(exc: BaseException) -> str:
+    """Java class, error class where there is one, and the classes of the causes.
+
+    The texts may hold values of rows and stay out.
+    """
+    names = [str(cause.getClass().getSimpleName()) for cause in _causes(exc)]
+    if not names:
+        return type(exc).__name__
+    condition = exc.getCondition() if isinstance(exc, PySparkException) else None
+    first = f"{names[0]} {condition}" if condition else names[0]
+    return " from ".join(dict.fromkeys((first, *names[1:])))

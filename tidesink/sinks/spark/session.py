@@ -1,0 +1,378 @@
+"""Spark sessions for workers, and the archive of Spark's classes that lets them start sooner.
+
+A JVM reads some 15,000 classes before Spark's first job. HotSpot can store those of the class path as it
+holds them in memory (application class-data sharing, JEP 350): starting a session and its first job then
+take 40 % less CPU time (docs/adr/0011). The file is made once a Spark and a Java, by a JVM that starts
+Spark, runs a small job and ends. Where it is missing, or the JVM finds that it does not fit, Spark starts
+as it does without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from tidesink.errors import ConfigError
+from tidesink.sinks.spark.jvm import (
+    JavaRuntime,
+    Progress,
+    cache_directory,
+    find_java,
+    silent,
+    spark_connector_jars,
+    spark_jars_directory,
+    spark_version,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_log = structlog.get_logger("tidesink.spark")
+# The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
+# HotSpot only interprets unless told otherwise.
+_JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
+# The JVM of a local master, unless a user gives options of their own. What is left to it, MERGE and a table's
+# log, is over before C2's code pays for its compilation (docs/adr/0028-one-jvm.md).
+_LOCAL_JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
+
+# Values depend on these: a user's conf may repeat them and not change them.
+FIXED: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # Texts in statements, by which rows are found, are spelt by codes.
+    "spark.sql.parser.escapedStringLiterals": "false",
+}
+
+# Values of a user's conf under which others are written than those of the source.
+LOSES: Final[Mapping[str, str]] = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
+
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Each call on a Column would ask the JVM for its place in the source: half the time of planning.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # A MERGE has some 120 generated classes. Spark keeps 100, so that each batch would compile them all anew.
+    "spark.sql.codegen.cache.maxEntries": "4000",
+    # A worker lives for months: Spark keeps 1,000 finished jobs and queries otherwise.
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
+    "spark.sql.ui.retainedExecutions": "5",
+}
+_JAVA_KEYS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+
+
+def build_session(
+    *,
+    app_name: str = "tidesink",
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    jars: Sequence[Path] | None = None,
+    target: str | None = None,
+    driver_memory: str = "2g",
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """A Spark session that writes Delta.
+
+    ``jars`` are the connector jars (default: those of the installed Spark, with what a ``target`` of this
+    type needs besides, fetched when not yet here).
+    On a cluster ``master`` is its URL and jars are shipped by Spark.
+
+    Raises:
+        ConfigError: pyspark is missing, or ``conf`` changes a setting that values depend on.
+        DevStackError: no Java, or the jars cannot be fetched.
+    """
+    settings = session_settings(master=master, conf=conf or {}, driver_memory=driver_memory)
+    # find_java passes over a JAVA_HOME that cannot run Spark, so what it found replaces it.
+    os.environ.update(spark_java_environment())
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Spark starts whatever python3 stands first on the PATH otherwise, without our packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    found = list(jars) if jars is not None else spark_connector_jars(target=target)
+    settings |= _with_jars(found, settings, master=master)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel(log_level)
+    _quieten_broken_connections(session)
+    return session
+
+
+def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
+    """The settings that bring the connectors: on the class path of the one JVM, else shipped by Spark.
+
+    A session of one JVM would otherwise copy them all for itself, and read their classes anew each time.
+    """
+    if not found:
+        return {}
+    if not _is_one_jvm(master):
+        return {"spark.jars": ",".join([*map(str, found), *filter(None, [settings.get("spark.jars")])])}
+    options, own = settings[_JAVA_KEYS[0]], settings.get("spark.driver.extraClassPath")
+    return {
+        "spark.driver.extraClassPath": os.pathsep.join([*map(str, found), *filter(None, [own])]),
+        _JAVA_KEYS[0]: f"{archive_options(found)} {options}".strip(),
+    }
+
+
+def _quieten_broken_connections(session: SparkSession) -> None:
+    """Have connections to the JVM that break not printed with their tracebacks.
+
+    They break where the JVM ends before us; whoever waits for an answer hears of that by itself.
+    """
+    # py4j logs them on the root logger and on its own, with the traceback, beside raising them.
+    for name in (None, "py4j.java_gateway", "py4j.clientserver"):
+        logging.getLogger(name).addFilter(_is_no_broken_connection)
+    server: Any = getattr(session.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda _request, _address: _log.debug("a task's report was cut off")
+
+
+def _is_no_broken_connection(record: logging.LogRecord) -> bool:
+    from py4j.protocol import Py4JNetworkError
+
+    error = record.exc_info[1] if record.exc_info else None
+    return not (
+        record.module in ("java_gateway", "clientserver") and isinstance(error, Py4JNetworkError | OSError)
+    )
+
+
+def running_session() -> SparkSession | None:
+    """The session of this process, where one runs."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    # getActiveSession answers for the calling thread alone.
+    return SparkSession.builder.getOrCreate() if SparkContext._active_spark_context else None
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop Spark; where its JVM has ended already there is nothing to stop."""
+    with _jvm_may_be_gone():
+        session.stop()
+
+
+def cancel_jobs(session: SparkSession) -> None:
+    """Cancel every Spark job under way."""
+    with _jvm_may_be_gone():
+        session.sparkContext.cancelAllJobs()
+
+
+@contextmanager
+def _jvm_may_be_gone() -> Iterator[None]:
+    """For calls that only end things: a signal to the whole process group ends the JVM before us."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (Py4JError, OSError) as exc:
+        _log.debug("the JVM does not answer", error=type(exc).__name__)
+
+
+def session_settings(*, master: str, conf: Mapping[str, str], driver_memory: str = "2g") -> dict[str, str]:
+    """Every setting of a session but its jars: defaults, then ``conf``, then what values depend on.
+
+    Raises:
+        ConfigError: ``conf`` changes a setting that values depend on.
+    """
+    for name, value in FIXED.items():
+        if conf.get(name, value).lower() != value.lower():
+            raise ConfigError(
+                f"spark.conf: {name} must stay {value}, since values depend on it; remove it", key=name
+            )
+    for name, value in LOSES.items():
+        if conf.get(name, "").upper() == value:
+            raise ConfigError(f"spark.conf: {name} {value} cuts values short: remove it", key=name)
+    settings = {**_DEFAULTS, "spark.driver.memory": driver_memory}
+    settings["spark.sql.shuffle.partitions"] = str(2 * local_cores(master))
+    settings.update(conf)
+    settings.update(FIXED)
+    usual = _LOCAL_JAVA_OPTIONS if _is_one_jvm(master) else ""
+    for name in _JAVA_KEYS:
+        settings[name] = f"{_JAVA_OPTIONS} {conf.get(name, usual)}".strip()
+    return settings
+
+
+def _is_one_jvm(master: str) -> bool:
+    """Whether driver and executors share a JVM: ``local[...]``, and not ``local-cluster[...]``."""
+    return master.partition("[")[0] == "local"
+
+
+def local_cores(master: str) -> int:
+    """The cores of a ``local[...]`` master; for a cluster a start that adaptive execution corrects."""
+    inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
+    if inside.isdigit():
+        return int(inside)
+    if inside == "*":
+        return os.cpu_count() or 1
+    return 1 if master.startswith("local") else 100
+
+
+_MODULE: Final = "jdk.incubator.vector"
+_PROGRAM: Final = """#!/bin/sh
+# Made by tidesink: this Java has no {module}, which Spark asks for and does not need.
+for argument in "$@"; do
+    shift
+    [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def spark_java_environment(runtime: JavaRuntime | None = None) -> dict[str, str]:
+    """The environment variables which make pyspark start on ``runtime`` (default: the one found).
+
+    Raises DevStackError when there is no Java to be found.
+    """
+    found = runtime or find_java()
+    home = found.home if _has_module(found.home) else _home_without_module(found)
+    return {"JAVA_HOME": str(home)}
+
+
+def _has_module(home: Path) -> bool:
+    """What the runtime's ``release`` file says; a runtime without the list is taken for a whole one."""
+    try:
+        lines = (home / "release").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return True
+    listed = [line for line in lines if line.startswith("MODULES=")]
+    return not listed or _MODULE in listed[0].partition("=")[2].strip('"').split()
+
+
+def _home_without_module(runtime: JavaRuntime) -> Path:
+    name = hashlib.sha256(str(runtime.path).encode()).hexdigest()[:12]
+    program = cache_directory() / "java" / f"{runtime.version}-{name}" / "bin" / "java"
+    text = _PROGRAM.format(module=_MODULE, java=shlex.quote(str(runtime.path)))
+    if not (program.is_file() and program.read_text(encoding="utf-8") == text):
+        _write_program(program, text)
+    return program.parent.parent
+
+
+def _write_program(program: Path, text: str) -> None:
+    program.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=program.parent)  # two workers may start at once
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(part).chmod(0o755)
+    Path(part).replace(program)
+
+
+# Whoever starts a JVM with an archive that does not fit hears nothing of it: it starts all the same.
+_QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
+_MAKING_SECONDS: Final = 300
+
+
+def class_archive(connectors: Sequence[Path]) -> Path:
+    """Where the archive for Spark, its connectors and the Java found is kept, whether it exists or not."""
+    found = _fingerprint(find_java(), connectors)
+    return cache_directory() / "classes" / f"spark-{spark_version()}-{found}.jsa"
+
+
+def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
+    """Changes with what the JVM holds an archive against: itself, and each jar's path, size and time."""
+    jars = sorted(spark_jars_directory().glob("*.jar"))
+    release = runtime.home / "release"
+    files = [*connectors, *jars, *([release] if release.is_file() else [])]
+    told = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((str(runtime.path), told)).encode()).hexdigest()[:16]
+
+
+def archive_options(connectors: Sequence[Path]) -> str:
+    """The JVM options that use the archive; empty where there is none."""
+    missing = next((jar for jar in connectors if not jar.is_file()), None)
+    if missing is not None:
+        # Spark starts without it, and says itself which class it does not find.
+        _log.warning("a jar is not there, so that what needs it fails: is its path right?", jar=str(missing))
+        return ""
+    archive = class_archive(connectors)
+    # The JVM splits its options at spaces.
+    if not archive.is_file() or " " in str(archive):
+        return ""
+    return f"-Xshare:auto -XX:SharedArchiveFile={archive} {_QUIET}"
+
+
+def make_class_archive(progress: Progress = silent, *, target: str | None = None) -> bool:
+    """Make the archive unless it is there; True where it is there afterwards.
+
+    ``target`` is the type of a target that has jars of its own. The archive only saves time, so that
+    a JVM which cannot make one is no error.
+    """
+    archive = class_archive(spark_connector_jars(target=target))
+    if archive.is_file():
+        return True
+    progress("Spark's classes are kept for the next starts (once)")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=archive.parent) as work:
+        part = Path(work) / "part.jsa"
+        _start_once(part, target)
+        if not part.is_file():
+            return False
+        part.replace(archive)
+    return True
+
+
+def _start_once(part: Path, target: str | None) -> None:
+    command = [sys.executable, "-m", "tidesink.sinks.spark.session", str(part), *([target] if target else [])]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=_MAKING_SECONDS, check=False, cwd=part.parent
+        )
+    except subprocess.TimeoutExpired:
+        _log.warning("Spark's classes could not be kept: a start took too long", seconds=_MAKING_SECONDS)
+        return
+    if answer.returncode != 0 or not part.is_file():
+        _log.warning("Spark's classes could not be kept", said=answer.stderr[-500:])
+
+
+def _run_and_keep(part: Path, target: str | None = None) -> None:
+    """Start Spark on a JVM that writes its classes to ``part`` when it ends, and wait for that."""
+
+    options = f"-XX:ArchiveClassesAtExit={part} {_QUIET} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    conf = {"spark.driver.extraJavaOptions": options, "spark.sql.warehouse.dir": str(part.parent)}
+    session = build_session(
+        app_name="tidesink-classes", master="local[2]", conf=conf, target=target, driver_memory="1g"
+    )
+    _small_job(session, part.with_name("table"))
+    process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
+    session.stop()
+    # The JVM ends, and writes, when its standard input is closed.
+    process.stdin.close()
+    process.wait(_MAKING_SECONDS)
+
+
+def _small_job(session: SparkSession, path: Path) -> None:
+    """What each batch loads first: an aggregation, a join, a Delta table written and read."""
+    rows = session.range(1_000).selectExpr(
+        "id", "cast(id % 7 as string) as text", "current_timestamp() as at"
+    )
+    rows.write.format("delta").save(str(path))
+    read = session.read.format("delta").load(str(path))
+    read.groupBy("text").agg({"id": "max", "at": "max"}).join(rows.limit(10), "text").collect()
+
+
+if __name__ == "__main__":
+    _run_and_keep(Path(sys.argv[1]), *sys.argv[2:])

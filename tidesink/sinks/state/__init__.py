@@ -1,0 +1,1 @@
+"""What a worker remembers beside its targets: progress, status, documents."""

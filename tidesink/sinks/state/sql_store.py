@@ -1,0 +1,387 @@
+"""The state store on SQLAlchemy: SQLite unless told otherwise.
+
+Four tables, one version row. Each call is one short transaction on a connection of its
+own, so that threads of a worker share the store. Tested on SQLite, Postgres and MariaDB.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import (
+    ArgumentError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
+
+from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
+from tidesink.errors import ConfigError, StateStoreError
+from tidesink.events import TableId
+from tidesink.sinks.state.progress import Progress, from_json, to_json
+from tidesink.sinks.state.store import TableStatus
+
+
+def open_state_store(url: str | Path) -> SqlStateStore:
+    """The state store at a SQLAlchemy URL, or in a SQLite file at a path; made when missing.
+
+    Raises:
+        ConfigError: SQLAlchemy is not installed, or the URL names no database it knows.
+        StateStoreError: the store does not answer, or was written by a newer tidesink.
+    """
+
+    return SqlStateStore(str(url))
+
+
+T = TypeVar("T")
+STORE_VERSION: Final = 1
+# History of a table beyond this many batches is dropped: Delta keeps its own log for 30 days.
+KEPT_BATCHES: Final = 1000
+_LOCK_SECONDS: Final = 30
+_LOCK_PAUSE: Final = 0.02
+
+_MYSQL: Final = ("mysql", "mariadb")
+# A table, its type or its row in the catalog is there: Postgres' codes and MySQL's. Their words may be in
+# any language.
+_IS_THERE: Final = ("42P07", "42710", "23505", 1050)
+
+
+def _key(width: int) -> sa.types.TypeEngine[str]:
+    """Text in a key: by its characters in MySQL too, where names that differ in case would else be one."""
+    exact = mysql.VARCHAR(width, charset="utf8mb4", collation="utf8mb4_bin")
+    return sa.String(width).with_variant(exact, *_MYSQL)
+
+
+# MySQL's TEXT ends at 64 KiB, and its DATETIME at seconds. The parts of a key together have at most 3072
+# bytes there (InnoDB), four a character.
+_PIPELINE: Final = _key(LONGEST_PIPELINE)
+_NAME: Final = _key(600)
+_DOCUMENT: Final = sa.Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), *_MYSQL)
+_TIME: Final = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQL)
+
+_metadata = sa.MetaData()
+_version = sa.Table("store_version", _metadata, sa.Column("version", sa.Integer, primary_key=True))
+_history = sa.Table(
+    "progress_history",
+    _metadata,
+    sa.Column("pipeline", _PIPELINE, primary_key=True),
+    sa.Column("table_name", _NAME, primary_key=True),
+    sa.Column("txn_version", sa.BigInteger, primary_key=True),
+    sa.Column("progress", _DOCUMENT, nullable=False),
+    sa.Column("written", _TIME, nullable=False),
+)
+_status = sa.Table(
+    "table_status",
+    _metadata,
+    sa.Column("pipeline", _PIPELINE, primary_key=True),
+    sa.Column("table_name", _NAME, primary_key=True),
+    sa.Column("status", _DOCUMENT, nullable=False),
+    sa.Column("updated", _TIME, nullable=False),
+)
+_documents = sa.Table(
+    "documents",
+    _metadata,
+    sa.Column("kind", _key(100), primary_key=True),
+    sa.Column("name", _NAME, primary_key=True),
+    sa.Column("document", _DOCUMENT, nullable=False),
+)
+
+
+class SqlStateStore:
+    """A state store in any database SQLAlchemy knows."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = _engine(url)
+        self._recorded: dict[tuple[str, TableId], Progress] = {}
+        self._make_tables()
+
+    def record_progress(self, progress: Progress) -> None:
+        """Remember what a batch will have applied, before its commit."""
+        place = progress.pipeline, progress.table
+        # The worker says it of each batch, and a Delta table says it itself.
+        if self._recorded.get(place) == progress:
+            return
+        name, now = _table_key(progress.table), datetime.now(timezone.utc)
+        key = {"pipeline": progress.pipeline, "table_name": name, "txn_version": progress.txn_version}
+
+        def record() -> None:
+            with self._transaction() as connection:
+                _replace(connection, _history, key, {"progress": to_json(progress), "written": now})
+                if progress.batch % KEPT_BATCHES == 0:
+                    _prune(connection, progress.pipeline, name)
+
+        _though_another_was_first(record)
+        self._recorded[place] = progress
+
+    def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
+        """The progress of one batch by its transaction version; None where it is not known."""
+        wanted = sa.select(_history.c.progress).where(
+            _history.c.pipeline == pipeline,
+            _history.c.table_name == _table_key(table),
+            _history.c.txn_version == txn_version,
+        )
+        with self._transaction() as connection:
+            text = connection.execute(wanted).scalar_one_or_none()
+        return None if text is None else from_json(text)
+
+    def save_status(self, status: TableStatus) -> bool:
+        """Replace a table's status in one step unless it has a greater rank; whether it was replaced."""
+        return _though_another_was_first(partial(self._replace_status, status))
+
+    def _replace_status(self, status: TableStatus) -> bool:
+        mine = _status_row(status.pipeline, status.table)
+        row = {"status": _status_text(status), "updated": datetime.now(timezone.utc)}
+        # A write that changes nothing: it locks the row, on SQLite too, where a SELECT takes no lock.
+        lock = sa.update(_status).where(mine).values(updated=_status.c.updated)
+        with self._transaction() as connection:
+            if connection.execute(lock).rowcount == 0:
+                key = {"pipeline": status.pipeline, "table_name": _table_key(status.table)}
+                connection.execute(sa.insert(_status).values(**key, **row))
+                return True
+            held = connection.execute(sa.select(_status).where(mine)).one()
+            if _read_status(status.pipeline, held.status, held.updated).rank > status.rank:
+                return False
+            connection.execute(sa.update(_status).where(mine).values(**row))
+            return True
+
+    def statuses(self, pipeline: str) -> tuple[TableStatus, ...]:
+        """The status of every table of a pipeline, by table name."""
+        wanted = sa.select(_status).where(_status.c.pipeline == pipeline).order_by(_status.c.table_name)
+        with self._transaction() as connection:
+            rows = connection.execute(wanted).all()
+        return tuple(_read_status(pipeline, row.status, row.updated) for row in rows)
+
+    def status_of(self, pipeline: str, table: TableId) -> TableStatus | None:
+        """The status of one table; None where none was saved."""
+        wanted = sa.select(_status).where(_status_row(pipeline, table))
+        with self._transaction() as connection:
+            row = connection.execute(wanted).one_or_none()
+        return None if row is None else _read_status(pipeline, row.status, row.updated)
+
+    def save_document(self, kind: str, name: str, document: Any) -> None:
+        """Keep a JSON-able document under kind and name."""
+
+        def save() -> None:
+            with self._transaction() as connection:
+                row = {"document": json.dumps(document)}
+                _replace(connection, _documents, {"kind": kind, "name": name}, row)
+
+        _though_another_was_first(save)
+
+    def load_document(self, kind: str, name: str) -> Any | None:
+        """The document kept under kind and name; None where there is none."""
+        wanted = sa.select(_documents.c.document).where(_documents.c.kind == kind, _documents.c.name == name)
+        with self._transaction() as connection:
+            text = connection.execute(wanted).scalar_one_or_none()
+        return None if text is None else json.loads(text)
+
+    def swap_document(self, kind: str, name: str, *, old: Any | None, new: Any) -> bool:
+        """Replace a document in one step if it is still ``old`` (None: there is none); whether it was."""
+        mine = sa.and_(_documents.c.kind == kind, _documents.c.name == name)
+        held = sa.select(_documents.c.document).where(mine).with_for_update()
+        try:
+            with self._transaction() as connection:
+                if old is None:
+                    row = {"kind": kind, "name": name, "document": json.dumps(new)}
+                    connection.execute(sa.insert(_documents).values(**row))
+                    return True
+                text = connection.execute(held).scalar_one_or_none()
+                if text is None or json.loads(text) != old:
+                    return False
+                # The text once more: SQLite has no lock that a SELECT takes.
+                same = sa.and_(mine, _documents.c.document == text)
+                changed = sa.update(_documents).where(same).values(document=json.dumps(new))
+                return bool(connection.execute(changed).rowcount)
+        except StateStoreError as exc:
+            if old is None and isinstance(exc.__cause__, IntegrityError):
+                return False  # somebody else's was there first
+            raise
+
+    def close(self) -> None:
+        """Give back connections."""
+        self._engine.dispose()
+
+    def _make_tables(self) -> None:
+        """Make what is not there yet; others may make it at the same moment, each table only one of all."""
+        retrying = Retrying(
+            # What somebody else made is found at the next look, so that each look gets further.
+            retry=retry_if_exception(lambda error: _made_by_others(error.__cause__)),
+            stop=stop_after_attempt(len(_metadata.tables) + 2),
+            reraise=True,
+        )
+        retrying(self._make_missing)
+
+    def _make_missing(self) -> None:
+        with self._transaction() as connection:
+            _metadata.create_all(connection)
+            _check_version(connection)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as exc:
+            # The text of some drivers' errors holds the connection string; hide_parameters and the
+            # URL below keep passwords out, which may stand behind its ? as well.
+            raise StateStoreError(
+                f"the state store does not answer ({type(exc).__name__}); is it full, read-only or locked?",
+                url=without_secrets(self._engine.url.render_as_string(hide_password=True)),
+            ) from exc
+
+
+def _engine(url: str) -> sa.Engine:
+    if "://" not in url:
+        url = f"sqlite:///{Path(url).expanduser()}"
+    try:
+        parsed = sa.make_url(url)
+        engine = sa.create_engine(parsed, hide_parameters=True, pool_pre_ping=True, **_options(parsed))
+    except (NoSuchModuleError, ModuleNotFoundError) as exc:
+        raise ConfigError(
+            f"state: SQLAlchemy has no driver here for {url.partition('://')[0]}: install one and name it, "
+            "as in postgresql+psycopg://user@host/database or mysql+pymysql://user@host/database"
+        ) from exc
+    except (ArgumentError, ValueError):  # ValueError: of the port
+        raise ConfigError("state is no path and no SQLAlchemy URL, such as sqlite:////var/lib/t.db") from None
+    if engine.dialect.name == "sqlite":
+        _prepare_sqlite(engine)
+    return engine
+
+
+def _options(url: sa.URL) -> dict[str, Any]:
+    # What is locked is read after it is locked, in any of them; MySQL's usual level locks gaps besides, and
+    # two tables whose first rows fall into one would deadlock.
+    return {"isolation_level": "READ COMMITTED"} if url.get_backend_name() in _MYSQL else {}
+
+
+def _prepare_sqlite(engine: sa.Engine) -> None:
+    database = engine.url.database
+    if database and database != ":memory:":
+        try:
+            Path(database).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StateStoreError(f"the folder of the state store cannot be made: {exc}") from exc
+
+    @sa.event.listens_for(engine, "connect")
+    def _set_pragmas(connection: Any, _record: Any) -> None:
+        # WAL lets `tidesink status` read while a worker writes.
+        cursor = connection.cursor()
+        # Only the retries wait: a try that did so besides could begin at the end of their time.
+        cursor.execute("PRAGMA busy_timeout=0")
+        _set_wal(cursor)
+        cursor.execute(f"PRAGMA busy_timeout={_LOCK_SECONDS * 1000}")
+        cursor.close()
+
+
+def _set_wal(cursor: Any) -> None:
+    """Of those who set it at once on a new file SQLite refuses some at once, whatever wait they asked for."""
+    retrying = Retrying(
+        retry=retry_if_exception(_is_locked),
+        stop=stop_after_delay(_LOCK_SECONDS),
+        wait=wait_fixed(_LOCK_PAUSE),
+        reraise=True,
+    )
+    retrying(cursor.execute, "PRAGMA journal_mode=WAL")
+
+
+def _is_locked(error: BaseException) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
+def _made_by_others(error: BaseException | None) -> bool:
+    """Whether a table or the version's row was there when it was to be made, which it was not before."""
+    return isinstance(error, IntegrityError) or (
+        isinstance(error, (OperationalError, ProgrammingError)) and _is_there(error.orig)
+    )
+
+
+def _is_there(error: BaseException | None) -> bool:
+    if error is None or isinstance(error, sqlite3.Error):
+        return "already exists" in str(error)  # SQLite has no code of its own for it
+    codes = (getattr(error, "sqlstate", None), getattr(error, "pgcode", None), *error.args[:1])
+    return any(code in _IS_THERE for code in codes)
+
+
+def _check_version(connection: sa.Connection) -> None:
+    found = connection.execute(sa.select(_version.c.version)).scalar_one_or_none()
+    if found is None:
+        connection.execute(sa.insert(_version).values(version=STORE_VERSION))
+    elif found != STORE_VERSION:
+        raise ConfigError(
+            f"the state store has version {found}, this tidesink writes {STORE_VERSION}; "
+            "use the tidesink version that made it, or point state at a new place"
+        )
+
+
+def _though_another_was_first(step: Callable[[], T]) -> T:
+    """What a step gives that replaces a row or makes it; once more where somebody made it meanwhile."""
+    try:
+        return step()
+    except StateStoreError as exc:
+        if not isinstance(exc.__cause__, IntegrityError):
+            raise
+    return step()
+
+
+def _replace(connection: sa.Connection, table: sa.Table, key: dict[str, Any], row: dict[str, Any]) -> None:
+    """Update, else insert: one statement in most calls, and the same on every database."""
+    match = sa.and_(*(table.c[name] == value for name, value in key.items()))
+    if connection.execute(sa.update(table).where(match).values(**row)).rowcount == 0:
+        connection.execute(sa.insert(table).values(**key, **row))
+
+
+def _prune(connection: sa.Connection, pipeline: str, name: str) -> None:
+    mine = sa.and_(_history.c.pipeline == pipeline, _history.c.table_name == name)
+    newest = sa.select(_history.c.txn_version).where(mine).order_by(_history.c.txn_version.desc())
+    floor = connection.execute(newest.offset(KEPT_BATCHES).limit(1)).scalar_one_or_none()
+    if floor is not None:
+        connection.execute(sa.delete(_history).where(mine, _history.c.txn_version <= floor))
+
+
+def _table_key(table: TableId) -> str:
+    """JSON, since both parts may hold a dot."""
+    return json.dumps(list(table), ensure_ascii=False)
+
+
+def _status_row(pipeline: str, table: TableId) -> sa.ColumnElement[bool]:
+    return sa.and_(_status.c.pipeline == pipeline, _status.c.table_name == _table_key(table))
+
+
+def _status_text(status: TableStatus) -> str:
+    return json.dumps(
+        {
+            "table": list(status.table),
+            "state": status.state,
+            "error": status.error,
+            "counters": dict(status.counters),
+            "zero_dates": dict(status.zero_dates),
+            "warnings": list(status.warnings),
+            "life": status.life,
+            "epoch": status.epoch,
+            "batch": status.batch,
+            "commit_ts": status.commit_ts,
+            "details": dict(status.details),
+        },
+        default=str,
+    )
+
+
+def _read_status(pipeline: str, text: str, updated: datetime) -> TableStatus:
+    document = json.loads(text)
+    document["table"] = TableId(*document["table"])
+    document["warnings"] = tuple(document["warnings"])
+    # SQLite gives times back without their zone.
+    zoned = updated if updated.tzinfo else updated.replace(tzinfo=timezone.utc)
+    return TableStatus(pipeline=pipeline, updated=zoned, **document)

@@ -1,0 +1,1 @@
+"""Delta tables: rows and progress in one commit."""

@@ -1,0 +1,475 @@
+"""The progress that lives in a Delta table's own commits: reading it back, and the claim that fences.
+
+Every commit of ours carries, as Delta's user metadata, who made it and what is then applied. Its
+transaction version (epoch × 2^40 + batch) makes Delta refuse or skip a commit of an older epoch. The
+ledger is read from the latest version down to the first commit of ours.
+
+Delta cleans old commits away (30 days by default), the transaction version stays. Then the history of
+the state store, written before each commit, says what that version had applied; where it does not
+know either, the ledger refuses to guess.
+
+A RESTORE brings old rows back but not the old transaction version. It is accepted only where it leads
+back to our newest commit.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
+from tidesink.events import TableId
+from tidesink.sinks.state.progress import Progress, as_document, from_document, split_txn_version, txn_version
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, Collected
+from tidesink.sinks.targets.delta.log import MARKER, Commit, DeltaLog
+from tidesink.sinks.targets.delta.schema import BACKFILL_APPLICATION
+from tidesink.sinks.targets.lake import transaction
+from tidesink.sinks.targets.sharing import is_shared, not_shared, quote_identifier, quote_path, taken
+from tidesink.typemap.target_schema import Shard, key_change
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+APPLICATION: Final = "tidesink.progress"
+_FORMAT: Final = 1
+_CLAIM_ATTEMPTS: Final = 5
+# Operations after which the rows are not what our commits made of them.
+_REPLACING: Final = frozenset(
+    {
+        "RESTORE",
+        "CLONE",
+        "REPLACE TABLE",
+        "CREATE OR REPLACE TABLE",
+        "REPLACE TABLE AS SELECT",
+        "CREATE OR REPLACE TABLE AS SELECT",
+    }
+)
+
+# What a batch or a claim is to Delta. An auto compaction, where the table's properties ask for one, carries
+# the words of the batch it follows and is no batch. Markers were "Manual Update" until 2026-11-22.
+_OURS: Final = frozenset({"MERGE", "WRITE", "DELETE", "UPDATE", MARKER, "Manual Update"})
+
+EntryKind = Literal["claim", "batch"]
+
+
+class ProgressHistory(Protocol):
+    """The part of the state store that Delta needs."""
+
+    def record_progress(self, progress: Progress) -> None:
+        """Remember what a batch will have applied, before its commit."""
+
+    def progress_of(self, pipeline: str, table: TableId, txn_version: int) -> Progress | None:
+        """The progress of one batch by its transaction version; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied.
+
+    ``keys`` are the columns rows were told apart by; None where the commit does not say. ``counts``: of a
+    history, what became of the batch's events. Of a table that several source tables share, ``shard`` is
+    the one, ``source`` its table, ``known`` the columns of its rows. ``seen``: the table's version when its
+    worker last looked for commits of others before it; None where the commit does not say.
+    """
+
+    kind: EntryKind
+    pipeline: str
+    epoch: int
+    batch: int
+    progress: Progress | None
+    commit: Commit
+    keys: tuple[str, ...] | None = None
+    counts: Mapping[str, int] | None = None
+    shard: str | None = None
+    source: TableId | None = None
+    known: tuple[str, ...] | None = None
+    seen: int | None = None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of one table, or of one ``shard`` of it, whose rows are told apart by the columns ``keys``.
+
+    Delta keeps a transaction version for each shard, so that no shard's commits stop another's.
+    """
+
+    log: DeltaLog
+    table: TableId
+    pipeline: str
+    path: str
+    history: ProgressHistory | None = None
+    keys: tuple[str, ...] = ()
+    shard: Shard | None = None
+
+    @property
+    def application(self) -> str:
+        """Whose transaction versions Delta compares with ours."""
+        return application_of(APPLICATION, self.shard)
+
+    def newest(self, at: int | None = None) -> Entry | None:
+        """The newest commit of ours at a version (default: the latest); None where there was none.
+
+        Raises: as ``committed``.
+        """
+        if self.shard is not None and self.log.transaction_version(self.application) is None:
+            self._check_shared(self.shard)
+            return None
+        passed: list[Commit] = []
+        for commit in self.log.newest_first(at=at):
+            if commit is None:
+                return self._from_history(passed)
+            entry = self._own(read_entry(commit))
+            if entry is not None:
+                self._check_owner(entry)
+                self._check_rows(entry, passed)
+                return entry
+            passed.append(commit)
+        return None
+
+    def _check_shared(self, shard: Shard) -> None:
+        """Refuse a shard that nobody claimed in a table that has no shards."""
+        if self.log.transaction_version(APPLICATION) is not None:
+            raise not_shared(f"the Delta table at {self.path}", shard, table=self.table)
+
+    def _own(self, entry: Entry | None) -> Entry | None:
+        """An entry if it is our shard's; other shards' commits are as those of strangers."""
+        if entry is None or entry.shard == (self.shard.value if self.shard else None):
+            return entry
+        if self.shard is None:
+            raise is_shared(f"the Delta table at {self.path}", self.shards(), table=self.table)
+        return None
+
+    def shards(self) -> tuple[str, ...]:
+        """The other shards of the table, that were ever claimed."""
+        first = f"{APPLICATION}/"
+        return tuple(
+            name.removeprefix(first)
+            for name in self.log.applications()
+            if name.startswith(first) and name != self.application
+        )
+
+    def committed(self) -> Progress | None:
+        """What is applied.
+
+        Raises:
+            StaleProgressError: the rows were moved back, or the table is another pipeline's or another
+                source table's.
+            ProgressError: there was progress and it can no longer be read.
+        """
+        entry = self.newest()
+        return entry.progress if entry else None
+
+    def claim(self) -> Entry:
+        """Take the next epoch by one commit, which carries on what is applied.
+
+        Raises: as ``committed``, also for what others did between its look and its commit; what Delta raises
+            where another commit of ours came between; SchemaRefusedError where the rows were written under
+            another key; TransientTargetError where others kept committing.
+        """
+        for _ in range(_CLAIM_ATTEMPTS):
+            at = self.log.latest()
+            held = self.newest(at)
+            self._check_keys(held)
+            entry = self._claim_at(at, held)
+            if entry is not None:
+                self._check_rows(entry, [])
+                return entry
+        raise TransientTargetError(
+            "others kept committing while the table was claimed", table=str(self.table)
+        )
+
+    def _claim_at(self, at: int, held: Entry | None) -> Entry | None:
+        epoch, batch = (held.epoch + 1, held.batch) if held else (1, 0)
+        progress = replace(held.progress, epoch=epoch) if held and held.progress else None
+        if progress and self.history:
+            self.history.record_progress(progress)
+        known = held.known if held else None
+        text = self.entry_text("claim", epoch, batch, progress=progress, known=known)
+        version = self.log.commit_marker(
+            self.application, txn_version(epoch, batch), text, read_at=at, fences=self._fences(epoch)
+        )
+        commit = self.log.commit(version) if version is not None else None
+        return read_entry(commit) if commit else None
+
+    def _fences(self, epoch: int) -> dict[str, int]:
+        """What keeps the older holder out of all that it commits beside its batches."""
+        names = (BACKFILL_APPLICATION, TOMBSTONES_APPLICATION)
+        return {application_of(name, self.shard): txn_version(epoch, 0) for name in names}
+
+    def entry_text(
+        self,
+        kind: EntryKind,
+        epoch: int,
+        batch: int,
+        *,
+        progress: Progress | None,
+        counts: Mapping[str, int] | None = None,
+        known: tuple[str, ...] | None = None,
+        seen: int | None = None,
+    ) -> str:
+        """The words a commit of ours carries."""
+        document: dict[str, Any] = {
+            "tidesink": _FORMAT,
+            "kind": kind,
+            "pipeline": self.pipeline,
+            "epoch": epoch,
+            "batch": batch,
+            "keys": self.keys,
+            "progress": as_document(progress) if progress else None,
+            **({"counts": counts} if counts is not None else {}),
+            **({"seen": seen} if seen is not None else {}),
+            **self._of_shard(known),
+        }
+        return json.dumps(document, separators=(",", ":"))
+
+    def _of_shard(self, known: tuple[str, ...] | None) -> dict[str, Any]:
+        if self.shard is None:
+            return {}
+        return {"shard": self.shard.value, "source": self.table, "columns": known}
+
+    def since(self, version: int) -> tuple[int, list[Entry]]:
+        """The latest version, and the ledger's entries above ``version``, newest first.
+
+        Raises:
+            StaleProgressError: the table was restored or replaced since, or its log ends before ``version``.
+        """
+        latest = self.log.latest()
+        if latest < version:
+            raise shortened(latest, version, path=self.path, table=str(self.table))
+        commits = [commit for commit in self.log.newest_first(at=latest, above=version) if commit]
+        move = _newest_move(commits)
+        if move is not None:
+            raise moved(move, version, path=self.path, table=str(self.table))
+        entries = [entry for entry in map(self._own, map(read_entry, commits)) if entry]
+        return latest, entries
+
+    def lost_to(self, entry: Entry) -> StaleProgressError:
+        """The error of a worker whose table ``entry`` took away."""
+        return StaleProgressError(
+            f"another worker holds this table since version {entry.commit.version} (epoch {entry.epoch}, "
+            f"pipeline {entry.pipeline!r}). Run one worker a table; this one wrote nothing and must stop",
+            table=str(self.table),
+        )
+
+    def _check_owner(self, entry: Entry) -> None:
+        if self.shard is not None and (entry.pipeline, entry.source) != (self.pipeline, self.table):
+            place, owner = f"the Delta table at {self.path}", str(entry.source)
+            raise taken(place, self.shard, pipeline=entry.pipeline, source=owner, table=self.table)
+        if entry.pipeline != self.pipeline:
+            raise StaleProgressError(
+                f"the Delta table at {self.path} belongs to pipeline {entry.pipeline!r}, and this is "
+                f"{self.pipeline!r}: give the pipelines different target paths, or use the first name again",
+                table=str(self.table),
+            )
+        if entry.progress and entry.progress.table != self.table:
+            raise StaleProgressError(
+                f"the Delta table at {self.path} holds the rows of {entry.progress.table}, and this is "
+                f"{self.table}: set target.table in the config so that the two have different paths",
+                table=str(self.table),
+            )
+
+    def _check_keys(self, entry: Entry | None) -> None:
+        """Rows written under another key would not be found, and stand there twice."""
+        if entry is None or entry.progress is None or entry.keys is None:
+            return
+        if {key.lower() for key in entry.keys} != {key.lower() for key in self.keys}:
+            raise SchemaRefusedError(
+                f"the rows of the Delta table at {self.path} were written under the key "
+                f"({', '.join(entry.keys)}), and the key is now ({', '.join(self.keys)}): set keys in the "
+                "config to the old key again, or load the table into a new path",
+                table=str(self.table),
+                **key_change(entry.keys, self.keys),
+            )
+
+    def _check_rows(self, entry: Entry, passed: list[Commit]) -> None:
+        """The rows must be those our newest commit left, also between our last look before it and itself."""
+        version, place = entry.commit.version, {"path": self.path, "table": str(self.table)}
+        looked = entry.commit.read_version if entry.seen is None else entry.seen
+        between = range(version - 1, version - 1 if looked is None else looked, -1)
+        within = _newest_move(map(self.log.commit, between))
+        if within is not None:
+            raise moved_within(within, version, **place)
+        newest_move = _newest_move(passed)
+        if newest_move is not None and not self._leads_back(newest_move, entry):
+            raise moved(newest_move, version, **place)
+
+    def _leads_back(self, move: Commit, entry: Entry) -> bool:
+        """True for a RESTORE to a version whose rows are those of our newest commit."""
+        version = move.restored_version
+        while move.operation == "RESTORE" and version is not None and version >= entry.commit.version:
+            commit = self.log.commit(version)
+            if commit is None:
+                return False
+            if version == entry.commit.version:
+                return True
+            if _replaces(commit):
+                move, version = commit, commit.restored_version
+            else:
+                version -= 1
+        return False
+
+    def _from_history(self, passed: list[Commit]) -> Entry | None:
+        found = self.log.transaction_version(self.application)
+        if found is None:
+            return None
+        move = _newest_move(passed)
+        if move is not None:
+            raise moved_unseen(move, path=self.path, table=str(self.table))
+        epoch, batch = split_txn_version(found)
+        if batch == 0:
+            return self._remembered(epoch, 0, None)
+        progress = self.history.progress_of(self.pipeline, self.table, found) if self.history else None
+        if progress is None:
+            raise ProgressError(
+                f"epoch {epoch} batch {batch} is applied, but Delta has cleaned that commit away and the "
+                f"state store of pipeline {self.pipeline!r} does not know it. Bring the state store back, or "
+                f"remove the folder {self.path} and let the worker load the table again from its topic",
+                table=str(self.table),
+            )
+        return self._remembered(epoch, batch, progress)
+
+    def _remembered(self, epoch: int, batch: int, progress: Progress | None) -> Entry:
+        shard, source = (self.shard.value, self.table) if self.shard else (None, None)
+        commit = Commit(-1, "cleaned away")
+        return Entry("batch", self.pipeline, epoch, batch, progress, commit, shard=shard, source=source)
+
+
+def read_entry(commit: Commit) -> Entry | None:
+    """The ledger entry a commit carries; None for the commits of others.
+
+    Raises:
+        ProgressError: it was written by a tidesink of another format.
+    """
+    document = _document(commit.metadata)
+    if document is None or commit.operation not in _OURS:
+        return None
+    if document["tidesink"] != _FORMAT:
+        raise ProgressError(
+            f"version {commit.version} was written by a tidesink with ledger format {document['tidesink']}; "
+            f"this one reads {_FORMAT}"
+        )
+    progress, keys, source = document["progress"], document.get("keys"), document.get("source")
+    known = document.get("columns")
+    return Entry(
+        kind=document["kind"],
+        pipeline=document["pipeline"],
+        epoch=int(document["epoch"]),
+        batch=int(document["batch"]),
+        progress=from_document(progress) if progress else None,
+        commit=commit,
+        keys=None if keys is None else tuple(keys),
+        counts=document.get("counts"),
+        shard=document.get("shard"),
+        source=None if source is None else TableId(*source),
+        known=None if known is None else tuple(known),
+        seen=document.get("seen"),
+    )
+
+
+def application_of(application: str, shard: Shard | None) -> str:
+    """The application of a shard's transactions."""
+    return application if shard is None else f"{application}/{shard.value}"
+
+
+def _document(text: str | None) -> dict[str, Any] | None:
+    try:
+        document = json.loads(text) if text else None
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "tidesink" in document else None
+
+
+def _newest_move(newest_first: Iterable[Commit | None]) -> Commit | None:
+    return next((commit for commit in newest_first if commit is not None and _replaces(commit)), None)
+
+
+def _replaces(commit: Commit) -> bool:
+    return commit.operation in _REPLACING or commit.overwrites
+
+
+def moved(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
+    """After our commit ``version``: its rows can be brought forward again."""
+    return StaleProgressError(
+        f"{move.operation} at version {move.version} changed rows behind the progress of version "
+        f"{version}: going on would leave a gap. Either bring them forward again with RESTORE TABLE "
+        f"delta.`{path}` TO VERSION AS OF {version}, or remove the table's folder and let the "
+        "worker load it again from the start of its topic",
+        table=table,
+    )
+
+
+def moved_within(move: Commit, version: int, *, path: str, table: str) -> StaleProgressError:
+    """While our commit ``version`` was made: it stands on rows that lack what was applied before."""
+    return StaleProgressError(
+        f"{move.operation} at version {move.version} changed rows while version {version} was written by a "
+        "worker, which so stands on rows with a gap; no version after it is whole. Remove the folder "
+        f"{path} and let the worker load the table again from the start of its topic",
+        table=table,
+    )
+
+
+def moved_unseen(move: Commit, *, path: str, table: str) -> StaleProgressError:
+    """After a commit of ours that Delta has cleaned away."""
+    return StaleProgressError(
+        f"{move.operation} at version {move.version} changed rows behind the progress, and Delta has "
+        "cleaned away the commits which would say what is still applied: going on might leave a gap. "
+        f"Remove the folder {path} and let the worker load the table again from the start of its "
+        "topic",
+        table=table,
+    )
+
+
+def shortened(latest: int, version: int, *, path: str, table: str) -> StaleProgressError:
+    """The log ended at ``version`` when we looked, and ends at ``latest`` now."""
+    return StaleProgressError(
+        f"the log of the Delta table at {path} ended at version {version} and ends at {latest} now: "
+        "an older copy of the table was put in its place. Nothing was written. Start the worker again: "
+        "it says how to go on",
+        table=table,
+    )
+
+
+TOMBSTONES_APPLICATION: Final = "tidesink.tombstones"
+PROPERTY: Final = "tidesink.horizon"
+_MARKED: Final = quote_identifier(SOFT_DELETE_COLUMN)
+_COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
+
+
+def horizon_of(log: DeltaLog) -> int | None:
+    """The commit_ts up to which the table's deletes may be forgotten."""
+    text = log.property(PROPERTY)
+    return int(text) if text else None
+
+
+def collect(session: SparkSession, log: DeltaLog, location: str, *, horizon: int, epoch: int) -> Collected:
+    """Raise the horizon and remove the deletes up to it.
+
+    Both commits carry a transaction version of the epoch, and so does a claim: a worker that lost the table
+    neither takes marks from under the one that holds it, which would not know, nor puts the horizon back.
+
+    Raises:
+        StaleProgressError: another worker has claimed the table since.
+    """
+    now = max(horizon, horizon_of(log) or 0)
+    words = f"deletes up to commit_ts {now} are forgotten from here on"
+    if not log.put_property(TOMBSTONES_APPLICATION, log.next_version(epoch), PROPERTY, str(now), words=words):
+        raise _lost(log)
+    with transaction(session, TOMBSTONES_APPLICATION, log.next_version(epoch)):
+        removed = session.sql(f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {now}").collect()
+    if not removed:  # of what Delta skips it counts nothing, not even 0 rows
+        raise _lost(log)
+    left = f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"
+    kept: Any = session.sql(left).first()
+    return Collected(now, int(removed[0][0]), kept["kept"], kept["oldest"])
+
+
+def _lost(log: DeltaLog) -> StaleProgressError:
+    return StaleProgressError(
+        f"another worker claimed the Delta table at {log.path} while this one collected its deletes: nothing "
+        "was removed, and this worker must stop"
+    )

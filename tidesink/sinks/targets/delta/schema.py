@@ -1,0 +1,292 @@
+"""The schema of a Delta table, its catalog entry, and compaction."""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import PySparkException
+
+from tidesink.errors import ConfigError, StaleProgressError, TargetError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.targets import lake
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    SEQUENCE_DDL,
+    SOFT_DELETE_COLUMN,
+    ReducedBatch,
+    Reserved,
+    check_shape,
+)
+from tidesink.sinks.targets.column_changes import Evolution, default_texts
+from tidesink.sinks.targets.delta.log import DeltaLog, reading_error
+from tidesink.sinks.targets.lake import (
+    SEQUENCE_COMMENT,
+    column_words,
+    literal,
+    soft_delete_column,
+    table_names,
+    transaction,
+)
+from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
+from tidesink.typemap.target_schema import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructField
+
+
+# Where Spark keeps the CHAR or VARCHAR that a column was made with.
+_CHARACTERS: Final = "__CHAR_VARCHAR_TYPE_STRING"
+BACKFILL_APPLICATION: Final = "tidesink.backfill"
+BACKFILL_PROPERTY: Final = "tidesink.backfill"
+
+# Reader 3, writer 7. Column mapping by name lets any column name stand.
+TABLE_PROPERTIES: Final[Mapping[str, str]] = {
+    "delta.columnMapping.mode": "name",
+    "delta.enableDeletionVectors": "true",
+    "delta.enableTypeWidening": "true",
+    # Delta refuses to add a column of this type later to a table made without it.
+    "delta.feature.timestampNtz": "supported",
+    "delta.checkpointInterval": "20",
+}
+
+# Names of Spark and of Delta's MERGE (4.3): the target's column of the same name makes it ambiguous.
+RESERVED: Final = Reserved("Delta", frozenset({"_metadata", "_row_dropped_", "_source_row_present_"}))
+
+
+def check(shape: TableShape) -> None:
+    """Refuse a shape of which Delta can make no table; raises SchemaRefusedError."""
+    check_shape(shape, RESERVED)
+
+
+def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
+    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    return lake.create_statement(
+        location, shape, provider="delta", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
+    )
+
+
+def present_columns(log: DeltaLog) -> dict[str, str]:
+    """The latest version's columns by name, as Spark DDL types."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(log.schema()))
+    return {field.name: _ddl(field) for field in schema.fields}
+
+
+def _ddl(field: StructField) -> str:
+    """The type of a column; a ``char(n)``, to Delta a string, puts spaces at the end of texts."""
+    said = str((field.metadata or {}).get(_CHARACTERS, ""))
+    return said if said.startswith("char") else field.dataType.simpleString()
+
+
+def nullable_columns(log: DeltaLog) -> tuple[str, ...]:
+    """The latest version's columns that can be set to NULL: Delta writes a generated one by itself."""
+    fields = json.loads(log.schema())["fields"]
+    return tuple(field["name"] for field in fields if field["nullable"] and not _generated(field["metadata"]))
+
+
+def _generated(metadata: Collection[str]) -> bool:
+    return any(name.startswith(("delta.generationExpression", "delta.identity.")) for name in metadata)
+
+
+def check_partitions(parts: Collection[str], batch: ReducedBatch) -> None:
+    """Refuse an empty text in a column that the table is partitioned by: Delta gives it back as NULL.
+
+    ``parts`` are the names of those columns in lower case.
+
+    Raises: TargetError.
+    """
+    from pyspark.sql import functions as F  # noqa: N812  (PySpark's own name for it)
+
+    for column in batch.shape.columns:
+        if column.name.lower() in parts and column.spark in ("string", "binary") and batch.frame is not None:
+            value = F.col("key" if column.key else "after").getField(column.name)
+            if not batch.frame.where(F.length(value) == 0).isEmpty():
+                raise TargetError(
+                    f"a row has an empty text in {column.name}, which the table is partitioned by, where "
+                    "Delta keeps none: it would be NULL, and nothing was written. Partition the table by "
+                    "another column",
+                    table=str(batch.shape.source),
+                    column=column.name,
+                )
+
+
+def open_table(
+    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, soft_deletes: bool
+) -> bool:
+    """Make the table where it is missing; whether it was."""
+    if not log.exists:
+        check(shape)  # a table that is there may never get the columns it lacks
+        session.sql(create_statement(location, shape, soft_deletes=soft_deletes))
+        return True
+    if soft_deletes and SOFT_DELETE_COLUMN not in present_columns(log):
+        session.sql(lake.soft_delete_statement(location))
+    return False
+
+
+def sequence_statement(location: str, present: Mapping[str, str]) -> str:
+    """Adds the columns of the source's order; NULL in old rows: older than every change that comes."""
+    columns = [f"{quote_identifier(SEQUENCE_COLUMN)} {SEQUENCE_DDL} COMMENT {quote_text(SEQUENCE_COMMENT)}"]
+    if SOFT_DELETE_COLUMN not in present:
+        columns.append(soft_delete_column())
+    return f"ALTER TABLE {location} ADD COLUMNS ({', '.join(columns)})"
+
+
+def evolve_table(
+    session: SparkSession, log: DeltaLog, location: str, *, shape: TableShape, plan: Evolution, epoch: int
+) -> tuple[str, ...]:
+    """Carry out a plan; the warnings. Defaults are left pending for ``fill_pending``.
+
+    Raises:
+        StaleProgressError: another worker has claimed the table since.
+    """
+    widen_columns(session, location, plan)
+    if not plan.added:
+        return ()
+    defaults, warnings = default_texts(plan.added, shape)
+    if defaults:
+        _set_pending(log, {**pending_defaults(log), **defaults}, epoch=epoch)
+    add_columns(session, location, plan)
+    return warnings
+
+
+def widen_columns(session: SparkSession, location: str, plan: Evolution) -> None:
+    """Change the types that a plan widens."""
+    for name, ddl in plan.widened.items():
+        session.sql(f"ALTER TABLE {location} ALTER COLUMN {quote_identifier(name)} TYPE {ddl}")
+
+
+def add_columns(session: SparkSession, location: str, plan: Evolution) -> None:
+    """Add the columns of a plan; NULL in old rows."""
+    if plan.added:
+        columns = ", ".join(column_words(column) for column in plan.added)
+        session.sql(f"ALTER TABLE {location} ADD COLUMNS ({columns})")
+
+
+def pending_defaults(log: DeltaLog) -> dict[str, str]:
+    """Columns whose old rows still lack their default, with the default's literal text."""
+    text = log.property(BACKFILL_PROPERTY)
+    return json.loads(text) if text else {}
+
+
+def fill_pending(session: SparkSession, log: DeltaLog, location: str, *, epoch: int) -> tuple[str, ...]:
+    """Give old rows the defaults still pending; the columns filled.
+
+    A column which is not there belongs to an evolution that was cut off before it: it comes again with
+    its batch, so it is only forgotten here.
+
+    Raises:
+        StaleProgressError: another worker has claimed the table since.
+    """
+    pending = pending_defaults(log)
+    if not pending:
+        return ()
+    present = present_columns(log)
+    filled = {name: text for name, text in pending.items() if name in present}
+    if filled and log.file_count():
+        sets = ", ".join(
+            f"{quote_identifier(name)} = {literal(text, present[name])}" for name, text in filled.items()
+        )
+        with transaction(session, BACKFILL_APPLICATION, log.next_version(epoch)):
+            updated = session.sql(f"UPDATE {location} SET {sets}").collect()
+        if not updated:  # of what Delta skips it counts nothing, not even 0 rows
+            raise _lost(log)
+    _set_pending(log, {}, epoch=epoch)
+    return tuple(filled)
+
+
+def _set_pending(log: DeltaLog, pending: Mapping[str, str], *, epoch: int) -> None:
+    what = "still to be given" if pending else "given"
+    text, words = json.dumps(pending) if pending else None, f"defaults that rows from before are {what}"
+    if not log.put_property(
+        BACKFILL_APPLICATION, log.next_version(epoch), BACKFILL_PROPERTY, text, words=words
+    ):
+        raise _lost(log)
+
+
+def _lost(log: DeltaLog) -> StaleProgressError:
+    return StaleProgressError(
+        f"another worker claimed the Delta table at {log.path} while this one added columns to it: this one "
+        "must stop"
+    )
+
+
+_IS_VIEW: Final = "EXPECT_TABLE_NOT_VIEW"
+
+
+def register(session: SparkSession, path: str, template: str, table: TableId) -> None:
+    """Have the Delta table at ``path`` in the catalog, by ``template``; made there where the name is free.
+
+    Raises:
+        ConfigError: the name is another table's.
+        TidesinkError: the catalog does not answer, or refuses the name.
+    """
+    levels = table_names(template, table)
+    try:
+        there = _registered(session, levels, path)
+        ours = _location(session, f"delta.{quote_identifier(path)}")
+    except SPARK_ERRORS as exc:
+        raise reading_error(exc, table=str(table)) from exc
+    if there != ours:
+        raise ConfigError(
+            f"{'.'.join(levels)} in the catalog is {_shown(there)}, and this one is at {ours}: set "
+            "target.catalog-table to names that are free, or drop the one there",
+            key="target.catalog-table",
+        )
+
+
+def _shown(location: str | None) -> str:
+    return "a view or a table with no folder of its own" if location is None else f"the table at {location}"
+
+
+def _registered(session: SparkSession, levels: tuple[str, ...], path: str) -> str | None:
+    name = quote_path(*levels)
+    if not session.catalog.tableExists(name):
+        session.sql(f"CREATE SCHEMA IF NOT EXISTS {quote_path(*levels[:-1])}")
+        session.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {quote_text(path)}")
+    return _location(session, name)
+
+
+def _location(session: SparkSession, name: str) -> str | None:
+    """The table's folder; None for a view, and for a table that has none."""
+    try:
+        location: str | None = session.sql(f"DESCRIBE DETAIL {name}").select("location").collect()[0][0]
+    except PySparkException as exc:
+        if (exc.getCondition() or "").startswith(_IS_VIEW):
+            return None
+        raise
+    return location
+
+
+# A table is packed when it has this many files more than after the last time.
+FILES_BETWEEN: Final = 50
+
+
+class Compaction:
+    """The packing of one table; its file sizes are session settings (``targets.lake``)."""
+
+    def __init__(self, session: SparkSession, log: DeltaLog, location: str) -> None:
+        self._session, self._log, self._location = session, log, location
+        self._files_before = 0
+
+    def run_if_due(self) -> bool:
+        """Pack small files where many have gathered; whether it was tried.
+
+        A packing that fails leaves the table as it was, and mostly means that somebody else commits: the
+        next one is tried after as many files again.
+        """
+        try:
+            if self._log.file_count() < self._files_before + FILES_BETWEEN:
+                return False
+            self._files_before = self._log.file_count()
+            self._session.sql(f"OPTIMIZE {self._location}")
+            self._files_before = self._log.file_count()
+        except SPARK_ERRORS:
+            return True
+        return True

@@ -1,0 +1,468 @@
+"""Delta tables: rows and progress in one commit, and their columns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, cast
+
+from tidesink.errors import ConfigError, StaleProgressError, TargetError, TidesinkError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.threads import in_session
+from tidesink.sinks.state.progress import Progress, check_follows
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    ApplyResult,
+    Capabilities,
+    Claim,
+    Collected,
+    DeleteMode,
+    EvolveResult,
+    ReducedBatch,
+    SchemaGap,
+    SparkForesight,
+    check_order,
+    check_shape,
+)
+from tidesink.sinks.targets.column_changes import Evolution, gap_of, plan_evolution
+from tidesink.sinks.targets.delta import ledger, schema, writes
+from tidesink.sinks.targets.delta.ledger import Entry, Ledger, ProgressHistory
+from tidesink.sinks.targets.delta.log import DeltaLog, reading_error, translated, user_metadata
+from tidesink.sinks.targets.delta.schema import Compaction
+from tidesink.sinks.targets.delta.writes import DeltaShard, check_stale, empty_table
+from tidesink.sinks.targets.lake import (
+    long_names_refused,
+    open_session,
+    partitions_for,
+    source_of,
+    table_path,
+    transaction,
+    try_path,
+)
+from tidesink.sinks.targets.lake_merge import append_statement, merge_statement, result_of
+from tidesink.sinks.targets.sharing import Turns, holds, quote_identifier
+from tidesink.typemap.target_schema import TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.config import Config, DeltaSettings
+    from tidesink.sinks.state.store import StateStore
+
+
+class DeltaColumns(ABC):
+    """The part of a table that is about columns; ``_present`` are those it had at the last look."""
+
+    location: str
+    _session: SparkSession
+    _log: DeltaLog
+    _present: dict[str, str]
+
+    @abstractmethod
+    def _changing(self) -> AbstractContextManager[None]:
+        """Around a change of the schema: the table is looked at to be ours still."""
+
+    @abstractmethod
+    def _plan(self, shape: TableShape) -> Evolution:
+        """What the columns lack for a shape."""
+
+    def _check_batch(self, batch: ReducedBatch) -> None:
+        """Refuse a batch in another order than the table's, or with a value that it would change."""
+        check_order(batch, self._present, table=batch.shape.source)
+        schema.check_partitions(self._partitioned_by, batch)
+
+    def _statement(self, view: str, batch: ReducedBatch, *, appends: bool) -> str:
+        """The statement that puts a batch into the table."""
+        if appends:
+            return append_statement(self.location, view, batch, self._present)
+        beside = batch.beside(lambda: schema.nullable_columns(self._log))
+        return merge_statement(self.location, view, batch, self._present, beside=beside)
+
+    @cached_property
+    def _partitioned_by(self) -> frozenset[str]:
+        """In lower case; a table is partitioned by others only when it is made anew."""
+        return frozenset(name.lower() for name in self._log.partition_columns())
+
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What the columns lack, as they were when they were last looked at."""
+        plan = self._plan(shape)  # may look at the columns
+        return gap_of(self._present, plan)
+
+    def rename_column(self, old: str, new: str) -> None:
+        """Rename a column; its values stay where they are."""
+        self._alter(rename_statement(self.location, self._present, old, new))
+
+    def drop_columns(self, names: Sequence[str]) -> None:
+        """Drop columns with their values."""
+        self._alter(drop_statement(self.location, self._present, names))
+
+    def _alter(self, statement: str | None) -> None:
+        with self._changing():
+            if statement is not None:
+                self._session.sql(statement)
+            self._present = schema.present_columns(self._log)
+
+
+def rename_statement(location: str, present: Mapping[str, str], old: str, new: str) -> str | None:
+    """Renames a column; None where that is done already."""
+    if new in present and old not in present:
+        return None
+    return f"ALTER TABLE {location} RENAME COLUMN {quote_identifier(old)} TO {quote_identifier(new)}"
+
+
+def drop_statement(location: str, present: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """Drops columns; None where none of them is there."""
+    there = ", ".join(quote_identifier(name) for name in names if name in present)
+    return f"ALTER TABLE {location} DROP COLUMNS ({there})" if there else None
+
+
+CAPABILITIES: Final = Capabilities(
+    name="delta",
+    exactly_once=True,
+    evolves=True,
+    widens=True,
+    soft_deletes=True,
+    durable=True,
+    sequences=True,
+    modes=frozenset({"upsert", "append", "history"}),
+    shares=True,
+    drops=True,
+    renames=True,
+    rereads=True,
+)
+FORESIGHT: Final = SparkForesight(schema.check)
+_VIEW: Final = "_tidesink_batch"
+
+
+def open_target(config: Config, spark: SparkSession, store: StateStore) -> DeltaTarget:
+    """The Delta tables of a config, with the state store as their history."""
+    settings = cast("DeltaSettings", config.target)
+    return DeltaTarget(
+        spark, settings.path, template=settings.table, history=store, catalog_table=settings.catalog_table
+    )
+
+
+def place_of(settings: DeltaSettings, table: TableId) -> str:
+    """A table's path."""
+    return table_path(settings.path, settings.table, table)
+
+
+def try_target(settings: DeltaSettings) -> str:
+    """What became of listing and writing under the lake's path; raises ConfigError where it cannot be."""
+    return try_path(settings.path)
+
+
+@dataclass(frozen=True)
+class DeltaTarget:
+    """Delta tables at ``root``, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
+
+    ``history`` is the state store (see ``delta.ledger``). ``settings`` are Spark settings for the tables'
+    sessions. ``catalog_table`` is the name that each has in Spark's catalog besides.
+    """
+
+    spark: SparkSession
+    root: str
+    template: str = "{schema}/{table}"
+    history: ProgressHistory | None = None
+    settings: Mapping[str, str] | None = None
+    catalog_table: str | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What Delta can do."""
+        return CAPABILITIES
+
+    def path_of(self, table: TableId) -> str:
+        """Where a table lives.
+
+        Raises:
+            ConfigError: the template does not tell tables apart.
+        """
+        if "{table}" not in self.template:
+            raise ConfigError(f"target.table {self.template!r} must hold {{table}}")
+        return table_path(self.root, self.template, table)
+
+    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> DeltaTable:
+        """The Delta table of ``shape``, created when missing."""
+        session, path = open_session(self.spark, self.settings), self.path_of(shape.table)
+        history = self.history
+        with long_names_refused(path.split("/"), shape.table):
+            table = DeltaTable(
+                session, path, shape, pipeline=pipeline, delete_mode=delete_mode, history=history
+            )
+        if self.catalog_table is not None:
+            schema.register(session, path, self.catalog_table, shape.table)
+        return table
+
+
+class DeltaTable(DeltaColumns):
+    """One Delta table, open for one worker thread."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        path: str,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        delete_mode: DeleteMode,
+        history: ProgressHistory | None,
+    ) -> None:
+        check_shape(shape)
+        self.path = path
+        self.location = f"delta.{quote_identifier(path)}"
+        self._session = session
+        self._table = shape.source
+        self._history = history
+        self._log = DeltaLog(session, path)
+        self._ledger = Ledger(self._log, shape.source, pipeline, path, history, shape.keys, shape.shard)
+        self._shard = DeltaShard(shape.shard, session, self._log, self._ledger) if shape.shard else None
+        self._turns = Turns(path, shape.shard)
+        self._compaction = Compaction(session, self._log, self.location)
+        self._held: Entry | None = None
+        self._seen = -1
+        self._evolving = False
+        with self._turns.mine(), self._translating(reading_error):
+            self._created = schema.open_table(
+                session, self._log, self.location, shape=shape, soft_deletes=delete_mode == "soft"
+            )
+            self._present = schema.present_columns(self._log)
+
+    def claim(self) -> Claim:
+        """Take the table's next epoch by a commit, then say what is applied."""
+        with self._turns.mine(), self._translating(translated):
+            entry = self._ledger.claim()
+            self._held, self._seen = entry, entry.commit.version
+            schema.fill_pending(self._session, self._log, self.location, epoch=entry.epoch)
+            self._present = schema.present_columns(self._log)
+            self._evolving = False
+        if self._shard:
+            self._shard.claimed(entry, self._present)
+        return Claim(entry.epoch, entry.progress)
+
+    def committed(self) -> Progress | None:
+        """The progress the table's commits hold now."""
+        with self._translating(reading_error):
+            return self._ledger.committed()
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
+        schema.check(shape)
+        if self._evolving:  # the last one was cut off: what it did is only in the table
+            with self._translating(reading_error):
+                self._present = schema.present_columns(self._log)
+        plan = self._plan(shape)
+        created, self._created = self._created, False
+        grows = self._shard is not None and self._shard.grows(shape)
+        if not (plan.needed or grows or self._evolving):
+            return EvolveResult(created=created)
+        with self._turns.mine(), self._translating(translated):
+            epoch = self._holding().epoch
+            self._entries_of(epoch)
+            self._evolving = True
+            if self._shard:
+                plan = self._plan(shape)
+                filled, warnings = self._shard.grow(self.location, shape, plan, epoch=epoch)
+            else:
+                warnings = schema.evolve_table(
+                    self._session, self._log, self.location, shape=shape, plan=plan, epoch=epoch
+                )
+                filled = schema.fill_pending(self._session, self._log, self.location, epoch=epoch)
+            self._present = schema.present_columns(self._log)
+            self._evolving = False
+        added = tuple(column.name for column in plan.added)
+        return EvolveResult(created, added, tuple(plan.widened), filled, warnings)
+
+    def _plan(self, shape: TableShape) -> Evolution:
+        """What the columns lack; those of a shared table are looked up where they seem to lack something."""
+        if self._shard is None or holds(self._present, shape):
+            return plan_evolution(self._present, shape)
+        with self._translating(reading_error):
+            self._present = schema.present_columns(self._log)
+            return self._shard.plan(shape, self._present)
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Merge a batch and its progress in one commit, and read that commit back."""
+        with self._turns.mine():
+            return self._applied(batch, progress)
+
+    def _applied(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        with self._translating(reading_error):
+            done = self._own_commit(progress)
+        if done is None:
+            check_follows(progress, self._holding().progress)
+            self._write(batch, progress)
+            with self._translating(translated):
+                done = self._own_commit(progress)
+        if done is None:
+            raise StaleProgressError(
+                f"Delta skipped epoch {progress.epoch} batch {progress.batch}: a later one is applied. "
+                "Run one worker a table, and start from its committed progress",
+                table=str(self._table),
+            )
+        self._compaction.run_if_due()
+        if batch.mode == "history":
+            return writes.result_of(done, batch)
+        result = result_of(done.commit, batch)
+        if result.stale:
+            with self._translating(reading_error):
+                self._show(batch)
+                check_stale(
+                    self._session, self.location, _VIEW, batch=batch, present=self._present, result=result
+                )
+        return result
+
+    def horizon(self) -> int | None:
+        """The commit_ts up to which deletes may be forgotten."""
+        with self._translating(reading_error):
+            return ledger.horizon_of(self._log)
+
+    def collect(self, horizon: int) -> Collected:
+        """Forget deletes up to a commit_ts."""
+        with self._translating(translated):
+            epoch = self._holding().epoch
+            self._entries_of(epoch)
+            return ledger.collect(self._session, self._log, self.location, horizon=horizon, epoch=epoch)
+
+    def close(self) -> None:
+        """Drop the batch's view; the session goes with its last reference."""
+        # An error here means that the JVM is gone, and the view with it.
+        with suppress(*SPARK_ERRORS):
+            self._session.catalog.dropTempView(_VIEW)
+
+    def _write(self, batch: ReducedBatch, progress: Progress) -> None:
+        with self._translating(reading_error):
+            self._check_batch(batch)
+        if batch.sequenced and SEQUENCE_COLUMN not in self._present:
+            with self._translating(translated):
+                self._session.sql(schema.sequence_statement(self.location, self._present))
+                self._present = schema.present_columns(self._log)
+        if self._history:
+            self._history.record_progress(progress)
+        known = self._shard.written(batch.shape) if self._shard else None
+        text = self._ledger.entry_text(
+            "batch", progress.epoch, progress.batch, progress=progress, known=known, seen=self._seen
+        )
+        batch.on_staged()
+        try:
+            self._commit(batch, progress, text)
+        except SPARK_ERRORS as exc:
+            if not self._landed(progress):
+                raise translated(exc, table=str(self._table)) from exc
+
+    def _commit(self, batch: ReducedBatch, progress: Progress, text: str) -> None:
+        if batch.mode == "history" and not batch.empty:
+            self._commit_versions(batch, progress)
+            return
+        # A table without files has nothing to match, and the claim keeps other workers out.
+        first_load = self._log.file_count() == 0
+        writes = batch.upserts or (batch.sequenced and batch.deletes)
+        if batch.empty or (first_load and not writes):
+            self._log.commit_marker(self._ledger.application, progress.txn_version, text)
+            return
+        if batch.truncates:
+            empty_table(
+                self._session,
+                self._log,
+                self.location,
+                batch=batch,
+                application=self._ledger.application,
+                version=progress.txn_version,
+                text=text,
+            )
+            return
+        self._show(batch)
+        sql = self._statement(_VIEW, batch, appends=first_load or batch.mode == "append")
+        with (
+            partitions_for(self._session, batch.upserts + batch.deletes),
+            source_of(self._session, batch),
+            transaction(self._session, self._ledger.application, progress.txn_version),
+            user_metadata(self._session, text),
+        ):
+            self._session.sql(sql)
+
+    def _commit_versions(self, batch: ReducedBatch, progress: Progress) -> None:
+        def text(counts: Mapping[str, int]) -> str:
+            at = (progress.epoch, progress.batch)
+            return self._ledger.entry_text("batch", *at, progress=progress, counts=counts, seen=self._seen)
+
+        writes.commit_versions(
+            self._session,
+            self._log,
+            self.location,
+            batch=batch,
+            present=self._present,
+            progress=progress,
+            text=text,
+        )
+
+    def _show(self, batch: ReducedBatch) -> None:
+        if batch.frame is None:
+            raise TargetError(
+                "the Delta target takes a frame, and the batch has rows", table=str(self._table)
+            )
+        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
+
+    def _landed(self, progress: Progress) -> bool:
+        """Whether the commit is there although Spark raised; False also where that cannot be seen now."""
+        try:
+            return self._own_commit(progress) is not None
+        except SPARK_ERRORS:
+            return False
+
+    def _own_commit(self, progress: Progress) -> Entry | None:
+        """This very batch's commit, if it is there; refuses what others did since our last look.
+
+        Raises:
+            StaleProgressError: another worker claimed the table, its rows were moved, or the batch
+                committed under this number was another.
+        """
+        held = self._holding()
+        if progress.epoch != held.epoch:
+            raise StaleProgressError(
+                f"this worker holds epoch {held.epoch}, and the batch is of epoch {progress.epoch}",
+                table=str(self._table),
+            )
+        entries = [*self._entries_of(held.epoch), held]
+        done = next((e for e in entries if (e.kind, e.batch) == ("batch", progress.batch)), None)
+        if done and done.progress and done.progress != progress:
+            raise StaleProgressError(
+                f"epoch {progress.epoch} batch {progress.batch} is committed at version "
+                f"{done.commit.version} with other progress than this batch's: start again from the "
+                "committed progress",
+                table=str(self._table),
+            )
+        return done
+
+    def _entries_of(self, epoch: int) -> list[Entry]:
+        """Our commits since our last look; refuses those of others."""
+        latest, entries = self._ledger.since(self._seen)
+        for entry in entries:
+            if entry.epoch != epoch:
+                raise self._ledger.lost_to(entry)
+        self._seen = latest
+        if entries:
+            self._held = entries[0]
+        return entries
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._turns.mine(), self._translating(translated):
+            self._entries_of(self._holding().epoch)
+            yield
+
+    def _holding(self) -> Entry:
+        if self._held is None:
+            raise StaleProgressError("claim the table before writing to it", table=str(self._table))
+        return self._held
+
+    @contextmanager
+    def _translating(self, translate: Callable[..., TidesinkError]) -> Iterator[None]:
+        try:
+            yield
+        except SPARK_ERRORS as exc:
+            raise translate(exc, table=str(self._table)) from exc

@@ -1,0 +1,1 @@
+"""Iceberg tables: rows and progress become visible in one transaction."""

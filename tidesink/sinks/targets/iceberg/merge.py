@@ -1,0 +1,384 @@
+"""How a batch is staged and merged on a branch of an Iceberg table: upserts, order, tombstones, histories."""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from tidesink.errors import AccountingError, TargetError, TransientTargetError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.spark.threads import in_session, start_thread
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    SEQUENCE_DDL,
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    ReducedBatch,
+)
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, numbers, staging_error
+from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder
+from tidesink.sinks.targets.lake import SEQUENCE_COMMENT, SOFT_DELETE_COMMENT, partitions_for
+from tidesink.sinks.targets.lake_merge import (
+    SOURCE,
+    TARGET,
+    append_statement,
+    compared,
+    history_merge_statement,
+    insert_statement,
+    living_rows,
+    merge_statement,
+    same_key,
+    stale_statement,
+    truncate_statement,
+)
+from tidesink.sinks.targets.sharing import quote_identifier, quote_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.sinks.batch.history_frames import Counts
+
+
+_VIEW: Final = "_tidesink_batch"
+
+
+class Staged(NamedTuple):
+    """A snapshot of the branch, and the numbers of its summary; none where it is the one before."""
+
+    snapshot: int
+    summary: Mapping[str, int]
+
+
+class Staging:
+    """Writes to the branch of one table's holder."""
+
+    def __init__(self, session: SparkSession, table: JvmTable, holder: Holder, name: TableId) -> None:
+        self._session, self._table, self._holder, self._name = session, table, holder, name
+
+    @property
+    def branch(self) -> str:
+        """The branch's quoted name in SQL."""
+        return f"{self._table.location}.{quote_identifier(f'branch_{self._holder.held.branch}')}"
+
+    def run(self, statement: str, head: int) -> Staged:
+        """Run a statement on the branch, whose newest snapshot is ``head``.
+
+        Raises:
+            StaleProgressError: another worker holds the table.
+            TransientTargetError: somebody else wrote to the branch.
+            TidesinkError: as ``staging_error`` says of what Spark raised.
+        """
+        try:
+            self._session.sql(statement)
+        except SPARK_ERRORS as exc:
+            self._holder.current()  # a worker that lost the table hears of that first
+            raise staging_error(exc, table=str(self._name)) from exc
+        state = self._table.state()
+        staged = state.snapshot(state.branch_head(self._holder.held.branch))
+        number = None if staged is None else int(staged.snapshotId())
+        if number == head:
+            return Staged(head, {})
+        if number is None or staged.parentId() != head:
+            self._holder.current()
+            raise TransientTargetError(
+                f"somebody else wrote to the branch {self._holder.held.branch}; nothing was written",
+                table=str(self._name),
+            )
+        return Staged(number, numbers(staged))
+
+    def batch(
+        self, batch: ReducedBatch, state: TableState, present: Mapping[str, str]
+    ) -> tuple[int, ApplyResult]:
+        """The snapshot that has a batch, and what it did; ``present`` are the table's columns by name.
+
+        Raises: as ``run``; AccountingError where the numbers do not fit the batch.
+        """
+        head = cast(int, state.head)
+        # A table without files has nothing to match.
+        first_load = state.totals().get("total-data-files") == 0
+        if batch.mode == "history" and not batch.empty:
+            versions = Versions(self._session, self.branch, present, lambda sql: self.run(sql, head))
+            return versions.staged(batch, head, empty=first_load)
+        writes = batch.upserts or (batch.sequenced and batch.deletes)
+        if batch.empty or (first_load and not writes):
+            return head, ApplyResult(0, 0, 0, batch.deletes, str(head))
+        if batch.truncates:
+            return self._emptied(batch, head)
+        if batch.frame is None:
+            raise TargetError(
+                "the Iceberg target takes a frame, and the batch has rows", table=str(self._name)
+            )
+        in_session(batch.frame, self._session).createOrReplaceTempView(_VIEW)
+        with partitions_for(self._session, batch.upserts + batch.deletes):
+            if first_load or batch.mode == "append":
+                return self._appended(batch, head, present, first_load=first_load)
+            beside = batch.beside(lambda: self._table.nullable(state))
+            return self._merged(batch, head, present, beside)
+
+    def close(self) -> None:
+        """Drop the batch's view."""
+        # An error here means that the JVM is gone, and the view with it.
+        with suppress(*SPARK_ERRORS):
+            self._session.catalog.dropTempView(_VIEW)
+
+    def _appended(
+        self, batch: ReducedBatch, head: int, present: Mapping[str, str], *, first_load: bool
+    ) -> tuple[int, ApplyResult]:
+        snapshot, summary = self.run(append_statement(self.branch, _VIEW, batch, present), head)
+        if batch.sequenced:
+            return snapshot, self._sequenced(summary, batch, head, present, snapshot=snapshot)
+        found = 0 if first_load else None
+        return snapshot, result_of(summary, batch, found=found, version=str(snapshot))
+
+    def _merged(
+        self, batch: ReducedBatch, head: int, present: Mapping[str, str], beside: Iterable[str]
+    ) -> tuple[int, ApplyResult]:
+        merge = merge_statement(self.branch, _VIEW, batch, present, beside=beside)
+        if batch.sequenced:
+            snapshot, summary = self.run(merge, head)
+            return snapshot, self._sequenced(summary, batch, head, present, snapshot=snapshot)
+        if not counts_beside(batch):
+            snapshot, summary = self.run(merge, head)
+            return snapshot, result_of(summary, batch, found=None, version=str(snapshot))
+        with self._beside(found_statement(self._at(head), _VIEW, batch, present)) as counting:
+            snapshot, summary = self.run(merge, head)
+        return snapshot, result_of(summary, batch, found=counting.result(), version=str(snapshot))
+
+    @contextmanager
+    def _beside(self, statement: str) -> Iterator[Future[int]]:
+        """A count made beside a statement: both are mostly Spark's planning. It has ended at the end."""
+        counting = start_thread(self._session, lambda: self._count(statement), name=f"count {self._name}")
+        try:
+            yield counting
+        finally:
+            wait((counting,))
+
+    def _sequenced(
+        self,
+        summary: Mapping[str, int],
+        batch: ReducedBatch,
+        head: int,
+        present: Mapping[str, str],
+        *,
+        snapshot: int,
+    ) -> ApplyResult:
+        stale = stale_statement(self._at(head), _VIEW, batch, present)
+        return sequenced_result(summary, batch, stale=lambda: self._count(stale), version=str(snapshot))
+
+    def _emptied(self, batch: ReducedBatch, head: int) -> tuple[int, ApplyResult]:
+        living = self._count(living_statement(self.branch, batch))
+        snapshot, _ = self.run(truncate_statement(self.branch, batch), head)
+        return snapshot, ApplyResult(0, 0, living, 0, str(snapshot))
+
+    def _at(self, snapshot: int) -> str:
+        return f"{self._table.location} VERSION AS OF {snapshot}"
+
+    def _count(self, statement: str) -> int:
+        try:
+            return int(self._session.sql(statement).collect()[0][0])
+        except SPARK_ERRORS as exc:
+            raise staging_error(exc, table=str(self._name)) from exc
+
+
+_COUNTED: Final = "_found"
+
+
+def counts_beside(batch: ReducedBatch) -> bool:
+    """Whether the summary alone does not tell the rows a batch deletes from those it updates."""
+    return batch.deletes > 0 and (batch.upserts > 0 or batch.delete_mode == "soft")
+
+
+def found_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """Counts the rows there which a batch deletes."""
+    return (
+        f"SELECT count(*) AS {_COUNTED} FROM {location} AS {quote_identifier(TARGET)} "
+        f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} "
+        f"ON {' AND '.join(same_key(batch, present))} WHERE {quote_path(SOURCE, '_op')} = 'delete'"
+    )
+
+
+def living_statement(location: str, batch: ReducedBatch) -> str:
+    """Counts the rows that live, of the batch's shard where there is one."""
+    return f"SELECT count(*) AS {_COUNTED} FROM {location} WHERE {living_rows(batch)}"
+
+
+def sequenced_result(
+    summary: Mapping[str, int], batch: ReducedBatch, *, stale: Callable[[], int], version: str
+) -> ApplyResult:
+    """What a batch in the source's order did: nothing is taken out, and rows that are not newer stay.
+
+    ``stale`` counts those in the snapshot before; it is asked only where rows were left alone, or where the
+    table rewrites files, so that the summary does not tell how many rows of them changed.
+
+    Raises:
+        AccountingError: other rows were left alone than those that were not newer.
+    """
+    added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
+    inserted = grown_by(summary)
+    rows = batch.upserts + batch.deletes
+    left = stale() if dropped or added != rows else 0
+    updated = rows - left - inserted
+    if min(inserted, updated) < 0 or (not dropped and added != rows - left):
+        raise AccountingError(
+            f"the snapshot says {added} rows added and {dropped} thrown away, of {rows} that came, of which "
+            f"{left} were not newer than what is stored",
+            table=str(batch.shape.table),
+        )
+    return ApplyResult(inserted, updated, 0, 0, version, left)
+
+
+def grown_by(summary: Mapping[str, int]) -> int:
+    """How many more rows a snapshot has than the one before."""
+    marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
+    return summary.get("added-records", 0) - summary.get("deleted-records", 0) - marked
+
+
+def result_of(
+    summary: Mapping[str, int], batch: ReducedBatch, *, found: int | None, version: str
+) -> ApplyResult:
+    """What a MERGE or an INSERT of ours did; ``found`` are the rows to delete that were there.
+
+    ``summary`` are the numbers of the snapshot: rows added, rows of files thrown away (where rows are
+    rewritten), positions marked as deleted (where they are not).
+
+    Raises:
+        AccountingError: more or fewer rows than a batch of this size can have touched.
+    """
+    added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
+    marked = summary.get("added-position-deletes", 0) - summary.get("removed-position-deletes", 0)
+    grown = grown_by(summary)
+    soft = batch.delete_mode == "soft"
+    if found is None:
+        found = -grown if batch.deletes else 0
+    inserted = grown if soft else grown + found
+    updated = batch.upserts - inserted
+    written = batch.upserts + (found if soft else 0)
+    wrong = min(inserted, updated, found) < 0 or found > batch.deletes
+    if wrong or (not dropped and added != written):
+        raise AccountingError(
+            f"the snapshot says {added} rows added, {dropped} thrown away and {marked} marked as deleted, of "
+            f"{batch.upserts} upserts and {batch.deletes} deletes, for {found} of which there was a row",
+            table=str(batch.shape.table),
+        )
+    return ApplyResult(inserted, updated, found, batch.deletes - found, version)
+
+
+_VERSIONS_VIEW: Final = "_tidesink_versions"
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The branch that batches are staged on, the table's columns, and what runs a statement there."""
+
+    session: SparkSession
+    branch: str
+    present: Mapping[str, str]
+    stage: Callable[[str], tuple[int, Mapping[str, int]]]
+
+    def staged(self, batch: ReducedBatch, head: int, *, empty: bool) -> tuple[int, ApplyResult]:
+        """The snapshot with a batch of versions, and what it did. ``empty``: the table has no rows.
+
+        Raises:
+            AccountingError: the snapshot's numbers are not those that were to be.
+        """
+        with (
+            partitions_for(self.session, batch.upserts + batch.deletes),
+            compared(self.session, self.branch, batch, self.present, empty=empty) as (found, counts),
+        ):
+            if not any(counts.rows):
+                return head, _result(counts, version=str(head))
+            found.where("_op IS NOT NULL").createOrReplaceTempView(_VERSIONS_VIEW)
+            try:
+                statement = insert_statement if empty else history_merge_statement
+                snapshot, summary = self.stage(statement(self.branch, _VERSIONS_VIEW, batch, self.present))
+            finally:
+                self.session.catalog.dropTempView(_VERSIONS_VIEW)
+        _check(summary, counts, batch)
+        return snapshot, _result(counts, version=str(snapshot))
+
+
+def _check(summary: Mapping[str, int], counts: Counts, batch: ReducedBatch) -> None:
+    """Hold the snapshot's numbers to those that were to be.
+
+    Where files are not rewritten, every row added was inserted or is an updated one.
+    """
+    added, dropped = summary.get("added-records", 0), summary.get("deleted-records", 0)
+    inserted, updated, deleted = counts.rows
+    if grown_by(summary) != inserted - deleted or (not dropped and added != inserted + updated):
+        raise AccountingError(
+            f"the snapshot says {added} rows added, {dropped} thrown away, {grown_by(summary)} more than "
+            f"before, and {inserted} were to be inserted, {updated} updated and {deleted} deleted",
+            table=str(batch.shape.table),
+        )
+
+
+def _result(counts: Counts, *, version: str) -> ApplyResult:
+    return ApplyResult(counts.begun, 0, counts.ends, counts.absent, version, counts.stale)
+
+
+_ORDER_COLUMNS: Final = (
+    (SEQUENCE_COLUMN, SEQUENCE_DDL, SEQUENCE_COMMENT),
+    (SOFT_DELETE_COLUMN, "boolean", SOFT_DELETE_COMMENT),
+)
+
+
+def add_order(table: JvmTable, holder: Holder, name: TableId) -> dict[str, str]:
+    """Commit the columns of the source's order where they are missing; all columns then.
+
+    Raises:
+        StaleProgressError: the table is not ours any more.
+        TransientTargetError: others kept committing.
+    """
+    for _ in range(ATTEMPTS):
+        state = holder.current()
+        schema = _with_order(table, state)
+        if schema is None or holder.put_schema(state, schema, {}):
+            return table.columns(table.state())
+    raise TransientTargetError("others keep committing to the table", table=str(name))
+
+
+def _with_order(table: JvmTable, state: TableState) -> Any:
+    """Java's schema with the columns of the source's order; None where they are there.
+
+    They are NULL in old rows: older than every change that comes.
+    """
+    present = table.columns(state)
+    missing = [one for one in _ORDER_COLUMNS if one[0] not in present]
+    if not missing:
+        return None
+    update = state.table.updateSchema()
+    for name, ddl, comment in missing:
+        update.addColumn(None, name, table.type_of(ddl), comment)
+    return update.apply()
+
+
+PROPERTY: Final = "tidesink.horizon"
+_MARKED: Final = quote_identifier(SOFT_DELETE_COLUMN)
+_COMMIT_TS: Final = f"{quote_path(SEQUENCE_COLUMN, 'source')}[0]"
+
+
+def horizon_of(state: TableState) -> int | None:
+    """The commit_ts up to which the table's deletes may be forgotten."""
+    text = state.property(PROPERTY)
+    return int(text) if text else None
+
+
+def raised(state: TableState, horizon: int) -> int:
+    """The horizon, which never goes back."""
+    return max(horizon, horizon_of(state) or 0)
+
+
+def statement(location: str, horizon: int) -> str:
+    """The DELETE of what is marked up to a horizon."""
+    return f"DELETE FROM {location} WHERE {_MARKED} AND {_COMMIT_TS} <= {horizon}"
+
+
+def kept(location: str) -> str:
+    """Counts what is still marked, and says the oldest commit_ts of it."""
+    return f"SELECT count(*) AS kept, min({_COMMIT_TS}) AS oldest FROM {location} WHERE {_MARKED}"

@@ -1,0 +1,284 @@
+"""The schema of an Iceberg table, its session, and its maintenance."""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.targets import lake
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Reserved, SparkForesight, check_shape
+from tidesink.sinks.targets.column_changes import Evolution, default_texts
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_error
+from tidesink.sinks.targets.lake import literal, try_path
+from tidesink.sinks.targets.lake_merge import rows_of
+from tidesink.sinks.targets.sharing import quote_identifier, quote_text
+from tidesink.typemap.render import iceberg_type
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+BACKFILL: Final = "tidesink.backfill"
+
+# Measured in docs/adr/0014-iceberg-batches.md.
+TABLE_PROPERTIES: Final[Mapping[str, str]] = {
+    "format-version": "2",
+    "write.merge.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.delete.mode": "merge-on-read",
+    "write.target-file-size-bytes": "134217728",
+    # Each batch makes two new versions of the metadata.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "50",
+}
+# Iceberg's own columns, and those that Spark's MERGE adds to a table's.
+RESERVED: Final = Reserved(
+    "Iceberg",
+    frozenset(
+        {
+            "_file",
+            "_pos",
+            "_deleted",
+            "_spec_id",
+            "_partition",
+            "_row_id",
+            "_last_updated_sequence_number",
+            "_change_type",
+            "_change_ordinal",
+            "_commit_snapshot_id",
+            "__row_operation",
+            "__row_from_source",
+            "__row_from_target",
+            "__row_id",
+        }
+    ),
+)
+_DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
+_PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
+
+
+class IcebergForesight(SparkForesight):
+    """Of Iceberg tables."""
+
+    def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
+        """In Iceberg's words, which are not all Spark's."""
+        return iceberg_type(column.spark)
+
+
+def check(shape: TableShape) -> None:
+    """Refuse a shape of which Iceberg can make no table; raises SchemaRefusedError."""
+    check_shape(shape, RESERVED)
+
+
+def create_statement(location: str, shape: TableShape, *, soft_deletes: bool) -> str:
+    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    return lake.create_statement(
+        location, shape, provider="iceberg", properties=TABLE_PROPERTIES, soft_deletes=soft_deletes
+    )
+
+
+def open_table(session: SparkSession, table: JvmTable, shape: TableShape, *, soft_deletes: bool) -> bool:
+    """Make the table where it is missing; whether it was."""
+    if not table.exists:
+        check(shape)  # a table that is there may never get the columns it lacks
+        namespace = table.location.rpartition(".")[0]
+        session.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+        session.sql(create_statement(table.location, shape, soft_deletes=soft_deletes))
+        return True
+    if soft_deletes and SOFT_DELETE_COLUMN not in table.columns(table.state()):
+        session.sql(lake.soft_delete_statement(table.location))
+    return False
+
+
+def check_promotions(widened: Mapping[str, str], present: Mapping[str, str], *, table: TableId) -> None:
+    """Refuse what Iceberg cannot widen without rewriting every row.
+
+    Raises:
+        SchemaRefusedError: names the column and both types.
+    """
+    for name, wider in widened.items():
+        if not _promotes(present[name], wider):
+            raise SchemaRefusedError(
+                f"the column is {present[name]} and must become {wider} to hold the source's values. Iceberg "
+                "widens int to bigint, float to double and the precision of a decimal, and no more: load the "
+                "table again under another name",
+                table=str(table),
+                column=name,
+                change="type",
+                before=present[name],
+                after=wider,
+            )
+
+
+def evolution(
+    table: JvmTable, state: TableState, plan: Evolution, shape: TableShape
+) -> tuple[Any, dict[str, str], tuple[str, ...]]:
+    """A plan as Java's new schema, the properties to set with it, and warnings."""
+    update = state.table.updateSchema()
+    for name, ddl in plan.widened.items():
+        update.updateColumn(name, table.type_of(ddl))
+    for column in plan.added:
+        # With a parent, even none, a name may hold dots.
+        update.addColumn(None, column.name, table.type_of(column.spark), column.comment)
+    # Of a shared table only the shard's rows get its defaults.
+    defaults, warnings = default_texts(plan.added if shape.shard is None else (), shape)
+    pending = {**pending_defaults(state), **defaults}
+    return update.apply(), {BACKFILL: json.dumps(pending)} if pending else {}, warnings
+
+
+def pending_defaults(state: TableState) -> dict[str, str]:
+    """Columns whose old rows still lack their default, with the default's literal text."""
+    text = state.property(BACKFILL)
+    return json.loads(text) if text else {}
+
+
+def fill_statement(
+    location: str, pending: Mapping[str, str], present: Mapping[str, str], shard: Shard | None = None
+) -> str | None:
+    """The UPDATE that gives old rows, or those of a shard, defaults; None where no such column is there."""
+    given = {name.lower(): text for name, text in pending.items()}
+    sets = [
+        f"{quote_identifier(name)} = {literal(given[name.lower()], ddl)}"
+        for name, ddl in present.items()
+        if name.lower() in given
+    ]
+    where = f" WHERE {rows_of(shard)}" if shard else ""
+    return f"UPDATE {location} SET {', '.join(sets)}{where}" if sets else None
+
+
+def _promotes(narrow: str, wide: str) -> bool:
+    old, new = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
+    return (narrow, wide) in _PROMOTED or bool(old and new and old.group(1) == new.group(1))
+
+
+CATALOG_CLASS: Final = "org.apache.iceberg.spark.SparkCatalog"
+_PREFIX: Final = "spark.sql.catalog."
+_ONE_AT_A_TIME: Final = threading.Lock()
+_DEFAULTS: Final[Mapping[str, str]] = {
+    # A cached table would show the commits of others half a minute late.
+    "cache-enabled": "false",
+}
+
+
+def open_session(spark: SparkSession, catalog: str, properties: Mapping[str, str]) -> SparkSession:
+    """A new session beside ``spark`` that knows the catalog.
+
+    Raises:
+        ConfigError: Iceberg is not on Spark's class path, or nothing says what the catalog is.
+        TransientTargetError: the catalog does not answer.
+    """
+    session = spark.newSession()
+    _check_class_path(session)
+    if not properties and session.conf.get(_PREFIX + catalog, None) is None:
+        raise ConfigError(
+            f"nothing says what the catalog {catalog} is: give target.catalog-properties (type, uri, "
+            f"warehouse, …), or spark.conf its settings {_PREFIX}{catalog}…",
+            key="target.catalog-properties",
+        )
+    if properties:
+        session.conf.set(_PREFIX + catalog, CATALOG_CLASS)
+    for name, value in {**_DEFAULTS, **properties}.items():
+        session.conf.set(f"{_PREFIX}{catalog}.{name}", value)
+    _load_catalog(session, catalog)
+    return session
+
+
+def _load_catalog(session: SparkSession, catalog: str) -> None:
+    """Have the catalog made now: each session has one, and a catalog behind JDBC makes its tables first."""
+    with _ONE_AT_A_TIME:
+        try:
+            session.catalog.tableExists(f"{catalog}.tidesink.none")
+        except SPARK_ERRORS as exc:
+            raise reading_error(exc, table=None) from exc
+
+
+def _check_class_path(session: SparkSession) -> None:
+    from py4j.java_gateway import JavaClass
+
+    jvm: Any = session._jvm
+    if not isinstance(jvm.org.apache.iceberg.spark.SparkCatalog, JavaClass):
+        raise ConfigError(
+            "the Spark session that runs here has no Iceberg on its class path: let the worker start its "
+            "own, or start it with build_session(target='iceberg')"
+        )
+
+
+def try_catalog(catalog: str, properties: Mapping[str, str]) -> str:
+    """What can be said of a catalog without starting Spark: whether a warehouse on this machine is usable.
+
+    Raises:
+        ConfigError: it cannot be listed or written to, with the system's reason.
+    """
+    if properties.get("type") == "hadoop" and "warehouse" in properties:
+        return try_path(properties["warehouse"], setting="target.catalog-properties.warehouse")
+    return f"the catalog {catalog} is not tried here: the worker opens it through Spark when it starts"
+
+
+# A table is packed when it has this many files more than after the last time.
+FILES_BETWEEN: Final = 50
+# Snapshots are let go when there are this many; readers at work keep an hour of them, and the newest.
+SNAPSHOTS_BETWEEN: Final = 300
+SNAPSHOTS_KEPT: Final = 100
+_HOUR_MS: Final = 3_600_000
+_AGE: Final = "history.expire.max-snapshot-age-ms"
+
+
+class Upkeep:
+    """The upkeep of one table in a catalog."""
+
+    def __init__(self, session: SparkSession, table: JvmTable) -> None:
+        self._session, self._table = session, table
+        self._files_before = 0
+        self._snapshots_before = 0
+
+    def run_if_due(self, state: TableState) -> bool:
+        """Pack files and let snapshots go where many have gathered; whether anything was tried.
+
+        What fails leaves the table as it was, and mostly means that somebody else commits: it is tried
+        again after as many files or snapshots more.
+        """
+        pack = _files(state) >= self._files_before + FILES_BETWEEN
+        expire = state.snapshot_count() >= self._snapshots_before + SNAPSHOTS_BETWEEN
+        if not pack and not expire:
+            return False
+        try:
+            if expire:
+                _expire(state)
+            if pack:
+                self._session.sql(_pack_statement(self._table.location))
+            state = self._table.state()
+        except SPARK_ERRORS:
+            pass
+        self._files_before = _files(state) if pack else self._files_before
+        self._snapshots_before = state.snapshot_count() if expire else self._snapshots_before
+        return True
+
+
+def _files(state: TableState) -> int:
+    totals = state.totals()
+    return totals.get("total-data-files", 0) + totals.get("total-delete-files", 0)
+
+
+def _pack_statement(location: str) -> str:
+    catalog, _, name = location.partition(".")
+    return (
+        f"CALL {catalog}.system.rewrite_data_files(table => {quote_text(name)}, "
+        "options => map('remove-dangling-deletes', 'true'))"
+    )
+
+
+def _expire(state: TableState) -> None:
+    """Let snapshots go that are older than the table's property says (an hour, where it says nothing)."""
+    age = int(state.property(_AGE) or _HOUR_MS)
+    expiry = state.table.expireSnapshots().expireOlderThan(int(time.time() * 1000) - age)
+    expiry.retainLast(SNAPSHOTS_KEPT).commit()

@@ -1,0 +1,397 @@
+"""Iceberg tables: staged on a branch, published with their progress."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tidesink.errors import SchemaRefusedError, StaleProgressError, TidesinkError, TransientTargetError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import SPARK_ERRORS
+from tidesink.sinks.state.progress import Progress, check_follows
+from tidesink.sinks.targets.base import (
+    SEQUENCE_COLUMN,
+    ApplyResult,
+    Capabilities,
+    Claim,
+    Collected,
+    DeleteMode,
+    EvolveResult,
+    ReducedBatch,
+    SchemaGap,
+    check_order,
+    check_shape,
+)
+from tidesink.sinks.targets.column_changes import Evolution, default_texts, gap_of, plan_evolution
+from tidesink.sinks.targets.iceberg import merge, schema
+from tidesink.sinks.targets.iceberg import schema as iceberg_schema
+from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
+from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
+from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
+from tidesink.sinks.targets.iceberg.schema import Upkeep, fill_statement, open_session, try_catalog
+from tidesink.sinks.targets.lake import long_names_refused, table_names
+from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
+from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.config import Config, IcebergSettings
+    from tidesink.sinks.state.store import StateStore
+
+
+class IcebergColumns(ABC):
+    """The part of a table that is about columns; ``_present`` are those it had at the last look."""
+
+    _name: TableId
+    _table: JvmTable
+    _holder: Holder
+    _present: dict[str, str]
+
+    @abstractmethod
+    def _translating(self, translate: Callable[..., TidesinkError]) -> AbstractContextManager[None]:
+        """Around what asks Java."""
+
+    @abstractmethod
+    def _plan(self, shape: TableShape) -> Evolution:
+        """What the columns lack for a shape."""
+
+    def gap(self, shape: TableShape) -> SchemaGap:
+        """What the columns lack, as they were when they were last looked at."""
+        with self._translating(reading_error):
+            plan = self._plan(shape)
+            schema.check_promotions(plan.widened, self._present, table=self._name)
+        return gap_of(self._present, plan)
+
+    def rename_column(self, old: str, new: str) -> None:
+        """Rename a column, which keeps its field's number."""
+        self._alter(lambda present: new not in present, lambda update: update.renameColumn(old, new))
+
+    def drop_columns(self, names: Sequence[str]) -> None:
+        """Drop columns; older snapshots still have them."""
+        for name in names:
+            self._alter(lambda present, n=name: n in present, lambda update, n=name: update.deleteColumn(n))  # type: ignore[misc]
+
+    def _alter(self, needed: Callable[[Mapping[str, str]], bool], change: Callable[[Any], object]) -> None:
+        """Commit another schema where it is needed."""
+        with self._translating(reading_error):
+            for _ in range(ATTEMPTS):
+                state = self._holder.current()
+                self._present = self._table.columns(state)
+                if not needed(self._present):
+                    return
+                update = state.table.updateSchema()
+                change(update)
+                self._holder.put_schema(state, update.apply(), {})
+        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+
+
+CAPABILITIES: Final = Capabilities(
+    name="iceberg",
+    exactly_once=True,
+    evolves=True,
+    widens=True,
+    soft_deletes=True,
+    durable=True,
+    sequences=True,
+    rescales=False,
+    modes=frozenset({"upsert", "append", "history"}),
+    shares=True,
+    drops=True,
+    renames=True,
+)
+FORESIGHT: Final = iceberg_schema.IcebergForesight(iceberg_schema.check)
+
+
+def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
+    """The Iceberg tables of a config."""
+    settings = cast("IcebergSettings", config.target)
+    return IcebergTarget(
+        spark, settings.catalog, template=settings.table, properties=settings.catalog_values()
+    )
+
+
+def place_of(settings: IcebergSettings, table: TableId) -> str:
+    """A table's name, with its catalog."""
+    return ".".join((settings.catalog, *table_names(settings.table, table)))
+
+
+def try_target(settings: IcebergSettings) -> str:
+    """What became of looking at the catalog; raises ConfigError where it cannot be."""
+    return try_catalog(settings.catalog, settings.catalog_values())
+
+
+@dataclass(frozen=True)
+class IcebergTarget:
+    """Iceberg tables of a catalog, each named by ``template`` with ``{schema}`` and ``{table}`` filled in.
+
+    ``properties`` are the catalog's (type, uri, warehouse, …); without them it is one that Spark's own
+    settings define.
+    """
+
+    spark: SparkSession
+    catalog: str
+    template: str = "{schema}.{table}"
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What Iceberg can do."""
+        return CAPABILITIES
+
+    def location_of(self, table: TableId) -> str:
+        """A table's quoted name in SQL."""
+        return f"{self.catalog}.{quote_path(*table_names(self.template, table))}"
+
+    def open_table(
+        self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard"
+    ) -> IcebergTable:
+        """The Iceberg table of ``shape``, created when missing."""
+        session = open_session(self.spark, self.catalog, self.properties)
+        location = self.location_of(shape.table)
+        with long_names_refused(table_names(self.template, shape.table), shape.table):
+            return IcebergTable(session, location, shape, pipeline=pipeline, delete_mode=delete_mode)
+
+
+class IcebergTable(IcebergColumns):
+    """One Iceberg table, open for one worker thread."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        location: str,
+        shape: TableShape,
+        *,
+        pipeline: str,
+        delete_mode: DeleteMode,
+    ) -> None:
+        check_shape(shape)
+        self.location = location
+        self._session = session
+        self._name = shape.source
+        self._table = JvmTable(session, location)
+        self._ledger = IcebergLedger(shape.source, pipeline, location, shape.keys, shape.shard)
+        self._turns = Turns(location, shape.shard)
+        self._holder = Holder(self._table, self._ledger, shape.source)
+        self._shard = shard_of(shape, self._table, self._ledger, self._holder)
+        self._staging = Staging(session, self._table, self._holder, shape.source)
+        self._upkeep = Upkeep(session, self._table)
+        self._evolving = False
+        with self._turns.mine(), self._translating(reading_error):
+            self._created = iceberg_schema.open_table(
+                session, self._table, shape, soft_deletes=delete_mode == "soft"
+            )
+            self._present = self._table.columns(self._table.state())
+
+    def claim(self) -> Claim:
+        """Take the table's next epoch by a commit, then say what is applied."""
+        with self._turns.mine(), self._translating(reading_error):
+            entry = self._holder.claim()
+            self._fill_pending()
+            self._present = self._table.columns(self._table.state())
+            self._evolving = False
+        return Claim(entry.epoch, entry.progress)
+
+    def committed(self) -> Progress | None:
+        """The progress that the table's properties hold now."""
+        with self._translating(reading_error):
+            entry = self._ledger.entry(self._table.state())
+        return entry.progress if entry else None
+
+    def evolve(self, shape: TableShape) -> EvolveResult:
+        """Add columns and widen numbers so that ``shape`` fits; old rows get the defaults."""
+        iceberg_schema.check(shape)
+        with self._turns.mine(), self._translating(reading_error):
+            created, self._created = self._created, False
+            grows = self._shard is not None and bool(self._shard.new_columns(shape))
+            if not (self._plan(shape).needed or grows or self._evolving):
+                return EvolveResult(created=created)
+            self._evolving = True  # until all of it is done: one that is cut off is gone on with
+            result = self._evolve(shape)
+            if self._shard:
+                filled, warnings = self._shard.fill(shape, self._staging.branch, self._staging.run)
+            else:
+                filled, warnings = self._fill_pending(), ()
+            self._plan(shape)  # the columns of a shared table as they are now
+            self._evolving = False
+        return replace(result, created=created, backfilled=filled, warnings=(*result.warnings, *warnings))
+
+    def _plan(self, shape: TableShape) -> Evolution:
+        if self._shard and not holds(self._present, shape):
+            self._present = self._shard.present(shape)
+        return plan_evolution(self._present, shape)
+
+    def apply(self, batch: ReducedBatch, progress: Progress) -> ApplyResult:
+        """Stage a batch, then make it and its progress visible by one commit."""
+        with self._turns.mine(), self._translating(reading_error):
+            done = self._done(progress)
+            if done is None:
+                self._take_order(batch)
+            for _ in range(ATTEMPTS):
+                if done is not None:
+                    return done
+                done = self._attempt(batch, progress)
+            if done is None:
+                raise TransientTargetError(
+                    "others kept committing while the batch was written; nothing of it was",
+                    table=str(self._name),
+                )
+        return done
+
+    def horizon(self) -> int | None:
+        """The commit_ts up to which deletes may be forgotten."""
+        with self._translating(reading_error):
+            return merge.horizon_of(self._table.state())
+
+    def collect(self, horizon: int) -> Collected:
+        """Forget deletes up to a commit_ts: the rows and the horizon in one commit of the metadata."""
+        with self._translating(reading_error):
+            for _ in range(ATTEMPTS):
+                state = self._holder.staging()
+                head, now = cast(int, state.head), merge.raised(state, horizon)
+                snapshot, summary = self._staging.run(merge.statement(self._staging.branch, now), head)
+                kept, oldest = self._session.sql(merge.kept(self._staging.branch)).collect()[0]
+                entry = replace(self._holder.held, snapshot=snapshot)
+                said = {merge.PROPERTY: str(now)}
+                if self._holder.publish(entry, on=head, saying=said):
+                    return Collected(now, -grown_by(summary), kept, oldest)
+        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+
+    def close(self) -> None:
+        """Drop the batch's view; the session goes with its last reference."""
+        self._staging.close()
+
+    def _done(self, progress: Progress) -> ApplyResult | None:
+        """What this very batch did, if it is applied.
+
+        Raises:
+            StaleProgressError: this worker does not hold the batch's epoch, or as ``check_follows`` says.
+        """
+        held = self._holder.held
+        if progress.epoch != held.epoch:
+            raise StaleProgressError(
+                f"this worker holds epoch {held.epoch}, and the batch is of epoch {progress.epoch}",
+                table=str(self._name),
+            )
+        self._holder.current()
+        held = self._holder.held
+        if held.kind == "batch" and held.progress == progress:
+            return held.result
+        check_follows(progress, held.progress)
+        return None
+
+    def _attempt(self, batch: ReducedBatch, progress: Progress) -> ApplyResult | None:
+        """Stage and publish once; None where others committed in between."""
+        state = self._holder.staging()
+        snapshot, result = self._staging.batch(batch, state, self._present)
+        entry = self._ledger.batch(self._holder.held, progress, result, snapshot=snapshot, shape=batch.shape)
+        batch.on_staged()
+        if not self._holder.publish(entry, on=state.head):
+            return None
+        self._upkeep.run_if_due(self._table.state())
+        return result
+
+    def _take_order(self, batch: ReducedBatch) -> None:
+        """Give the table the columns of the order its rows come in, once; refuse the way back."""
+        check_order(batch, self._present, table=self._name)
+        if batch.sequenced and SEQUENCE_COLUMN not in self._present:
+            self._present = add_order(self._table, self._holder, self._name)
+
+    def _evolve(self, shape: TableShape) -> EvolveResult:
+        """Commit the columns that a shape needs; defaults are left pending."""
+        for _ in range(ATTEMPTS):
+            state = self._holder.current()
+            present = self._table.columns(state)
+            plan = plan_evolution(present, shape)
+            iceberg_schema.check_promotions(plan.widened, present, table=self._name)
+            schema, properties, warnings = iceberg_schema.evolution(self._table, state, plan, shape)
+            if not plan.needed or self._holder.put_schema(state, schema, properties):
+                added = tuple(column.name for column in plan.added)
+                return EvolveResult(False, added, tuple(plan.widened), (), warnings)
+        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+
+    def _fill_pending(self) -> tuple[str, ...]:
+        """Give old rows the defaults still pending; the columns filled."""
+        for _ in range(ATTEMPTS):
+            state = self._holder.staging()
+            self._present = self._table.columns(state)
+            pending = iceberg_schema.pending_defaults(state)
+            if not pending:
+                return ()
+            head = cast(int, state.head)
+            statement = iceberg_schema.fill_statement(self._staging.branch, pending, self._present)
+            snapshot = self._staging.run(statement, head)[0] if statement else head
+            entry = replace(self._holder.held, snapshot=snapshot)
+            if self._holder.publish(entry, on=head, forgetting=(iceberg_schema.BACKFILL,)):
+                return tuple(name for name in pending if name in self._present)
+        raise TransientTargetError("others keep committing to the table", table=str(self._name))
+
+    @contextmanager
+    def _translating(self, translate: Callable[..., TidesinkError]) -> Iterator[None]:
+        try:
+            yield
+        except SPARK_ERRORS as exc:
+            raise translate(exc, table=str(self._name)) from exc
+
+
+# Runs a statement on the shard's branch, whose head is told; gives its snapshot and the summary's numbers.
+Stage = Callable[[str, int], tuple[int, Mapping[str, int]]]
+_Filled = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class IcebergShard:
+    """One shard of an open table."""
+
+    shard: Shard
+    table: JvmTable
+    ledger: IcebergLedger
+    holder: Holder
+
+    def present(self, shape: TableShape) -> dict[str, str]:
+        """The table's columns now, since others change them, which can come to hold a shape.
+
+        Raises:
+            SchemaRefusedError: no type holds the values of all shards; names the others.
+        """
+        state = self.table.state()
+        present = self.table.columns(state)
+        try:
+            plan_evolution(present, shape)
+        except SchemaRefusedError as exc:
+            others = self.ledger.shards(state)
+            raise also_of(exc, self.ledger.location, others) if others else exc from None
+        return present
+
+    def new_columns(self, shape: TableShape) -> tuple[ShapeColumn, ...]:
+        """The columns that the shard's rows have no value for yet."""
+        return new_columns(shape, self.holder.held.known)
+
+    def fill(self, shape: TableShape, branch: str, stage: Stage) -> _Filled:
+        """Give the shard's rows the defaults of columns that are new to them; those, and warnings.
+
+        Raises:
+            TransientTargetError: others kept committing.
+        """
+        defaults, warnings = default_texts(self.new_columns(shape), shape)
+        if not defaults:
+            return (), warnings
+        for _ in range(ATTEMPTS):
+            state = self.holder.staging()
+            statement = fill_statement(branch, defaults, self.table.columns(state), self.shard)
+            head, held = cast(int, state.head), self.holder.held
+            snapshot = stage(statement, head)[0] if statement else head
+            entry = replace(held, snapshot=snapshot, known=known_after(held.known, shape))
+            if self.holder.publish(entry, on=head):
+                return tuple(defaults), warnings
+        raise TransientTargetError("others keep committing to the table", table=str(self.ledger.table))
+
+
+def shard_of(
+    shape: TableShape, table: JvmTable, ledger: IcebergLedger, holder: Holder
+) -> IcebergShard | None:
+    """The shard of a shape; None where its table is not shared."""
+    return IcebergShard(shape.shard, table, ledger, holder) if shape.shard else None

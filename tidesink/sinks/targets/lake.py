@@ -1,0 +1,256 @@
+"""What Delta and Iceberg share: locations, statements, and a Spark session for each table."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import unquote, urlsplit
+
+from tidesink.errors import ConfigError, SchemaRefusedError, TargetError
+from tidesink.events import TableId
+from tidesink.sinks.spark.errors import said
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
+from tidesink.sinks.targets.sharing import path_segment, quote_identifier, quote_text
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidesink.sinks.targets.base import ReducedBatch
+
+
+# In bytes, in the file systems of Linux, Hadoop and Azure.
+_LONGEST_FOLDER: Final = 255
+# Linux, HDFS, and the databases of catalogs. Java's local files say no more than that there is no folder:
+# the last two are Delta's and Hadoop's words for that.
+_TOO_LONG: Final = re.compile(
+    r"name (is )?too long|NAMETOOLONG|ComponentTooLong|too long for (type|column)"
+    r"|Cannot create file:/|Mkdirs failed to create",
+    re.IGNORECASE,
+)
+_REMEDY: Final = "give {} a directory that the worker's user may write to, or make it one"
+
+
+def table_path(root: str, template: str, table: TableId) -> str:
+    """The path of a table: ``template`` under ``root``, with ``{schema}`` and ``{table}`` filled in."""
+    place = template.format(schema=path_segment(table.schema), table=path_segment(table.name))
+    return f"{root.rstrip('/')}/{place}"
+
+
+def table_names(template: str, table: TableId) -> tuple[str, ...]:
+    """The levels of a table's name: ``template``, split at its dots, with its placeholders filled in.
+
+    Names are encoded as path segments, dots too, since catalogs make folders of them, and join them by dots.
+    """
+    schema, name = (path_segment(part).replace(".", "~2e") for part in table)
+    return tuple(level.format(schema=schema, table=name) for level in template.split("."))
+
+
+@contextmanager
+def long_names_refused(names: Iterable[str], table: TableId) -> Iterator[None]:
+    """Where a table cannot be opened since a folder of its place has a name too long, say so.
+
+    Only where the cause says it: object stores have folders of any length, and what fails there may pass.
+
+    Raises:
+        SchemaRefusedError: names the folder.
+    """
+    try:
+        yield
+    except SchemaRefusedError:
+        raise
+    except TargetError as error:
+        sizes = {name: len(name.encode("utf-8", "surrogatepass")) for name in names}
+        name = max(sizes, key=sizes.__getitem__)
+        if sizes[name] <= _LONGEST_FOLDER or not _TOO_LONG.search(said(error)):
+            raise
+        raise SchemaRefusedError(
+            f"the table cannot be made: the name of its folder {name!r} has {sizes[name]} bytes, and "
+            f"{_LONGEST_FOLDER} are the most that a file system takes. Rename it at the source, or "
+            "give target.table a shorter template",
+            table=str(table),
+        ) from error
+
+
+def try_path(path: str, *, setting: str = "target.path") -> str:
+    """What became of listing and writing under a lake's path.
+
+    A file without a name is written where the path is, or in the nearest directory above it that is
+    there: it is gone when it is closed. Other file systems are Spark's to open, with the worker's jars.
+
+    Raises:
+        ConfigError: it cannot be listed or written to, with the system's reason.
+    """
+    scheme = urlsplit(path).scheme if "://" in path or path.startswith("file:") else ""
+    if scheme not in ("", "file"):
+        return f"{path} is not tried here: the worker opens {scheme} through Spark when it starts"
+    root = Path(unquote(urlsplit(path).path) if scheme else path)
+    try:
+        there = next(place for place in (root, *root.parents) if place.exists())
+        tables = sum(1 for place in there.iterdir() if place.is_dir())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"tidesink")
+    except OSError as error:
+        raise ConfigError(
+            f"{setting} {root} cannot be used ({error.strerror}): {_REMEDY.format(setting)}"
+        ) from error
+    if there != root:
+        return f"{root} is made by the first batch: {there} can be written to"
+    return f"{root} can be written to, and holds {tables} directories"
+
+
+SOFT_DELETE_COMMENT: Final = "true: the row was deleted at the source"
+SEQUENCE_COMMENT: Final = "position of the change at the source that the row is of"
+
+
+def create_statement(
+    location: str,
+    shape: TableShape,
+    *,
+    provider: Literal["delta", "iceberg"],
+    properties: Mapping[str, str],
+    soft_deletes: bool,
+) -> str:
+    """The CREATE TABLE of a shape; ``location`` is the quoted table."""
+    columns = [column_words(column) for column in shape.columns]
+    if soft_deletes:
+        columns.append(soft_delete_column())
+    listed = ", ".join(f"{quote_text(k)} = {quote_text(v)}" for k, v in properties.items())
+    comment = quote_text(f"{shape.table}, kept by tidesink")
+    return (
+        f"CREATE TABLE IF NOT EXISTS {location} ({', '.join(columns)}) USING {provider} "
+        f"COMMENT {comment} TBLPROPERTIES ({listed})"
+    )
+
+
+def soft_delete_statement(location: str) -> str:
+    """Adds the column that marks deleted rows; NULL in old rows reads as not deleted."""
+    return f"ALTER TABLE {location} ADD COLUMNS ({soft_delete_column()})"
+
+
+def soft_delete_column() -> str:
+    """The column that marks deleted rows, as a statement spells it."""
+    return f"{quote_identifier(SOFT_DELETE_COLUMN)} boolean COMMENT {quote_text(SOFT_DELETE_COMMENT)}"
+
+
+def column_words(column: ShapeColumn) -> str:
+    """A column as a statement spells it."""
+    # A key is never null: a row without one would be inserted again by every batch.
+    null = " NOT NULL" if column.key else ""
+    return f"{quote_identifier(column.name)} {column.spark}{null} COMMENT {quote_text(column.comment)}"
+
+
+def literal(text: str, ddl: str) -> str:
+    """A SQL expression of Spark type ``ddl`` from a value's literal text."""
+    if ddl == "binary":
+        return f"unhex({quote_text(text)})"
+    return quote_text(text) if ddl == "string" else f"CAST({quote_text(text)} AS {ddl})"
+
+
+_APPLICATION: Final = "spark.databricks.delta.write.txnAppId"
+_VERSION: Final = "spark.databricks.delta.write.txnVersion"
+
+# Measured in docs/adr/0006-delta-small-batches.md.
+SESSION_SETTINGS: Final[Mapping[str, str]] = {
+    # A snapshot's state is computed anew for each version: 50 partitions cost more than they save.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # The batch is persisted by whoever made it: a second copy would only cost.
+    "spark.databricks.delta.merge.materializeCachedSource": "false",
+    # delta_compaction packs what is below 64 MiB into files of up to 128 MiB.
+    "spark.databricks.delta.optimize.minFileSize": "67108864",
+    "spark.databricks.delta.optimize.maxFileSize": "134217728",
+    "spark.databricks.delta.autoCompact.enabled": "false",
+}
+# Up to this many rows a batch is shuffled into one partition: fewer tasks, and one new file.
+SMALL_BATCH: Final = 10_000
+_MATERIALIZE: Final = "spark.databricks.delta.merge.materializeSource"
+_BROADCAST: Final = "spark.sql.autoBroadcastJoinThreshold"
+_MEASURED_BROADCAST: Final = "spark.sql.adaptive.autoBroadcastJoinThreshold"
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+# It reports as an error that a filter of Delta's own is not pushed down to Parquet.
+_TOO_LOUD: Final = "org.apache.spark.sql.delta.DeltaParquetFileFormat"
+
+
+def open_session(spark: SparkSession, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A new session beside ``spark``: the settings of its context, ours, and then ``settings``."""
+    session = spark.newSession()
+    _quieten(session)
+    _know_settings(session)
+    for name, value in {**SESSION_SETTINGS, **(settings or {})}.items():
+        session.conf.set(name, value)
+    return session
+
+
+@contextmanager
+def transaction(session: SparkSession, application: str, version: int) -> Iterator[None]:
+    """Delta writes of ``session`` carry a transaction version while this holds.
+
+    Delta skips, without a word, a write whose version is not above the one stored.
+    """
+    session.conf.set(_APPLICATION, application)
+    session.conf.set(_VERSION, str(version))
+    try:
+        yield
+    finally:
+        session.conf.unset(_APPLICATION)
+        session.conf.unset(_VERSION)
+
+
+@contextmanager
+def partitions_for(session: SparkSession, rows: int) -> Iterator[None]:
+    """Shuffles of ``session`` have as many partitions as ``rows`` are worth while this holds."""
+    usual = session.conf.get(_PARTITIONS) or "200"
+    if rows <= SMALL_BATCH:
+        session.conf.set(_PARTITIONS, "1")
+    try:
+        yield
+    finally:
+        session.conf.set(_PARTITIONS, usual)
+
+
+@contextmanager
+def source_of(session: SparkSession, batch: ReducedBatch) -> Iterator[None]:
+    """A MERGE of ``session`` reads a checkpointed batch as it is while this holds, without a copy of its own.
+
+    Delta copies the source of a MERGE, since its two reads of it must find the same rows. Those of a
+    checkpoint do: its payloads are stored blocks, which Spark never computes again, and to unpack them
+    depends on nothing else. Blocks that are lost with an executor fail the statement before its commit; the
+    batch is then tried again from Kafka.
+    """
+    large = batch.upserts + batch.deletes > SMALL_BATCH
+    settings = {_MATERIALIZE: "none"} if batch.checkpointed else {}
+    if batch.checkpointed and large:
+        # Spark takes a checkpoint for as small as the numbers of ranges it was made of, and would broadcast
+        # it. What it measures while the statement runs is right.
+        settings |= {_BROADCAST: "-1", _MEASURED_BROADCAST: "10MB"}
+    usual = {name: session.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, before in usual.items():
+            if before is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, before)
+
+
+def _know_settings(session: SparkSession) -> None:
+    """Have Delta's settings registered, all of them; a thread that does so already is waited for.
+
+    Spark refuses to set one that it knows of and that is not among SQL's yet (CANNOT_MODIFY_CONFIG): as they
+    are for a moment when another table's thread is the first to use Delta.
+    """
+    jvm: Any = session._jvm
+    getattr(getattr(jvm.org.apache.spark.sql.delta.sources, "DeltaSQLConf$"), "MODULE$")
+
+
+def _quieten(session: SparkSession) -> None:
+    jvm: Any = session._jvm
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(_TOO_LOUD, log4j.Level.OFF)

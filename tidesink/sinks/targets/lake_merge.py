@@ -1,0 +1,437 @@
+"""The statements that merge a batch into a lake's table, by key and as a history."""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.errors import AccountingError, SchemaRefusedError, TargetError
+from tidesink.sinks.batch.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames, history_shape
+from tidesink.sinks.spark.threads import in_session
+from tidesink.sinks.targets.base import (
+    PLACE_COLUMNS,
+    SEQUENCE_COLUMN,
+    SOFT_DELETE_COLUMN,
+    ApplyResult,
+    ReducedBatch,
+    check_versions,
+)
+from tidesink.sinks.targets.column_changes import literal_text
+from tidesink.sinks.targets.delta.log import Commit
+from tidesink.sinks.targets.sharing import quote_identifier, quote_path, quote_text
+from tidesink.typemap.target_schema import ShapeColumn, Shard
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.batch.history_frames import Counts
+
+
+TARGET: Final = "_tidesink_target"
+SOURCE: Final = "_tidesink_source"
+_IS_DELETE: Final = f"{quote_path(SOURCE, '_op')} = 'delete'"
+_IS_UPSERT: Final = f"{quote_path(SOURCE, '_op')} = 'upsert'"
+_MARKS: Final[Mapping[str, str]] = {
+    quote_identifier(SOFT_DELETE_COLUMN): _IS_DELETE,
+    quote_identifier(SEQUENCE_COLUMN): quote_path(SOURCE, "_seq"),
+}
+# What the error of a failed commit says: where the row came from, and what it leaves out.
+_PLACE: Final = (
+    f"to_json(struct({', '.join(quote_path(SOURCE, name) for name in (*PLACE_COLUMNS, '_kept'))}))"
+)
+
+
+def merge_statement(
+    location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], *, beside: Iterable[str] = ()
+) -> str:
+    """The MERGE of a batch; ``present`` are the target's columns by name with their types.
+
+    ``beside`` are columns that the batch has not, which a delete in the source's order empties as well.
+    """
+    if batch.sequenced:
+        return _sequenced_merge(location, view, batch, present, beside)
+    soft = batch.delete_mode == "soft"
+    values = _values(batch, present)
+    updated = _values(batch, present, stored=True)
+    marks = {quote_identifier(SOFT_DELETE_COLUMN): "true", **_on_delete(batch, present)}
+    marked = f"UPDATE SET {_assignments(marks)}" if soft else "DELETE"
+    clauses = [
+        f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
+        f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
+        f"ON {' AND '.join(same_key(batch, present))}",
+    ]
+    if batch.deletes:
+        clauses.append(f"WHEN MATCHED AND {_IS_DELETE} THEN {marked}")
+    if batch.upserts:
+        clauses += [
+            f"WHEN MATCHED THEN UPDATE SET {_assignments(updated)}",
+            f"WHEN NOT MATCHED AND {_IS_UPSERT} THEN INSERT {_insertion(values)}",
+        ]
+    return "\n".join(clauses)
+
+
+def _sequenced_merge(
+    location: str, view: str, batch: ReducedBatch, present: Mapping[str, str], beside: Iterable[str]
+) -> str:
+    """The MERGE of a batch in the source's order: what is not newer than the stored row leaves it alone."""
+    at, stored = quote_path(SOURCE, "_seq"), quote_path(TARGET, SEQUENCE_COLUMN)
+    newer = f"({stored} IS NULL OR {at} > {stored})"
+    values = _values(batch, present)
+    soft = batch.delete_mode == "soft"
+    gone = {**_on_delete(batch, present), **_MARKS} if soft else {**_emptied(batch, beside), **_MARKS}
+    return "\n".join(
+        [
+            f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
+            f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
+            f"ON {' AND '.join(same_key(batch, present))}",
+            f"WHEN MATCHED AND {newer} AND {_IS_DELETE} THEN UPDATE SET {_assignments(gone)}",
+            f"WHEN MATCHED AND {newer} THEN UPDATE SET {_assignments({**values, **_MARKS})}",
+            f"WHEN NOT MATCHED THEN INSERT {_insertion(_with_keys(batch, present, values))}",
+        ]
+    )
+
+
+def stale_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """Counts the rows of a batch that are not newer than what ``location``, a version, has of them."""
+    found = " AND ".join(same_key(batch, present))
+    return (
+        f"SELECT count(*) AS stale FROM {location} AS {quote_identifier(TARGET)} "
+        f"JOIN {quote_identifier(view)} AS {quote_identifier(SOURCE)} ON {found} "
+        f"WHERE {quote_path(SOURCE, '_seq')} <= {quote_path(TARGET, SEQUENCE_COLUMN)}"
+    )
+
+
+def _on_delete(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
+    """The columns that a soft delete writes besides its mark."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    return {
+        quote_identifier(name): _value(batch.shape.by_name[name.lower()], known[name.lower()])
+        for name in batch.on_delete
+    }
+
+
+def _emptied(batch: ReducedBatch, beside: Iterable[str]) -> dict[str, str]:
+    """What is deleted leaves no values behind but its key."""
+    names = [column.name for column in batch.shape.columns if not column.key]
+    return {quote_identifier(name): "NULL" for name in (*names, *beside)}
+
+
+def _with_keys(batch: ReducedBatch, present: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """The values of a row to insert, whose key comes from the key itself: a delete has no other column."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    keys = {
+        quote_identifier(column.name): _as_target(
+            quote_path(SOURCE, "key", column.name), column, known[column.name.lower()]
+        )
+        for column in batch.shape.key_columns
+    }
+    return {**values, **keys, **_MARKS}
+
+
+def _assignments(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{quote_identifier(TARGET)}.{name} = {value}" for name, value in values.items())
+
+
+def _insertion(values: Mapping[str, str]) -> str:
+    return f"({', '.join(values)}) VALUES ({', '.join(values.values())})"
+
+
+def append_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """The INSERT of a batch's upserts into an empty table, where there is nothing to match."""
+    values = _values(batch, present)
+    values = _with_keys(batch, present, values) if batch.sequenced else values
+    rows = (
+        f"INSERT INTO {location} ({', '.join(values)}) SELECT {', '.join(values.values())} "
+        f"FROM {quote_identifier(view)} AS {quote_identifier(SOURCE)}"
+    )
+    return rows if batch.sequenced else f"{rows} WHERE {_IS_UPSERT}"
+
+
+def truncate_statement(location: str, batch: ReducedBatch) -> str:
+    """The statement that empties a table, or its batch's shard, or marks every row that lives as deleted."""
+    if batch.delete_mode == "hard" and batch.shape.shard is None:
+        return f"DELETE FROM {location}"  # without a condition no row is looked at
+    mark = f"UPDATE {location} SET {quote_identifier(SOFT_DELETE_COLUMN)} = true"
+    words = mark if batch.delete_mode == "soft" else f"DELETE FROM {location}"
+    return f"{words} WHERE {living_rows(batch)}"
+
+
+def living_rows(batch: ReducedBatch) -> str:
+    """The condition for the rows of a batch's table, or of its shard, that live."""
+    mark, shard = quote_identifier(SOFT_DELETE_COLUMN), batch.shape.shard
+    lives = f"{mark} IS DISTINCT FROM true" if batch.delete_mode == "soft" else "true"
+    return lives if shard is None else f"{lives} AND {rows_of(shard)}"
+
+
+def rows_of(shard: Shard) -> str:
+    """The condition for the rows of a shard."""
+    return f"{quote_identifier(shard.column)} = {quote_text(shard.value)}"
+
+
+def result_of(commit: Commit, batch: ReducedBatch) -> ApplyResult:
+    """What a commit of ours did, from its own metrics.
+
+    Soft deletes are updates to Delta: of the rows updated, those which are not among the upserts are
+    rows marked deleted.
+
+    Raises:
+        AccountingError: more or fewer rows than a batch of this size can have touched.
+    """
+    if commit.operation == "WRITE":
+        inserted = commit.metrics.get("numOutputRows", 0)
+        absent = 0 if batch.sequenced else batch.deletes
+        return ApplyResult(inserted, 0, 0, absent, str(commit.version))
+    if batch.truncates:
+        deleted = commit.metrics.get("numDeletedRows", commit.metrics.get("numUpdatedRows", 0))
+        return ApplyResult(0, 0, deleted, 0, str(commit.version))
+    if commit.operation != "MERGE":
+        return ApplyResult(0, 0, 0, batch.deletes, str(commit.version))
+    inserted = commit.metrics.get("numTargetRowsInserted", 0)
+    updated = commit.metrics.get("numTargetRowsUpdated", 0)
+    if batch.sequenced:
+        left = batch.upserts + batch.deletes - inserted - updated
+        return ApplyResult(inserted, updated, 0, 0, str(commit.version), stale=left)
+    deleted = commit.metrics.get("numTargetRowsDeleted", 0)
+    if batch.delete_mode == "soft":
+        deleted = inserted + updated - batch.upserts
+        updated -= deleted
+    if not 0 <= deleted <= batch.deletes or updated < 0:
+        raise AccountingError(
+            f"the merge says {inserted} rows inserted, {updated} updated and {deleted} deleted, of "
+            f"{batch.upserts} upserts and {batch.deletes} deletes",
+            table=str(batch.shape.table),
+        )
+    return ApplyResult(inserted, updated, deleted, batch.deletes - deleted, str(commit.version))
+
+
+def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = False) -> dict[str, str]:
+    """What each column is written as; ``stored``: there is a row, whose values may be kept."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    missing = [column.name for column in batch.shape.columns if column.name.lower() not in known]
+    if missing:
+        raise SchemaRefusedError(
+            f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
+            table=str(batch.shape.table),
+        )
+    values = {
+        quote_identifier(column.name): _value(column, known[column.name.lower()])
+        for column in batch.shape.columns
+    }
+    for column in batch.shape.columns if batch.keeps else ():
+        name = quote_identifier(column.name)
+        absent = values[name] if batch.lenient else f"raise_error({_PLACE})"
+        soft = SOFT_DELETE_COLUMN in known
+        values[name] = _kept_or(values[name], column, absent, stored=stored, soft=soft)
+    if SOFT_DELETE_COLUMN in known:  # also after a change back to hard deletes: an upsert lives
+        values[quote_identifier(SOFT_DELETE_COLUMN)] = "false"
+    return values
+
+
+def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft: bool) -> str:
+    """The value, or where the source left it out the stored one; without one ``absent``."""
+    left_out = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
+    if not stored:
+        return f"CASE WHEN {left_out} THEN {absent} ELSE {value} END"
+    gone = quote_path(SOURCE, "_anew")
+    if soft:
+        gone += f" OR {quote_path(TARGET, SOFT_DELETE_COLUMN)}"
+    kept = quote_path(TARGET, column.name)
+    return f"CASE WHEN {left_out} AND ({gone}) THEN {absent} WHEN {left_out} THEN {kept} ELSE {value} END"
+
+
+def _value(column: ShapeColumn, ddl: str) -> str:
+    return _as_target(quote_path(SOURCE, "after", column.name), column, ddl)
+
+
+def _as_target(source: str, column: ShapeColumn, ddl: str) -> str:
+    return source if ddl == column.spark else f"CAST({source} AS {ddl})"
+
+
+def same_key(batch: ReducedBatch, present: Mapping[str, str]) -> list[str]:
+    """Equality of the keys, which are never null, and their range for Delta to pass over other files."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    # Left to itself, Spark compares text with a decimal as doubles, to which long numbers are equal.
+    terms = [
+        f"{quote_path(TARGET, column.name)} = "
+        + _as_target(quote_path(SOURCE, "key", column.name), column, known[column.name.lower()])
+        for column in batch.shape.key_columns
+    ]
+    shard = batch.shape.shard
+    if shard is not None:  # as a literal it tells Delta which files, and which others' commits, matter
+        terms.append(f"{quote_path(TARGET, shard.column)} = {quote_text(shard.value)}")
+    for name, (least, greatest) in batch.key_range.items():
+        low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
+        if low and high:
+            column = quote_path(TARGET, name)
+            terms.append(f"{column} >= {low} AND {column} <= {high}")
+    return terms
+
+
+def range_literal(value: Any, ddl: str) -> str | None:
+    """A literal of exactly the column's type, as Delta's data skipping needs it; None where it cannot be."""
+    if ddl in _RANGE_LITERALS and value is not None:
+        return _RANGE_LITERALS[ddl].format(literal_text(value))
+    if ddl == "string" and isinstance(value, str):
+        return quote_text(value)
+    if ddl.startswith("decimal") and value is not None:
+        return f"CAST('{literal_text(value)}' AS {ddl})"
+    return None
+
+
+_RANGE_LITERALS: Final[Mapping[str, str]] = {
+    "int": "{}",
+    "bigint": "{}L",
+    "date": "DATE'{}'",
+    "timestamp_ntz": "TIMESTAMP_NTZ'{}'",
+    # None for timestamp: Python would say the instant in the machine's zone, Spark read it in UTC.
+}
+
+
+_WRITTEN: Final = ("begin", "mark")
+_FROM, _TO = quote_identifier(FROM_COLUMN), quote_identifier(TO_COLUMN)
+
+
+@contextmanager
+def compared(
+    session: SparkSession, location: str, batch: ReducedBatch, present: Mapping[str, str], *, empty: bool
+) -> Iterator[tuple[DataFrame, Counts]]:
+    """What a batch changes in the table, kept while this holds, and its counts. ``empty``: it has no rows.
+
+    Raises:
+        SchemaRefusedError: the target lacks a column of the batch.
+        TargetError: the batch has rows instead of a frame, or leaves out values.
+    """
+    from tidesink.sinks.batch.history_frames import count, difference_frame
+
+    check_versions(batch)
+    if batch.frame is None:
+        raise TargetError("a lake takes a frame, and the batch has rows", table=str(batch.shape.table))
+    known = _known(batch, present)
+    types = {column.name: known[column.name.lower()] for column in batch.shape.key_columns}
+    stored = None if empty else session.sql(relevant_statement(location, batch, known))
+    frame = in_session(batch.frame, session)
+    found = difference_frame(frame, batch.shape, stored=stored, types=types).persist()
+    try:
+        yield found, count(found)
+    finally:
+        found.unpersist()
+
+
+def relevant_statement(location: str, batch: ReducedBatch, known: Mapping[str, str]) -> str:
+    """The spans of a table that a batch may change."""
+    names = ", ".join(quote_identifier(column.name) for column in batch.shape.key_columns)
+    target = quote_identifier(TARGET)
+    return f"SELECT {names}, {_FROM}, {_TO} FROM {location} AS {target} WHERE " + " AND ".join(
+        _relevant(batch, known)
+    )
+
+
+def insert_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """The INSERT of the rows to write into a table that has none."""
+    values = _version_values(batch, _known(batch, present))
+    written = ", ".join(map(quote_text, _WRITTEN))
+    return (
+        f"INSERT INTO {location} ({', '.join(values)}) SELECT {', '.join(values.values())} "
+        f"FROM {quote_identifier(view)} AS {quote_identifier(SOURCE)} WHERE {_op()} IN ({written})"
+    )
+
+
+def history_merge_statement(location: str, view: str, batch: ReducedBatch, present: Mapping[str, str]) -> str:
+    """The MERGE of what a batch changes; ``view`` has nothing else."""
+    known = _known(batch, present)
+    values = _version_values(batch, known)
+    names = [column.name for column in batch.shape.key_columns] + [FROM_COLUMN]
+    same = [f"{quote_path(TARGET, name)} = {quote_path(SOURCE, 'key', name)}" for name in names]
+    times = {name: value for name, value in values.items() if name in _times(_names(batch))}
+    return "\n".join(
+        [
+            f"MERGE INTO {location} AS {quote_identifier(TARGET)}",
+            f"USING {quote_identifier(view)} AS {quote_identifier(SOURCE)}",
+            f"ON {' AND '.join([*same, *_relevant(batch, known)])}",
+            f"WHEN MATCHED AND {_op()} = 'forget' THEN DELETE",
+            f"WHEN MATCHED AND {_op()} = 'end' THEN UPDATE SET {_set(times)}",
+            f"WHEN MATCHED THEN UPDATE SET {_set(values)}",
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(values)}) VALUES ({', '.join(values.values())})",
+        ]
+    )
+
+
+def history_result(
+    counts: Counts, rows: tuple[int, int, int], batch: ReducedBatch, *, version: str
+) -> ApplyResult:
+    """What a commit did to a history; ``rows`` it inserted, updated and deleted, by its own metrics.
+
+    Raises:
+        AccountingError: they are not those that were to be.
+    """
+    if counts.rows != rows:
+        raise AccountingError(
+            f"the commit says {rows[0]} rows inserted, {rows[1]} updated and {rows[2]} deleted, and of a "
+            f"batch with {batch.upserts} writes and {batch.deletes} deletes it should be {counts.rows}",
+            table=str(batch.shape.table),
+        )
+    return ApplyResult(counts.begun, 0, counts.ends, counts.absent, version, counts.stale)
+
+
+def _relevant(batch: ReducedBatch, known: Mapping[str, str]) -> list[str]:
+    """The condition for the rows that a batch may change, by their end and the range of their keys."""
+    until = quote_path(TARGET, TO_COLUMN)
+    terms = [] if batch.since is None else [f"({until} IS NULL OR {until} >= {batch.since}L)"]
+    for name, (least, greatest) in batch.key_range.items():
+        low, high = (range_literal(value, known[name.lower()]) for value in (least, greatest))
+        if low and high:
+            column = quote_path(TARGET, name)
+            terms.append(f"{column} >= {low} AND {column} <= {high}")
+    return terms or ["true"]
+
+
+def _known(batch: ReducedBatch, present: Mapping[str, str]) -> dict[str, str]:
+    """The target's types by lower-case name."""
+    known = {name.lower(): ddl for name, ddl in present.items()}
+    wanted = history_shape(batch.shape, _names(batch)).columns
+    missing = [column.name for column in wanted if column.name.lower() not in known]
+    if missing:
+        raise SchemaRefusedError(
+            f"the target has no column {', '.join(missing)}: evolve it before the batch is applied",
+            table=str(batch.shape.table),
+        )
+    return known
+
+
+def _version_values(batch: ReducedBatch, known: Mapping[str, str]) -> dict[str, str]:
+    """What each column of a row to write is written as."""
+    values = {}
+    for column in batch.shape.columns:
+        source = quote_path(SOURCE, "key" if column.key else "after", column.name)
+        ddl = known[column.name.lower()]
+        cast = not column.key and ddl != column.spark
+        values[quote_identifier(column.name)] = f"CAST({source} AS {ddl})" if cast else source
+    return {**values, **_times(_names(batch))}
+
+
+def _times(names: HistoryNames) -> dict[str, str]:
+    start, end = quote_path(SOURCE, "key", FROM_COLUMN), quote_path(SOURCE, "_to")
+    return {
+        _FROM: start,
+        _TO: end,
+        quote_identifier(names.valid_from): f"timestamp_millis(shiftright({start}, {LOGICAL_BITS}))",
+        quote_identifier(names.valid_to): f"timestamp_millis(shiftright({end}, {LOGICAL_BITS}))",
+        quote_identifier(names.current): f"{end} IS NULL",
+    }
+
+
+def _set(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{quote_identifier(TARGET)}.{name} = {value}" for name, value in values.items())
+
+
+def _names(batch: ReducedBatch) -> HistoryNames:
+    check_versions(batch)
+    assert batch.history is not None  # noqa: S101  (checked)
+    return batch.history
+
+
+def _op() -> str:
+    return quote_path(SOURCE, "_op")

@@ -1,0 +1,1 @@
+"""Postgres, MySQL and MariaDB: rows and progress in one transaction."""

@@ -1,0 +1,317 @@
+"""The ledger of a SQL database: what is applied of each table, in a table beside them.
+
+One row a table, locked by every transaction of ours that writes to it. A batch and its progress are one
+transaction, so that neither is there without the other; the epoch in the row keeps older holders out.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from tidesink.errors import SchemaRefusedError, StaleProgressError
+from tidesink.sinks.state.progress import Progress, from_json, to_json
+from tidesink.sinks.targets.base import SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ApplyResult, Collected
+from tidesink.sinks.targets.sharing import is_shared, not_shared, taken
+from tidesink.sinks.targets.sql.dialect import Dialect
+from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, SHARDS, Place, commit_ts_in, hex_above
+from tidesink.typemap.target_schema import key_change
+
+_COLUMNS: Final = (
+    "pipeline",
+    "epoch",
+    "txn_version",
+    "progress",
+    "key_columns",
+    "result",
+    "commits",
+    "horizon",
+    "table_identity",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table's row in the ledger; ``result`` is of the newest batch, None since another epoch claimed.
+
+    ``horizon``: the commit_ts up to which deletes may be forgotten. ``identity``: the dialect's mark of the
+    table that has the rows. ``known`` are the columns that a shard's rows have, None before it has rows.
+    """
+
+    pipeline: str
+    epoch: int = 0
+    progress: Progress | None = None
+    keys: tuple[str, ...] = ()
+    result: ApplyResult | None = None
+    commits: int = 0
+    horizon: int | None = None
+    identity: str | None = None
+    known: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SqlLedger:
+    """The ledger's row of one table, or of the source table that is a shard of it."""
+
+    dialect: Dialect
+    place: Place
+    pipeline: str
+    keys: tuple[str, ...]
+
+    @property
+    def location(self) -> str:
+        """The ledger's quoted name, as statements with parameters have it."""
+        return self.place.own_ledger.replace("%", "%%")
+
+    @property
+    def _own(self) -> dict[str, str]:
+        """What finds the row."""
+        return {"table_name": self.place.name} | (
+            {"shard": self.place.shard.value} if self.place.shard else {}
+        )
+
+    @property
+    def _where(self) -> str:
+        return " AND ".join(f"{name} = %s" for name in self._own)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return (*_COLUMNS, "known_columns") if self.place.shard else _COLUMNS
+
+    def _values(self, entry: Entry) -> tuple[Any, ...]:
+        known = None if entry.known is None else json.dumps(list(entry.known))
+        return (*_values(entry), known) if self.place.shard else _values(entry)
+
+    def add_row(self, cursor: Any) -> None:
+        """The table's row, where it is not there yet."""
+        values = (*self._own.values(), json.dumps(list(self.place.source)))
+        values += self._values(Entry(self.pipeline, keys=self.keys))
+        names = ", ".join((*self._own, "source_table", *self._columns))
+        marks = ", ".join(["%s"] * len(values))
+        insert = self.dialect.insert_missing.format(f"{self.location} ({names}) VALUES ({marks})")
+        cursor.execute(insert, values)
+
+    def read(self, cursor: Any, *, lock: bool = False) -> Entry | None:
+        """The table's row; None where there is none. ``lock``: until the transaction ends.
+
+        Raises:
+            StaleProgressError: the row is another pipeline's or another source table's.
+        """
+        names = ", ".join(("source_table", *self._columns))
+        query = f"SELECT {names} FROM {self.location} WHERE {self._where}"
+        cursor.execute(query + (" FOR UPDATE" if lock else ""), tuple(self._own.values()))
+        row = cursor.fetchone()
+        if row is None:
+            return None
+        source, *values = row
+        known = values.pop() if self.place.shard else None
+        entry = replace(_entry(values), known=None if known is None else tuple(json.loads(known)))
+        self._check_owner(entry, tuple(json.loads(source)))
+        return entry
+
+    def write(self, cursor: Any, entry: Entry) -> None:
+        """Replace the table's row, which this transaction has locked."""
+        sets = ", ".join(f"{name} = %s" for name in self._columns)
+        statement = f"UPDATE {self.location} SET {sets}, updated_at = CURRENT_TIMESTAMP WHERE {self._where}"
+        cursor.execute(statement, (*self._values(entry), *self._own.values()))
+
+    def others(self, cursor: Any) -> dict[str, bool]:
+        """The shards of the table beside our own, and whether anything of them is applied."""
+        if not self.dialect.present(cursor, replace(self.place, name=SHARDS)):
+            return {}
+        own = self.place.shard.value if self.place.shard else None
+        cursor.execute(
+            "SELECT shard, progress IS NOT NULL FROM "
+            f"{self.place.shards.replace('%', '%%')} WHERE table_name = %s",
+            (self.place.name,),
+        )
+        return {str(shard): bool(applied) for shard, applied in cursor.fetchall() if shard != own}
+
+    def loaded(self, cursor: Any) -> bool:
+        """Whether the ledger has progress of the table, ours or another shard's."""
+        entry = self.read(cursor)
+        if entry is not None and entry.progress is not None:
+            return True
+        return self.place.shard is not None and any(self.others(cursor).values())
+
+    def check_sharing(self, cursor: Any) -> None:
+        """Refuse a table that others have in another way: alone, as shards, or under a name spelt otherwise.
+
+        Raises:
+            StaleProgressError: says which.
+        """
+        shard, source = self.place.shard, self.place.source
+        if shard is None:
+            self._check_alike(cursor)
+            others = self.others(cursor)
+            if others:
+                raise is_shared(self.place.shown, others, table=source)
+        elif replace(self, place=replace(self.place, shard=None)).is_there(cursor):
+            raise not_shared(self.place.shown, shard, table=source)
+
+    def _check_alike(self, cursor: Any) -> None:
+        if not self.dialect.folds_names(cursor):
+            return
+        query = f"SELECT table_name, source_table FROM {self.location}"
+        cursor.execute(query)
+        for name, source in cursor.fetchall():
+            if name != self.place.name and name.lower() == self.place.name.lower():
+                raise _another(self.place, tuple(json.loads(source)))
+
+    def is_there(self, cursor: Any) -> bool:
+        """Whether the ledger has the row, whoever's it is."""
+        query = f"SELECT 1 FROM {self.location} WHERE {self._where}"
+        cursor.execute(query, tuple(self._own.values()))
+        return cursor.fetchone() is not None
+
+    def claimed(self, entry: Entry) -> Entry:
+        """The row with the next epoch and what is applied.
+
+        Raises:
+            SchemaRefusedError: the rows were written under another key.
+        """
+        if entry.progress and {k.lower() for k in entry.keys} != {k.lower() for k in self.keys}:
+            raise SchemaRefusedError(
+                f"the rows of {self.place.shown} were written under the key ({', '.join(entry.keys)}), and "
+                f"the key is now ({', '.join(self.keys)}): set keys in the config to the old key again, or "
+                "give target.table another template and load the table anew",
+                table=str(self.place.source),
+                **key_change(entry.keys, self.keys),
+            )
+        epoch = entry.epoch + 1
+        progress = replace(entry.progress, epoch=epoch) if entry.progress else None
+        return replace(entry, epoch=epoch, progress=progress, keys=self.keys, result=None)
+
+    def identified(self, cursor: Any, entry: Entry) -> Entry:
+        """The row with the mark of the table as it is now.
+
+        Raises:
+            StaleProgressError: the rows were written to another table of this name, and the ledger is the one
+                that speaks of it: where both were made anew, they came from one backup.
+        """
+        now = self.dialect.identity(cursor, self.place)
+        if entry.progress and entry.identity and now and _made_again(entry.identity, now):
+            raise self._made_again()
+        return replace(entry, identity=now)
+
+    def _made_again(self) -> StaleProgressError:
+        way = f"UPDATE {self.place.own_ledger} SET table_identity = NULL "
+        return StaleProgressError(
+            f"{self.place.shown} was dropped and made again behind its progress, which is that of the table "
+            "before: rows from a backup would have a gap. Bring the table back that was there; or, where you "
+            f"know that its rows are right, say so with {way}WHERE table_name = {self.place.name!r}; or drop "
+            "it, delete that row, and let the worker load it again from the start of its topic",
+            table=str(self.place.source),
+        )
+
+    def _check_owner(self, entry: Entry, source: tuple[str, ...]) -> None:
+        shard, ours = self.place.shard, self.place.source
+        if shard is not None:
+            if (entry.pipeline, source) != (self.pipeline, tuple(ours)):
+                owner = ".".join(source)
+                raise taken(self.place.shown, shard, pipeline=entry.pipeline, source=owner, table=ours)
+            return
+        if entry.pipeline != self.pipeline:
+            raise StaleProgressError(
+                f"the table {self.place.shown} belongs to pipeline {entry.pipeline!r}, and this is "
+                f"{self.pipeline!r}: give the pipelines different target.table templates, or use the first "
+                "name again",
+                table=str(self.place.source),
+            )
+        if source != tuple(self.place.source):
+            raise _another(self.place, source)
+
+
+def _another(place: Place, source: tuple[str, ...]) -> StaleProgressError:
+    return StaleProgressError(
+        f"the table {place.shown} holds the rows of {'.'.join(source)}, and this is {place.source}: set "
+        "target.table or routes in the config so that the two have different names, which differ in more "
+        "than case where the server has lower_case_table_names",
+        table=str(place.source),
+    )
+
+
+def _made_again(before: str, now: str) -> bool:
+    (old_ledger, _, old), (new_ledger, _, new) = before.partition(":"), now.partition(":")
+    return old_ledger == new_ledger and old != new
+
+
+def _values(entry: Entry) -> tuple[Any, ...]:
+    return (
+        entry.pipeline,
+        entry.epoch,
+        entry.progress.txn_version if entry.progress else 0,
+        to_json(entry.progress) if entry.progress else None,
+        json.dumps(list(entry.keys)),
+        json.dumps(asdict(entry.result)) if entry.result else None,
+        entry.commits,
+        entry.horizon,
+        entry.identity,
+    )
+
+
+def _entry(values: list[Any]) -> Entry:
+    pipeline, epoch, _, progress, keys, result, commits, horizon, identity = values
+    return Entry(
+        pipeline,
+        int(epoch),
+        from_json(progress) if progress else None,
+        tuple(json.loads(keys)),
+        ApplyResult(**json.loads(result)) if result else None,
+        int(commits),
+        None if horizon is None else int(horizon),
+        identity,
+    )
+
+
+# Rows that one transaction removes. Each reads the table once: it has no index on its marks.
+PIECE: Final = 100_000
+
+
+@dataclass(frozen=True)
+class SqlTombstones:
+    """The marked rows of one table. ``held`` gives the ledger's row, locked, where it is still ours."""
+
+    dialect: Dialect
+    place: Place
+    ledger: SqlLedger
+    transaction: Callable[[], AbstractContextManager[Any]]
+    held: Callable[[Any], Entry]
+
+    def collect(self, horizon: int, keys: Sequence[str], *, piece: int = PIECE) -> Collected:
+        """Raise the horizon and remove the deletes up to it; ``keys`` are the table's names of its key."""
+        removed = 0
+        while True:
+            with self.transaction() as cursor:
+                entry = self.held(cursor)
+                now = max(horizon, entry.horizon or 0)
+                self.ledger.write(cursor, replace(entry, horizon=now))
+                gone = self._removed(cursor, now, keys, most=piece)
+            removed += gone
+            if gone < piece:
+                break
+        with self.transaction() as cursor:
+            kept, oldest = self._kept(cursor)
+        return Collected(now, removed, kept, oldest)
+
+    def _removed(self, cursor: Any, horizon: int, keys: Sequence[str], *, most: int) -> int:
+        column = self.dialect.quote(SEQUENCE_COLUMN)
+        bound = self.dialect.literal(hex_above(horizon), SEQUENCE_TYPES[self.dialect.database])
+        where = f"{self._mark} AND {column} < {bound}"
+        names = [self.dialect.quote(key) for key in keys]
+        return self.dialect.delete_some(cursor, self.place.location, names, where, most=most)
+
+    def _kept(self, cursor: Any) -> tuple[int, int | None]:
+        least = f"min({self.dialect.hex_of(self.dialect.quote(SEQUENCE_COLUMN))})"
+        cursor.execute(f"SELECT count(*), {least} FROM {self.place.location} WHERE {self._mark}")
+        kept, digits = cursor.fetchone()
+        return int(kept), None if digits is None else commit_ts_in(digits)
+
+    @property
+    def _mark(self) -> str:
+        return self.dialect.quote(SOFT_DELETE_COLUMN)

@@ -1,0 +1,189 @@
+"""Where a table stands in a database, where the database answers, and a row's position as bytes.
+
+Of the source's numbers each is the byte 1 and eight bytes, and after the last stands the byte 0, so that a
+position which begins another comes before it; then whether the change writes (1 byte), its partition (4),
+offset (8) and index (4). All numbers are big-endian, and none is below 0. Of TiCDC's changes it is 27
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from tidesink.events import TableId
+from tidesink.typemap.render_sql import Database
+from tidesink.typemap.target_schema import Shard
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from tidesink.config.targets import SqlSettings
+
+
+LEDGER: Final = "_tidesink_ledger"
+SHARDS: Final = "_tidesink_shards"
+_STAGING: Final = "_tidesink_staging_"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One table: ``schema`` is MySQL's database. The quoted names are ``location``, ``ledger``.
+
+    ``shard``: the source table is one of several that share the table; its ledger is a row of ``shards``.
+    """
+
+    source: TableId
+    schema: str
+    name: str
+    quote: Callable[[str], str]
+    shard: Shard | None = None
+
+    @property
+    def location(self) -> str:
+        """The table."""
+        return self._quoted(self.name)
+
+    @property
+    def ledger(self) -> str:
+        """The ledger of the table's schema."""
+        return self._quoted(LEDGER)
+
+    @property
+    def shards(self) -> str:
+        """The ledger of the schema's tables that several source tables share."""
+        return self._quoted(SHARDS)
+
+    @property
+    def own_ledger(self) -> str:
+        """The ledger that has the source table's row."""
+        return self.shards if self.shard else self.ledger
+
+    @property
+    def shown(self) -> str:
+        """The table for people to read."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def staging_prefix(self) -> str:
+        """What the names of this table's staging tables begin with."""
+        own = f"{self.schema}\0{self.name}" + (f"\0{self.shard.value}" if self.shard else "")
+        return _STAGING + sha256(own.encode()).hexdigest()[:12] + "_"
+
+    def staging(self, epoch: int) -> str:
+        """The staging table of one epoch: a worker that lost the table writes to another."""
+        return self._quoted(f"{self.staging_prefix}{epoch}")
+
+    def beside(self, name: str) -> str:
+        """The quoted name of another table of the schema."""
+        return self._quoted(name)
+
+    def _quoted(self, name: str) -> str:
+        return f"{self.quote(self.schema)}.{self.quote(name)}"
+
+
+def place_in(template: str, table: TableId, quote: Callable[[str], str]) -> Place:
+    """The place of a source table under a template such as ``{schema}.{table}``.
+
+    Raises:
+        SchemaRefusedError: the database has no such name.
+    """
+    schema, name = (
+        part.replace("{schema}", "\0").replace("{table}", table.name).replace("\0", table.schema)
+        for part in template.split(".")
+    )
+    place = Place(table, schema, name, quote)
+    quote(schema), quote(name)
+    return place
+
+
+CONNECT_SECONDS = 10
+# How long a statement waits for another's lock before the batch is tried again.
+LOCK_SECONDS = 60
+# How long a transaction of ours may say nothing until the server ends it: a worker that froze in one lets go
+# of the ledger's row, and another takes the table. So none is open while Spark works.
+SILENT_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A database server; ``tls`` in Postgres's words: disable, prefer, require, verify-ca, verify-full.
+
+    ``silence``: after how many seconds without a statement the server ends a transaction.
+    """
+
+    host: str
+    port: int
+    database: str
+    user: str
+    password: str = field(repr=False)
+    tls: str = "prefer"
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    silence: int = SILENT_SECONDS
+
+    @property
+    def shown(self) -> str:
+        """The server for messages: host, port and database."""
+        return f"{self.host}:{self.port}" + (f"/{self.database}" if self.database else "")
+
+
+def endpoint_of(settings: SqlSettings) -> Endpoint:
+    """The server that settings name."""
+    parts = urlsplit(settings.url)
+    tls = settings.tls
+    return Endpoint(
+        parts.hostname or "",
+        parts.port or settings.default_port,
+        unquote(parts.path.strip("/")),
+        settings.user,
+        settings.password.get_secret_value() if settings.password else "",
+        tls.mode,
+        tls.ca,
+        tls.certificate,
+        tls.key,
+    )
+
+
+# Bytes in each database; of a source's position there is room for 26 numbers.
+SEQUENCE_TYPES: Final[Mapping[Database, str]] = MappingProxyType(
+    {"postgres": "bytea", "mysql": "varbinary(255)"}
+)
+_MEMBER: Final = "01"
+_END: Final = "00"
+_LONG: Final = 16  # hex digits
+_INT: Final = 8
+
+
+def packed_hex(sequence: Column) -> Column:
+    """The hex digits of a position's bytes, of a column of ``SEQUENCE_DDL``."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def number(value: Column, digits: int) -> Column:
+        return F.lpad(F.hex(value), digits, "0")
+
+    members = F.transform(
+        sequence.getField("source"), lambda value: F.concat(F.lit(_MEMBER), number(value, _LONG))
+    )
+    return F.concat(
+        F.array_join(members, ""),
+        F.when(sequence.getField("writes"), F.lit(_END + "01")).otherwise(F.lit(_END + "00")),
+        number(sequence.getField("partition"), _INT),
+        number(sequence.getField("offset"), _LONG),
+        number(sequence.getField("index"), _INT),
+    )
+
+
+def hex_above(commit_ts: int) -> str:
+    """The hex digits that every position up to a commit_ts is below, and every later one is not."""
+    return f"{_MEMBER}{commit_ts + 1:0{_LONG}x}"
+
+
+def commit_ts_in(digits: str) -> int:
+    """The commit_ts, the source's first number, in a position's hex digits."""
+    return int(digits[len(_MEMBER) : len(_MEMBER) + _LONG], 16)

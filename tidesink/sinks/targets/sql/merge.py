@@ -1,0 +1,487 @@
+"""How a batch is merged: what is the same in every database.
+
+A history is computed by one query, in the batch's transaction: the stored rows of the batch's keys give
+their events back; with the staged ones they make a timeline, stored in a temporary table: a row for each
+key and moment, and what is to be done there. Four statements carry it out, and their own counts must be
+those of the timeline.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from tidesink.errors import (
+    AccountingError,
+    SchemaRefusedError,
+    TargetError,
+    TidesinkError,
+    TransientTargetError,
+)
+from tidesink.sinks.batch.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, HistoryNames
+from tidesink.sinks.targets.base import NOT_STORED, SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
+from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.load import (
+    ANEW,
+    AT,
+    ATTEMPT,
+    FROM,
+    IS_DELETE,
+    KEPT,
+    SEQUENCE,
+    SMALL_BATCH,
+    Loader,
+    PayloadRows,
+    StagedColumn,
+    stage_rows,
+    staged_columns,
+    staged_frame,
+    takes_payloads,
+)
+from tidesink.sinks.targets.sql.location import SEQUENCE_TYPES, Place
+from tidesink.typemap.render_sql import OF_SPARK, Database
+from tidesink.typemap.target_schema import TableShape
+
+if TYPE_CHECKING:
+    from tidesink.sinks.targets.sql.dialect import Dialect
+
+
+def merge_of(
+    batch: ReducedBatch,
+    place: Place,
+    present: Mapping[str, str],
+    *,
+    attempts: tuple[int, ...],
+    mark: str | None,
+    epoch: int,
+    beside: Iterable[str] = (),
+) -> Merge:
+    """The merge of a staged batch into a table whose columns are ``present``; ``beside``: see ``Merge``."""
+    spelt = {name.lower(): place.quote(name) for name in present}
+    columns = tuple(
+        MergeColumn(spelt[column.name.lower()], f"c{at}", column.key)
+        for at, column in enumerate(batch.shape.columns)
+    )
+    kept = tuple((at, column) for at, column in enumerate(columns) if not column.key)
+    return Merge(
+        place.location,
+        place.staging(epoch),
+        columns,
+        attempts,
+        batch.upserts,
+        batch.deletes,
+        batch.delete_mode == "soft",
+        mark,
+        place,
+        kept if batch.keeps else (),
+        place.quote(SEQUENCE_COLUMN) if batch.sequenced else None,
+        tuple(columns[at] for at, column in enumerate(batch.shape.columns) if column.name in batch.on_delete),
+        tuple(map(place.quote, beside)),
+    )
+
+
+def append_staged(cursor: Any, merge: Merge) -> Counts:
+    """Insert a staged batch of a change log, whose rows are never there yet."""
+    names = ", ".join(column.target for column in merge.columns)
+    values = ", ".join(f"s.{column.staged}" for column in merge.columns)
+    keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
+    cursor.execute(
+        f"INSERT INTO {merge.target} ({names}) SELECT {values} FROM {merge.stage} s "
+        f"WHERE {merge.rows(deletes=False)} ORDER BY {keys}"
+    )
+    return Counts(inserted=int(cursor.rowcount))
+
+
+def check_staged(cursor: Any, merge: Merge) -> None:
+    """Count the rows that are to be merged: since the tasks' commits a database may have lost some.
+
+    Postgres empties an UNLOGGED table when it recovers from a crash, and a standby that takes over has none
+    of its rows; a table of Aria is not replicated, and a crash may cost its end.
+
+    Raises:
+        TransientTargetError: rows are missing; the next try stages them anew.
+        AccountingError: all are there, and are not the upserts and deletes that the batch was said to have.
+    """
+    cursor.execute(
+        f"SELECT s.t_delete, COUNT(*) FROM {merge.stage} s WHERE {merge.counted} GROUP BY s.t_delete"
+    )
+    found = {kind: int(rows) for kind, rows in cursor.fetchall()}
+    upserts, deletes = found.get(0, 0), found.get(1, 0)
+    if (upserts, deletes) == (merge.upserts, merge.deletes):
+        return
+    told = (
+        f"{upserts} upserts and {deletes} deletes are in the staging table, of {merge.upserts} and "
+        f"{merge.deletes} that the batch has"
+    )
+    if sum(found.values()) == merge.upserts + merge.deletes:
+        raise AccountingError(told, table=str(merge.place.source))
+    raise TransientTargetError(
+        f"{told}: the database lost rows since they were staged (did it restart, or fail over?), and nothing "
+        "was written",
+        table=str(merge.place.source),
+    )
+
+
+def not_stored(cursor: Any, merge: Merge) -> tuple[str, dict[str, Any]] | None:
+    """Why a row that leaves out values cannot be written, and where it came from; None where all can."""
+    key = merge.keys[0].target
+    gone = f"t.{key} IS NULL OR s.t_anew = 1"
+    if merge.mark:
+        gone += f" OR t.{merge.mark}"
+    cursor.execute(
+        f"SELECT s.t_place FROM {merge.stage} s LEFT JOIN {merge.target} t ON {merge.on} "
+        f"WHERE {merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND ({gone}) LIMIT 1"
+    )
+    row = cursor.fetchone()
+    if row is None:
+        return None
+    told = json.loads(row[0])
+    message = NOT_STORED.format(columns=", ".join(told.pop("_kept")))
+    return message, {name.removeprefix("_"): value for name, value in told.items()}
+
+
+def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
+    """Give rows in the staging table the stored values of what they leave out, where their row lives."""
+    # One % alone: the statement goes without parameters.
+    values = {
+        column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
+        for at, column in merge.kept
+    }
+    where = f"{merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND s.t_anew = 0"
+    if merge.mark:
+        where += f" AND t.{merge.mark} IS NOT TRUE"
+    if database == "postgres":
+        sets = ", ".join(f"{name} = {value}" for name, value in values.items())
+        cursor.execute(
+            f"UPDATE {merge.stage} AS s SET {sets} FROM {merge.target} AS t WHERE {merge.on} AND {where}"
+        )
+        return
+    sets = ", ".join(f"s.{name} = {value}" for name, value in values.items())
+    cursor.execute(f"UPDATE {merge.stage} s JOIN {merge.target} t ON {merge.on} SET {sets} WHERE {where}")
+
+
+def missing_columns(present: Mapping[str, str], dialect: Dialect) -> dict[str, tuple[str, str | None]]:
+    """The columns of the order that a table lacks; NULL in its rows: older than every change that comes."""
+    wanted = {
+        SEQUENCE_COLUMN: SEQUENCE_TYPES[dialect.database],
+        SOFT_DELETE_COLUMN: OF_SPARK[dialect.database]["boolean"],
+    }
+    return {name: (found, None) for name, found in wanted.items() if name not in present}
+
+
+def check_room_for_deletes(cursor: Any, dialect: Dialect, place: Place, shape: TableShape) -> None:
+    """Refuse a table that a deleted row, which has its key and no other value, cannot stay in.
+
+    Raises:
+        SchemaRefusedError: a column takes no NULL; says how to change it.
+    """
+    values = {column.name.lower() for column in shape.columns if not column.key}
+    named = {name: found for name, found in dialect.required(cursor, place).items() if name.lower() in values}
+    if named:
+        raise SchemaRefusedError(
+            f"the columns {', '.join(named)} of {place.shown} take no NULL, and under sequence_by: source a "
+            "deleted row stays as its key, without other values, until tombstone-retention has passed. "
+            f"Change them, and start again: {dialect.optional(place, named)}",
+            table=str(place.source),
+            column=next(iter(named)),
+        )
+
+
+def newer(merge: Merge, stored: str) -> str:
+    """The condition that a staged row is newer than the stored one; ``stored`` is the table or its alias."""
+    column = f"{stored}.{merge.sequence}"
+    return f"({column} IS NULL OR s.t_seq > {column})"
+
+
+def check_left_alone(merge: Merge, counts: Counts) -> Counts:
+    """The counts, where what the merge left alone is what was counted as not newer before it.
+
+    Raises:
+        AccountingError: it is not: a row was lost, or an older one taken.
+    """
+    left = merge.upserts + merge.deletes - counts.inserted - counts.updated
+    if left != counts.stale:
+        raise AccountingError(
+            f"the merge left {left} rows alone, and {counts.stale} were not newer than what is stored",
+            table=str(merge.place.source),
+        )
+    return counts
+
+
+# What is to be done at a moment of the timeline.
+_NOTHING, _BEGIN, _END, _MARK, _FORGET = range(5)
+_OWN: Final = "_tidesink_timeline"
+# From this many rows on a loop over the index is slower than to read the table.
+_MANY_ROWS: Final = 20_000
+_COUNTED: Final = (
+    f"SUM(CASE WHEN op = {_BEGIN} THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN op = {_BEGIN} AND mark = 1 THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN op = {_END} THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN op = {_MARK} THEN 1 ELSE 0 END)",
+    f"SUM(CASE WHEN op = {_FORGET} THEN 1 ELSE 0 END)",
+    "SUM(CASE WHEN sent = 0 AND held IS NULL AND was = 1 THEN 1 ELSE 0 END)",
+    "SUM(CASE WHEN sent = 0 AND held IS NULL AND was = 0 THEN 1 ELSE 0 END)",
+    "SUM(CASE WHEN held >= sent THEN 1 ELSE 0 END)",
+)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What a database says in its own way; ``{}`` stands for a number, a table or a condition."""
+
+    number: str
+    join: str
+    instant: str
+    make: str
+    update: str
+    delete: str
+
+
+_WORDS: Final[Mapping[Database, _Words]] = MappingProxyType(
+    {
+        "postgres": _Words(
+            "bigint",
+            "JOIN",
+            f"TIMESTAMPTZ '1970-01-01 00:00:00+00' + ({{}} >> {LOGICAL_BITS}) * INTERVAL '1 millisecond'",
+            "CREATE TEMPORARY TABLE {own} ON COMMIT DROP AS {query}",
+            "UPDATE {target} AS t SET {sets} FROM {own} x WHERE {where}",
+            "DELETE FROM {target} AS t USING {own} x WHERE {where}",
+        ),
+        "mysql": _Words(
+            "signed",
+            "STRAIGHT_JOIN",
+            "TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL "
+            f"(CAST({{}} >> {LOGICAL_BITS} AS signed) * 1000) MICROSECOND",
+            "CREATE TEMPORARY TABLE {own} (PRIMARY KEY ({key})) ENGINE=InnoDB AS {query}",
+            "UPDATE {own} x STRAIGHT_JOIN {target} t ON {where} SET {sets}",
+            "DELETE t FROM {own} x STRAIGHT_JOIN {target} t ON {where}",
+        ),
+    }
+)
+
+
+def merged_versions(cursor: Any, database: Database, merge: Merge, batch: ReducedBatch) -> Counts:
+    """Put a staged batch of versions into the table.
+
+    Raises:
+        AccountingError: the statements changed other rows than the timeline says.
+    """
+    versions = _Versions(cursor, database, merge, batch)
+    versions.prepare()
+    begun, replaced, ended, marked, forgotten, ends, absent, stale = versions.counts()
+    done = (versions.deleted(), versions.updated(), versions.inserted())
+    versions.drop()
+    if done != (replaced + forgotten, ended, begun + marked) or (
+        begun + ends + absent + stale != merge.upserts + merge.deletes
+    ):
+        raise AccountingError(
+            f"{done[0]} rows were deleted, {done[1]} updated and {done[2]} inserted for {begun} versions "
+            f"that begin ({replaced} in a mark's place), {ended} that end, {marked} marks and {forgotten} "
+            f"fewer; {stale} of {merge.upserts} writes and {merge.deletes} deletes were known",
+            table=str(batch.shape.table),
+        )
+    return Counts(begun, 0, ends, stale, absent)
+
+
+class _Versions:
+    """The statements of one batch."""
+
+    def __init__(self, cursor: Any, database: Database, merge: Merge, batch: ReducedBatch) -> None:
+        self._cursor = cursor
+        self._database = database
+        self._words = _WORDS[database]
+        self._merge = merge
+        self._batch = batch
+        quote = merge.place.quote
+        self._own = quote(_OWN)
+        self._start, self._end = quote(FROM_COLUMN), quote(TO_COLUMN)
+        names = batch.history or HistoryNames()
+        self._times = (quote(names.valid_from), quote(names.valid_to), quote(names.current))
+        self._keys = [f"k{at}" for at in range(len(merge.keys))]
+
+    def prepare(self) -> None:
+        """Make the timeline."""
+        if self._database == "postgres":
+            if self._merge.upserts + self._merge.deletes > _MANY_ROWS:
+                self._cursor.execute("SET LOCAL enable_nestloop TO off")
+        else:
+            # A DELETE with aliases and a temporary table want a database chosen.
+            self._cursor.execute(f"USE {self._merge.place.quote(self._merge.place.schema)}")
+            # A transaction that failed leaves it behind.
+            self._cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {self._own}")
+        key = ", ".join((*self._keys, "moment"))
+        self._cursor.execute(self._words.make.format(own=self._own, key=key, query=self._timeline()))
+
+    def counts(self) -> tuple[int, ...]:
+        """What the timeline says is to be done, and what became of the events."""
+        self._cursor.execute(f"SELECT {', '.join(_COUNTED)} FROM {self._own}")
+        return tuple(int(found or 0) for found in self._cursor.fetchone())
+
+    def deleted(self) -> int:
+        """Remove marks: of deletes that end a version, and those whose moment is written now."""
+        where = f"{self._same()} AND (x.op = {_FORGET} OR (x.op = {_BEGIN} AND x.mark = 1))"
+        return self._run(self._words.delete, where)
+
+    def updated(self) -> int:
+        """End stored versions."""
+        to, current = self._times[1:]
+        values = {self._end: "x.ends_at", to: self._instant("x.ends_at"), current: "(x.ends_at IS NULL)"}
+        alias = "" if self._database == "postgres" else "t."
+        sets = ", ".join(f"{alias}{name} = {value}" for name, value in values.items())
+        return self._run(self._words.update, f"{self._same()} AND x.op = {_END}", sets)
+
+    def inserted(self) -> int:
+        """Write versions and marks, which have a key and no other value."""
+        merge = self._merge
+        keys = dict(zip((column.target for column in merge.keys), self._keys, strict=True))
+        values = {c.target: f"x.{keys[c.target]}" if c.key else f"s.{c.staged}" for c in merge.columns}
+        start, to, current = self._times
+        values |= {
+            self._start: "x.moment",
+            self._end: "x.ends_at",
+            start: self._instant("x.moment"),
+            to: self._instant("x.ends_at"),
+            current: "(x.ends_at IS NULL)",
+        }
+        same = [f"s.{c.staged} = x.{name}" for c, name in zip(merge.keys, self._keys, strict=True)]
+        written = " AND ".join([*same, "s.t_at = x.moment", merge.rows(deletes=False)])
+        self._cursor.execute(
+            f"INSERT INTO {merge.target} ({', '.join(values)}) SELECT {', '.join(values.values())} "
+            f"FROM {self._own} x LEFT JOIN {merge.stage} s ON {written} "
+            f"WHERE x.op IN ({_BEGIN}, {_MARK})"
+        )
+        return int(self._cursor.rowcount)
+
+    def drop(self) -> None:
+        """Drop the timeline where the commit does not."""
+        if self._database == "mysql":
+            self._cursor.execute(f"DROP TEMPORARY TABLE {self._own}")
+
+    def _run(self, statement: str, where: str, sets: str = "") -> int:
+        self._cursor.execute(
+            statement.format(target=self._merge.target, own=self._own, where=where, sets=sets)
+        )
+        return int(self._cursor.rowcount)
+
+    def _same(self) -> str:
+        pairs = zip(self._merge.keys, self._keys, strict=True)
+        same = [f"t.{column.target} = x.{name}" for column, name in pairs]
+        return " AND ".join([*same, f"t.{self._start} = x.moment"])
+
+    def _instant(self, number: str) -> str:
+        return self._words.instant.format(number)
+
+    def _timeline(self) -> str:
+        """A row for each key and moment: what is stored, what was sent, and what is to be done."""
+        keys, merge, none = ", ".join(self._keys), self._merge, f"CAST(NULL AS {self._words.number})"
+        named = [f"{c.staged} AS {name}" for c, name in zip(merge.keys, self._keys, strict=True)]
+        staged = ", ".join(f"s.{name}" for name in named)
+        pairs = list(zip(merge.keys, self._keys, strict=True))
+        same = " AND ".join(f"t.{column.target} = x.{name}" for column, name in pairs)
+        since = f"(t.{self._end} IS NULL OR t.{self._end} >= {int(self._batch.since or 0)})"
+        window = f"OVER (PARTITION BY {keys} ORDER BY moment)"
+        is_mark = "(till IS NOT NULL AND till = moment)"
+        return (
+            f"WITH touched AS (SELECT DISTINCT {staged} FROM {merge.stage} s WHERE {merge.counted}), "
+            f"spans AS (SELECT {', '.join(f'x.{name}' for name in self._keys)}, "
+            f"t.{self._start} AS moment, t.{self._end} AS till "
+            f"FROM touched x {self._words.join} {merge.target} t ON {same} WHERE {since}), "
+            f"events AS (SELECT {staged}, s.t_at AS moment, 1 - s.t_delete AS sent, {none} AS held, "
+            f"0 AS mark, {none} AS till FROM {merge.stage} s WHERE {merge.counted} "
+            f"UNION ALL SELECT {keys}, moment, {none}, CASE WHEN {is_mark} THEN 0 ELSE 1 END, "
+            f"CASE WHEN {is_mark} THEN 1 ELSE 0 END, CASE WHEN {is_mark} THEN NULL ELSE till END FROM spans "
+            f"UNION ALL SELECT {keys}, till, {none}, 0, 0, {none} FROM spans "
+            "WHERE till IS NOT NULL AND till <> moment), "
+            f"moments AS (SELECT {keys}, moment, MAX(sent) AS sent, MAX(held) AS held, "
+            f"MAX(mark) AS mark, MAX(till) AS till FROM events GROUP BY {keys}, moment), "
+            f"said AS (SELECT {keys}, moment, sent, held, mark, till, "
+            "GREATEST(COALESCE(held, 0), COALESCE(sent, 0)) AS writes FROM moments), "
+            f"ordered AS (SELECT {keys}, moment, sent, held, mark, till, writes, "
+            f"LEAD(moment) {window} AS next_moment, COALESCE(LAG(writes) {window}, 0) AS was FROM said) "
+            f"SELECT {keys}, moment, sent, held, mark, was, "
+            "CASE WHEN writes = 1 THEN next_moment ELSE moment END AS ends_at, "
+            f"CASE WHEN writes = 1 AND COALESCE(held, 0) = 0 THEN {_BEGIN} "
+            f"WHEN writes = 1 AND COALESCE(till, -1) <> COALESCE(next_moment, -1) THEN {_END} "
+            f"WHEN writes = 0 AND mark = 1 AND was = 1 THEN {_FORGET} "
+            f"WHEN writes = 0 AND mark = 0 AND was = 0 THEN {_MARK} ELSE {_NOTHING} END AS op FROM ordered"
+        )
+
+
+@contextmanager
+def staged(
+    connections: Connections, stage: str, batch: ReducedBatch, types: Sequence[str]
+) -> Iterator[tuple[int, ...]]:
+    """A batch's rows in the table ``stage``, its columns of ``types``; gives the attempts that count.
+
+    Raises:
+        TransientTargetError: Spark or the database failed for now.
+        TargetError: the database takes a value not.
+    """
+    table = str(batch.shape.table)
+    columns = staged_columns(batch)
+    make_staging(connections, stage, columns, types, table)
+    try:
+        yield _filled(connections, stage, batch, columns)
+    finally:
+        # What stays is dropped by the next claim.
+        with suppress(TidesinkError), connections.transaction(table) as cursor:
+            cursor.execute(f"DROP TABLE IF EXISTS {stage}")
+
+
+def make_staging(
+    connections: Connections,
+    stage: str,
+    columns: Sequence[StagedColumn],
+    types: Sequence[str],
+    table: str,
+) -> None:
+    """Make the table ``stage`` anew; ``types`` are those of the shape's columns."""
+    words = OF_SPARK[connections.dialect.database]
+    marks = {IS_DELETE: words["int"], KEPT: words["string"], ANEW: words["int"], FROM: words["string"]}
+    marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
+    marks[AT] = words["bigint"]
+    found = iter(types)
+    spelt = {ATTEMPT: words["bigint"]}
+    spelt |= {one.name: next(found) if one.column else marks[one.name] for one in columns}
+    with connections.transaction(table) as cursor:
+        cursor.execute(f"DROP TABLE IF EXISTS {stage}")
+        connections.dialect.create_staging(cursor, stage, spelt)
+
+
+def _filled(
+    connections: Connections, stage: str, batch: ReducedBatch, columns: Sequence[StagedColumn]
+) -> tuple[int, ...]:
+    dialect = connections.dialect
+    loader = Loader(
+        connections.endpoint,
+        dialect.load_statement(stage, [(ATTEMPT, False), *((one.name, one.hex) for one in columns)]),
+        tuple(one.kind for one in columns),
+        dialect.load,
+        dialect.code_of,
+        dialect.nul_refused,
+    )
+    frame = batch.payloads
+    if frame is not None and takes_payloads(batch):
+        frame = frame.coalesce(1) if batch.upserts + batch.deletes <= SMALL_BATCH else frame
+        loader = replace(loader, rows=PayloadRows(tuple(columns), dialect.hex_prefix))
+    else:
+        frame = staged_frame(batch, columns, hex_prefix=dialect.hex_prefix)
+    attempts, failure = stage_rows(frame, loader, batch)
+    if failure is None:
+        return attempts
+    table = str(batch.shape.table)
+    column = columns[failure.column].column if failure.column is not None else None
+    if column is not None:
+        raise TargetError(
+            "a text holds the character U+0000, which Postgres keeps in no text: take it out at the source, "
+            "or leave the table to another target",
+            table=table,
+            column=column.name,
+        )
+    raise dialect.error_of(failure.code, table=table)

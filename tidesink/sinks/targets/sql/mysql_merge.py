@@ -1,0 +1,544 @@
+"""How a batch is merged in MySQL and MariaDB: keys, statements, ledger, errors by number.
+
+``ON DUPLICATE KEY UPDATE`` changes *another* row where a row's value in some other unique column is that
+row's (MySQL's manual warns of it), so it is used only where the key is the one unique index there is: the
+look at the table holds off whoever would add one until the commit. Everywhere else rows that are there are
+updated by their key, and those missing inserted.
+"""
+
+# ruff: noqa: S608  every name and text in a statement is quoted by targets/sharing.py
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from tidesink.config.models import LONGEST_SHARD
+from tidesink.errors import (
+    AccountingError,
+    CommitUnknownError,
+    SchemaRefusedError,
+    TargetError,
+    TidesinkError,
+    TransientTargetError,
+)
+from tidesink.sinks.targets.sharing import quote_mysql
+from tidesink.sinks.targets.sql.columns import MYSQL_LIMITS
+from tidesink.sinks.targets.sql.dialect import Counts, Merge, MergeColumn
+from tidesink.sinks.targets.sql.location import Place
+from tidesink.sinks.targets.sql.merge import check_left_alone, newer
+
+_DUPLICATE: Final = "1062"
+_COMPUTED: Final = ("VIRTUAL", "STORED GENERATED", "PERSISTENT")
+_SWAPPED: Final = "`_tidesink_swapped`"
+
+
+def merged(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
+    """Deletes, then upserts. ``only_key``: the key is the table's one unique index."""
+    deleted = _deleted(cursor, merge) if merge.deletes else 0
+    if not merge.upserts:
+        return Counts(deleted=deleted)
+    if only_key:
+        updated = _found(cursor, merge)
+        cursor.execute(_insert(merge, missing=False) + _on_duplicate(merge))
+        check_upserted(merge, int(cursor.rowcount), updated)
+        return Counts(merge.upserts - updated, updated, deleted)
+    where = merge.rows(deletes=False)
+    updated = updated_rows(cursor, merge, where, lambda alias: _sets(merge, alias))
+    cursor.execute(_insert(merge, missing=True))
+    return Counts(int(cursor.rowcount), updated, deleted)
+
+
+def check_upserted(merge: Merge, counted: int, updated: int) -> None:
+    """Hold what INSERT … ON DUPLICATE KEY UPDATE counts to the rows it was given.
+
+    A row that did not change counts 1, as a new one does (``CLIENT.FOUND_ROWS``); one that changed 2, and 3
+    in a table of MariaDB's that keeps its versions.
+
+    Raises:
+        AccountingError: fewer than there are rows, or more than ``updated`` of them can count.
+    """
+    if merge.upserts <= counted <= merge.upserts + 2 * updated:
+        return
+    raise AccountingError(
+        f"the merge counts {counted} for {merge.upserts} upserts, of which {updated} rows were there before",
+        table=str(merge.place.source),
+    )
+
+
+def _deleted(cursor: Any, merge: Merge) -> int:
+    rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
+    where = merge.rows(deletes=True)
+    if merge.soft:
+        sets = [f"t.{merge.mark} = 1", *(f"t.{one.target} = s.{one.staged}" for one in merge.on_delete)]
+        cursor.execute(f"UPDATE {rows} SET {', '.join(sets)} WHERE {where}")
+    else:
+        cursor.execute(f"DELETE t FROM {rows} WHERE {where}")
+    return int(cursor.rowcount)
+
+
+def _found(cursor: Any, merge: Merge) -> int:
+    """How many of the rows are there already."""
+    cursor.execute(f"SELECT EXISTS (SELECT 1 FROM {merge.target})")
+    if not cursor.fetchone()[0]:
+        return 0
+    cursor.execute(
+        f"SELECT COUNT(*) FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} "
+        f"WHERE {merge.rows(deletes=False)}"
+    )
+    return int(cursor.fetchone()[0])
+
+
+def _sets(merge: Merge, alias: str) -> str:
+    sets = [f"{alias}.{column.target} = s.{column.staged}" for column in merge.values]
+    if merge.mark:
+        sets.append(f"{alias}.{merge.mark} = 0")
+    first = merge.keys[0]
+    return ", ".join(sets) or f"{alias}.{first.target} = s.{first.staged}"
+
+
+def _insert(merge: Merge, *, missing: bool) -> str:
+    names = [column.target for column in merge.columns]
+    values = [f"s.{column.staged}" for column in merge.columns]
+    if merge.mark:
+        names, values = [*names, merge.mark], [*values, "0"]
+    absent = f"LEFT JOIN {merge.target} t ON {merge.on} " if missing else ""
+    where = f" AND t.{merge.keys[0].target} IS NULL" if missing else ""
+    return (
+        f"INSERT INTO {merge.target} ({', '.join(names)}) SELECT {', '.join(values)} FROM {merge.stage} s "
+        f"{absent}WHERE {merge.rows(deletes=False)}{where}"
+    )
+
+
+def _on_duplicate(merge: Merge) -> str:
+    keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
+    return f" ORDER BY {keys} ON DUPLICATE KEY UPDATE {_sets(merge, merge.target)}"
+
+
+def updated_rows(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) -> int:
+    """Update the rows that are there; where they swap values of a unique column, by way of a copy.
+
+    ``where`` says which of the staged rows ``s`` with the stored ones ``t``; ``sets`` are the assignments to
+    an alias.
+    """
+    rows = f"{merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on}"
+    try:
+        cursor.execute(f"UPDATE {rows} SET {sets('t')} WHERE {where}")
+    except cursor.connection.Error as exc:
+        if code_of(exc) != _DUPLICATE or _referenced(cursor, merge):
+            raise
+        # InnoDB has undone the statement alone: the transaction goes on.
+        return _swapped(cursor, merge, where, sets)
+    return int(cursor.rowcount)
+
+
+def _referenced(cursor: Any, merge: Merge) -> bool:
+    """Whether rows of other tables hang on this table's, which would go with a deleted row."""
+    cursor.execute(
+        "SELECT COUNT(*) FROM information_schema.REFERENTIAL_CONSTRAINTS "
+        "WHERE UNIQUE_CONSTRAINT_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s",
+        (merge.place.schema, merge.place.name),
+    )
+    return bool(cursor.fetchone()[0])
+
+
+def is_computed(extra: str) -> bool:
+    """Whether a column takes no value, by what SHOW COLUMNS says last of it.
+
+    MySQL 8's DEFAULT_GENERATED is a default that is an expression: such a column has values of its own.
+    """
+    said = extra.upper()
+    return any(words in said for words in _COMPUTED)
+
+
+def _swapped(cursor: Any, merge: Merge, where: str, sets: Callable[[str], str]) -> int:
+    """Uniqueness is looked at row by row: take the rows out as they are, change them, and put them back."""
+    cursor.execute(f"SHOW COLUMNS FROM {merge.target}")
+    stored = [merge.place.quote(name) for name, *_, extra in cursor.fetchall() if not is_computed(extra)]
+    names = ", ".join(stored)
+    keys = ", ".join(column.target for column in merge.keys)
+    # A temporary table is made and dropped without a commit. Servers may ask for a primary key of it.
+    cursor.execute(
+        f"CREATE TEMPORARY TABLE {_SWAPPED} (PRIMARY KEY ({keys})) ENGINE=InnoDB AS SELECT "
+        + ", ".join(f"t.{name}" for name in stored)
+        + f" FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
+    )
+    on = " AND ".join(f"o.{column.target} = s.{column.staged}" for column in merge.keys)
+    cursor.execute(
+        f"UPDATE {merge.stage} s JOIN {_SWAPPED} o ON {on} SET {sets('o')} WHERE {merge.counted}"
+        + ("" if merge.sequence else " AND s.t_delete = 0")
+    )
+    cursor.execute(
+        f"DELETE t FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {where}"
+    )
+    cursor.execute(f"INSERT INTO {merge.target} ({names}) SELECT {names} FROM {_SWAPPED}")
+    rows = int(cursor.rowcount)
+    cursor.execute(f"DROP TEMPORARY TABLE {_SWAPPED}")
+    return rows
+
+
+def merged_in_order(cursor: Any, merge: Merge, *, only_key: bool) -> Counts:
+    """Upserts and deletes at once; the statements' own counts are held to a count made before them."""
+    found, stale = _ordered_found(cursor, merge)
+    rows = merge.upserts + merge.deletes
+    if only_key:
+        cursor.execute(_ordered_insert(merge) + _ordered_on_duplicate(merge))
+        # It counts 2 for a row that changed, as one that is newer always does, and 1 for any other.
+        counts = Counts(rows - found, int(cursor.rowcount) - rows, stale=stale)
+    else:
+        where = f"{merge.counted} AND {newer(merge, 't')}"
+        updated = updated_rows(
+            cursor, merge, where, lambda alias: ", ".join(_ordered_sets(merge, alias).values())
+        )
+        cursor.execute(_ordered_insert(merge, missing=True))
+        counts = Counts(int(cursor.rowcount), updated, stale=stale)
+    return check_left_alone(merge, counts)
+
+
+def _ordered_found(cursor: Any, merge: Merge) -> tuple[int, int]:
+    """How many of the rows are there already, and how many are not newer than what is there."""
+    cursor.execute(
+        f"SELECT COUNT(*), COALESCE(SUM(s.t_seq <= t.{merge.sequence}), 0) "
+        f"FROM {merge.stage} s STRAIGHT_JOIN {merge.target} t ON {merge.on} WHERE {merge.counted}"
+    )
+    found, stale = cursor.fetchone()
+    return int(found), int(stale)
+
+
+def _ordered_insert(merge: Merge, *, missing: bool = False) -> str:
+    names = [*(column.target for column in merge.columns), merge.mark, merge.sequence]
+    values = [*(f"s.{column.staged}" for column in merge.columns), "s.t_delete", "s.t_seq"]
+    absent = f"LEFT JOIN {merge.target} t ON {merge.on} " if missing else ""
+    where = f" AND t.{merge.keys[0].target} IS NULL" if missing else ""
+    return (
+        f"INSERT INTO {merge.target} ({', '.join(map(str, names))}) SELECT {', '.join(values)} "
+        f"FROM {merge.stage} s {absent}WHERE {merge.counted}{where}"
+    )
+
+
+def _values(merge: Merge, alias: str) -> dict[str, str]:
+    """What each column of a row that is there becomes; the position is the last."""
+    values = {column.target: _written(merge, column, alias) for column in merge.values}
+    values |= {name: f"IF(s.t_delete = 1, NULL, {alias}.{name})" for name in merge.beside}
+    return {**values, str(merge.mark): "s.t_delete", str(merge.sequence): "s.t_seq"}
+
+
+def _ordered_sets(merge: Merge, alias: str) -> dict[str, str]:
+    return {name: f"{alias}.{name} = {value}" for name, value in _values(merge, alias).items()}
+
+
+def _written(merge: Merge, column: MergeColumn, alias: str) -> str:
+    """A delete that is soft leaves the values but those it tells, another leaves none."""
+    stays = merge.soft and column not in merge.on_delete
+    value = f"s.{column.staged}"
+    return f"IF(s.t_delete = 1, {alias}.{column.target}, {value})" if stays else value
+
+
+def _ordered_on_duplicate(merge: Merge) -> str:
+    """Assignments are made from left to right, and those after see them: the position comes last."""
+    keys = ", ".join(f"s.{column.staged}" for column in merge.keys)
+    is_newer, target = newer(merge, merge.target), merge.target
+    sets = [
+        f"{target}.{name} = IF({is_newer}, {value}, {target}.{name})"
+        for name, value in _values(merge, target).items()
+    ]
+    return f" ORDER BY {keys} ON DUPLICATE KEY UPDATE {', '.join(sets)}"
+
+
+_EVERY_BYTE: Final = re.compile(r"utf8mb4_0900_bin|binary|\w+_nopad_bin")
+# Fixed lengths lose what is at the end of a value: spaces, or bytes of zero.
+_FIXED: Final = re.compile(r"(char|binary)(\([0-9]+\))")
+
+
+def check_keys(cursor: Any, place: Place, keys: Collection[str], collation: str) -> None:
+    """Look at the key's columns (quoted, in lower case); ``collation`` is the one to name as right.
+
+    Raises:
+        SchemaRefusedError: a column takes different values for one.
+    """
+    cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
+    for name, found, compared, *_ in cursor.fetchall():
+        if quote_mysql(name).lower() not in keys:
+            continue
+        fixed = _FIXED.fullmatch(found)
+        if fixed:
+            why, right = f"is {found}, which drops what ends a value", f"var{found}"
+        elif compared is not None and not _EVERY_BYTE.fullmatch(compared):
+            why, right = f"has the collation {compared}", found
+        else:
+            continue
+        if compared is not None:
+            right += f" CHARACTER SET utf8mb4 COLLATE {collation}"
+        raise SchemaRefusedError(
+            f"the key column {name} of {place.shown} {why}: different keys (such as 'a' and 'A', or 'a' and "
+            "'a ') would be one row there, and overwrite each other. Change it, and start again: "
+            f"ALTER TABLE {place.location} MODIFY {quote_mysql(name)} {right} NOT NULL",
+            table=str(place.source),
+            column=name,
+        )
+
+
+def only_unique(cursor: Any, place: Place, keys: Collection[str]) -> bool:
+    """Whether the key is the table's one unique index.
+
+    Raises:
+        SchemaRefusedError: it has none on the key.
+    """
+    cursor.execute(f"SHOW INDEX FROM {place.location}")
+    unique: dict[str, set[str]] = {}
+    for row in cursor.fetchall():
+        if not row[1]:  # Non_unique
+            unique.setdefault(row[2], set()).add(_indexed(row[4], row[7]))
+    if set(keys) not in unique.values():
+        raise SchemaRefusedError(
+            f"{place.shown} has no unique index on the key's columns, each as a whole: make its primary key",
+            table=str(place.source),
+        )
+    return all(found == set(keys) for found in unique.values())
+
+
+def _indexed(column: str | None, length: int | None) -> str:
+    """A part of an index, quoted and in lower case; that of an expression, or of a prefix, is no column's."""
+    return quote_mysql(column).lower() if column and length is None else ""
+
+
+def check_kept(cursor: Any, place: Place, columns: Collection[str]) -> None:
+    """Look at the columns (in lower case) that get the source's values.
+
+    A TIMESTAMP may be given the time by the server: at each change of its row, and, where
+    ``explicit_defaults_for_timestamp`` is off, in place of NULL.
+
+    Raises:
+        SchemaRefusedError: one would not keep what is written.
+    """
+    cursor.execute("SELECT @@explicit_defaults_for_timestamp")
+    explicit = bool(cursor.fetchone()[0])
+    cursor.execute(f"SHOW FULL COLUMNS FROM {place.location}")
+    for name, found, _, null, key, _, extra, *_ in cursor.fetchall():
+        fills = not explicit and found.startswith("timestamp") and null != "YES" and key != "PRI"
+        if name.lower() in columns and (fills or "on update" in extra.lower()):
+            right = f"{found} NULL" if key != "PRI" else f"{found} NOT NULL{default_of_key(found)}"
+            raise SchemaRefusedError(
+                f"the server puts the time into the column {name} of {place.shown} by itself, in place of "
+                "the source's value, when a row is changed or has none. Change it, and start again: "
+                f"ALTER TABLE {place.location} MODIFY {quote_mysql(name)} {right}",
+                table=str(place.source),
+                column=name,
+            )
+
+
+def default_of_key(found: str) -> str:
+    """What a key's column says besides, so that a server does not change a TIMESTAMP with its row.
+
+    Where ``explicit_defaults_for_timestamp`` is off, as it was in MariaDB before 10.10, it does so to the
+    first one that takes no NULL and has no default.
+    """
+    return " DEFAULT '1970-01-01 00:00:01'" if found.startswith("timestamp") else ""
+
+
+_ADDED_BY_ANOTHER: Final = "1060"
+_AFTER_THE_KEY: Final = MappingProxyType(
+    {
+        "source_table": "longtext NOT NULL",
+        "pipeline": "longtext NOT NULL",
+        "epoch": "bigint NOT NULL",
+        "txn_version": "bigint NOT NULL",
+        "progress": "longtext",
+        "key_columns": "longtext NOT NULL",
+        "result": "longtext",
+        "commits": "bigint NOT NULL",
+        "horizon": "bigint",
+        "table_identity": "longtext",
+        "updated_at": "timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP",
+    }
+)
+_NAME_TYPE: Final = "varchar(64) NOT NULL"
+# The columns of the ledger, with their types.
+LEDGER_COLUMNS: Final[Mapping[str, str]] = MappingProxyType({"table_name": _NAME_TYPE, **_AFTER_THE_KEY})
+# The columns of the ledger of tables that several source tables share.
+SHARDS_COLUMNS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "table_name": _NAME_TYPE,
+        "shard": f"varchar({LONGEST_SHARD}) NOT NULL",
+        "known_columns": "longtext",
+        **_AFTER_THE_KEY,
+    }
+)
+
+
+def prepare_ledger(
+    cursor: Any, location: str, present: Mapping[str, str], columns: Mapping[str, str], collation: str
+) -> None:
+    """Make a ledger, or give one of an earlier version the columns that there were not: they take NULL."""
+    if not present:
+        spelt = ", ".join(f"{name} {found}" for name, found in columns.items())
+        keys = ", ".join(name for name in ("table_name", "shard") if name in columns)
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {location} ({spelt}, PRIMARY KEY ({keys})) "
+            f"ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}"
+        )
+        return
+    for name, found in columns.items():
+        if name not in present and "NOT NULL" not in found:
+            _add(cursor, f"ALTER TABLE {location} ADD COLUMN {name} {found}")
+
+
+def _add(cursor: Any, statement: str) -> None:
+    """MySQL's ADD COLUMN has no IF NOT EXISTS."""
+    try:
+        cursor.execute(statement)
+    except cursor.connection.Error as exc:
+        if code_of(exc) != _ADDED_BY_ANOTHER:
+            raise
+
+
+_Meaning = tuple[type[TidesinkError], str]
+# The connection was cut (4031: for its silence) or could not be made, or the server is going down.
+_CUT: Final = frozenset({"", "1053", "1152", "1158", "1159", "1160", "1161", "1927", "4031"}) | {
+    str(number) for number in range(2000, 2062)
+}
+_LOCKED: Final[_Meaning] = (
+    TransientTargetError,
+    "others hold locks on the rows or the table; nothing of this batch was written",
+)
+_NO_ROOM: Final[_Meaning] = (TransientTargetError, "the server has no room, memory or connections left")
+_READ_ONLY: Final[_Meaning] = (
+    TransientTargetError,
+    "the server takes no writes: target.url must name the primary",
+)
+_UNIQUE: Final[_Meaning] = (
+    TargetError,
+    "a row has a value that another row has, in a column with a unique index that is not the key, and "
+    "nothing was written: drop the index at the target, or mend the row",
+)
+_VALUE: Final[_Meaning] = (
+    TargetError,
+    "a value does not fit its column at the target, and nothing was written: was the column's type changed "
+    "by hand?",
+)
+_CONSTRAINT: Final[_Meaning] = (
+    TargetError,
+    "a row breaks a constraint of the table, and nothing was written: drop it at the target",
+)
+_RIGHTS: Final[_Meaning] = (
+    TargetError,
+    "the user may not do this: grant SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP and CREATE "
+    "TEMPORARY TABLES on the databases",
+)
+_LOCAL: Final[_Meaning] = (
+    TargetError,
+    "the server takes no LOAD DATA LOCAL: set its variable local_infile to 1",
+)
+_LIMIT: Final[_Meaning] = (
+    SchemaRefusedError,
+    f"MySQL has a limit that this table passes ({MYSQL_LIMITS.columns:,} columns, some "
+    f"{MYSQL_LIMITS.long_values} of them long texts or bytes, 65,535 bytes of a row without these, "
+    f"{MYSQL_LIMITS.key_bytes:,} bytes of a key)",
+)
+# The number inside, which tells why, is in the text alone.
+_UNMADE: Final[_Meaning] = (
+    SchemaRefusedError,
+    "the server's storage engine cannot make the table: in MariaDB one of more than "
+    f"{MYSQL_LIMITS.columns:,} columns, or of a name that a foreign key of another table refers to "
+    "in vain. SHOW ENGINE INNODB STATUS and the server's log say more, where it has no room or such a file "
+    "too",
+)
+_NAME: Final[_Meaning] = (SchemaRefusedError, "MySQL takes no such name")
+_GONE: Final[_Meaning] = (
+    TransientTargetError,
+    "a table is gone that was there: was it dropped by another program?",
+)
+_ADDED: Final[_Meaning] = (
+    TransientTargetError,
+    "another worker of the table added a column at this moment",
+)
+# Numbers of the engine's (126, 127, 144, 145) come through as they are in MariaDB.
+_CRASHED: Final[_Meaning] = (
+    TransientTargetError,
+    "a table is marked as crashed, as one of Aria or MyISAM is when the server stops in the middle: a "
+    "staging table is made anew by the next try, any other needs REPAIR TABLE",
+)
+_ENGINE: Final[_Meaning] = (
+    TargetError,
+    "the server refuses a storage engine (disabled_storage_engines), and nothing was written: tidesink's "
+    "tables are InnoDB, and in MariaDB staging tables Aria. Take these off the variable's list",
+)
+_KEY_WANTED: Final[_Meaning] = (
+    TargetError,
+    "the server takes no table without a primary key (sql_require_primary_key), and nothing was written: "
+    "give the table one, or set the variable to OFF for tidesink's user",
+)
+_GTID: Final[_Meaning] = (
+    TargetError,
+    "the server refuses a statement that its GTIDs cannot carry (enforce_gtid_consistency), and nothing was "
+    "written: make the table InnoDB, and drop triggers that write to tables of other engines. For rows that "
+    "swap values of a unique column MySQL 8.0.13 and binlog_format ROW are needed, or the index must go",
+)
+_PACKET: Final[_Meaning] = (
+    TargetError,
+    "a row is longer than the server takes in one statement, and nothing was written: raise its variable "
+    "max_allowed_packet above twice the longest message of the topic",
+)
+_NUMBERS: Final[Mapping[_Meaning, tuple[int, ...]]] = MappingProxyType(
+    {
+        _LOCKED: (1205, 1213, 1020, 3572, 3058, 1614, 1969, 3024),
+        _NO_ROOM: (1021, 1037, 1038, 1040, 1041, 1114, 1203, 1226),
+        _READ_ONLY: (1290, 1836, 1792),
+        _UNIQUE: (1062, 1586, 1169),
+        _VALUE: (1048, 1263, 1264, 1265, 1292, 1366, 1367, 1406, 1411, 1441, 1690, 3140, 1261, 1262, 3819),
+        _CONSTRAINT: (1451, 1452, 1216, 1217, 4025, 1364),
+        _RIGHTS: (1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 3118),
+        _LOCAL: (1148, 3948, 4166, 3950),
+        _LIMIT: (1070, 1071, 1117, 1118, 1074),
+        _UNMADE: (1005,),
+        _NAME: (1059, 1102, 1103, 1166, 1300),
+        _GONE: (1146, 1051),
+        _ADDED: (1060,),
+        _CRASHED: (126, 127, 144, 145, 1034, 1194, 1195),
+        _ENGINE: (3161,),
+        _KEY_WANTED: (3750, 1173),
+        _GTID: (1785, 1786, 1787),
+        _PACKET: (1153, 1301),
+    }
+)
+_MEANINGS: Final = {str(number): meaning for meaning, numbers in _NUMBERS.items() for number in numbers}
+
+
+class LoadRefusedError(Exception):
+    """LOAD DATA LOCAL told of a value that it changed, as a warning with this number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def code_of(exc: BaseException) -> str | None:
+    """The number of an error; empty where the connection was cut, None for other exceptions."""
+    import pymysql
+
+    if isinstance(exc, LoadRefusedError):
+        return str(exc.number)
+    if isinstance(exc, OSError):
+        return ""
+    if not isinstance(exc, pymysql.err.MySQLError):
+        return None
+    number = exc.args[0] if exc.args and isinstance(exc.args[0], int) else 0
+    return str(number) if number else ""
+
+
+def error_of(code: str, *, table: str, committing: bool = False) -> TidesinkError:
+    """The error to raise for a number, where a commit was under way or not."""
+    if code in _CUT:
+        if committing:
+            return CommitUnknownError(
+                "the connection was cut during the commit, which may have happened: ask for the committed "
+                "progress first",
+                table=table,
+            )
+        return TransientTargetError(f"the server does not answer ({code or 'no connection'})", table=table)
+    if code in _MEANINGS:
+        error, message = _MEANINGS[code]
+        return error(f"{message} (error {code})", table=table)
+    return TargetError(f"the server refuses (error {code}), and nothing was written", table=table)

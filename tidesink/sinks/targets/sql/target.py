@@ -1,0 +1,142 @@
+"""What the SQL targets share: tables under a template, and what is asked of them before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, cast
+
+from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
+from tidesink.events import TableId
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, Foreseen, Foresight
+from tidesink.sinks.targets.sql.columns import check_sql_shape, room_limits, wanted_type
+from tidesink.sinks.targets.sql.dialect import Connections
+from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, place_in
+from tidesink.sinks.targets.sql.table import SqlTable
+from tidesink.typemap.render_sql import shown_type
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
+
+if TYPE_CHECKING:
+    from tidesink.config import Config
+    from tidesink.config.targets import SqlSettings
+    from tidesink.sinks.targets.sql.dialect import Dialect
+
+
+DEFAULT_TEMPLATE: Final = "{schema}.{table}"
+
+
+_NO_DROP: Final = (
+    "a column that a view, an index or a constraint of yours needs is not dropped: the statement fails, and "
+    "the table with it, until that is gone"
+)
+
+
+def capabilities_of(dialect: Dialect) -> Capabilities:
+    """What a database of this dialect can do."""
+    return Capabilities(
+        name=dialect.database,
+        exactly_once=True,
+        evolves=True,
+        widens=True,
+        soft_deletes=True,
+        durable=True,
+        shares=True,
+        sequences=True,
+        nul_in_text=not dialect.nul_refused,
+        modes=frozenset({"upsert", "append", "history"}),
+        drops=True,
+        renames=True,
+        caveats={"drop": _NO_DROP, **dialect.caveats},
+    )
+
+
+@dataclass(frozen=True)
+class SqlTarget:
+    """Tables in a database, each under ``template`` with ``{schema}`` and ``{table}`` filled in.
+
+    ``view`` is the template of the name of a view of the living rows, beside each table; None: none is made.
+    """
+
+    connections: Connections
+    template: str = DEFAULT_TEMPLATE
+    view: str | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the database can do."""
+        return capabilities_of(self.connections.dialect)
+
+    def place_of(self, table: TableId) -> Place:
+        """Where a table stands."""
+        return place_in(self.template, table, self.connections.dialect.quote)
+
+    def open_table(self, shape: TableShape, *, pipeline: str, delete_mode: DeleteMode = "hard") -> SqlTable:
+        """The table of ``shape``, created when missing."""
+        place = replace(self.place_of(shape.table), source=shape.source, shard=shape.shard)
+        view = view_name(self.view, place)
+        return SqlTable(self.connections, place, shape, pipeline=pipeline, delete_mode=delete_mode, view=view)
+
+
+def view_name(template: str | None, place: Place) -> str | None:
+    """The name of a table's view, by the table's own name at the target; None where none is asked for."""
+    return None if template is None else template.replace("{table}", place.name)
+
+
+def open_sql(dialect: Dialect, settings: SqlSettings) -> SqlTarget:
+    """The tables of a config."""
+    return SqlTarget(Connections(dialect, endpoint_of(settings)), settings.table, settings.view)
+
+
+def shown_place(dialect: Dialect, settings: SqlSettings, table: TableId) -> str:
+    """A table's server and name, for people to read."""
+    return f"{endpoint_of(settings).shown} {place_in(settings.table, table, dialect.quote).shown}"
+
+
+def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
+    """What became of logging in and asking a question; leaves nothing behind.
+
+    Raises:
+        ConfigError: the database cannot be used, with the reason.
+    """
+    connections = Connections(dialect, endpoint)
+    try:
+        with connections.transaction("target", writes=False) as cursor:
+            cursor.execute(query)
+            (answer,) = cursor.fetchone()
+    except TidesinkError as error:
+        raise ConfigError(
+            f"target.url {endpoint.shown} cannot be used as user {endpoint.user!r}: {error.message}"
+        ) from error
+    finally:
+        connections.close()
+    return str(answer)
+
+
+class SqlForesight(Foresight):
+    """Of the tables of a database."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    def column_type(self, settings: SqlSettings, column: ShapeColumn) -> str:  # noqa: ARG002
+        """As a CREATE TABLE has it."""
+        return shown_type(column, self._dialect.database)
+
+    def foresee(self, config: Config, shape: TableShape) -> Foreseen:
+        """Names, columns and keys by the database's limits; raises as ``Foresight`` says."""
+        dialect, settings = self._dialect, cast("SqlSettings", config.target)
+        place = place_in(settings.table, shape.table, dialect.quote)
+        view = view_name(settings.view, place)
+        if view is not None and config.table_config(shape.source).mode != "append":  # a log has no view
+            place.beside(view)
+        check_sql_shape(shape, dialect.limits, dialect.quote)
+        limits = tuple(room_limits(shape, dialect.limits, dialect.database))
+        return Foreseen(limits, tuple(self._keys_without_length(shape)))
+
+    def _keys_without_length(self, shape: TableShape) -> Iterator[str]:
+        """Why a table cannot be made; it can be there already, made by somebody."""
+        for column in shape.key_columns:
+            try:
+                wanted_type(column, shape, self._dialect.database)
+            except SchemaRefusedError as refused:
+                yield f"column {column.name}: {refused.message}"

@@ -1,0 +1,1 @@
+"""Kafka topics and HTTP services: changes sent on, at least once."""

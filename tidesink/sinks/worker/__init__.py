@@ -1,0 +1,1 @@
+"""The worker: its loop, one task a table, retries, control, observers, replay."""

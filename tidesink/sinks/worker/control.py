@@ -1,0 +1,247 @@
+"""What a person asks of a running table through the state store: pause, resume, accept what was restored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import structlog
+
+from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
+from tidesink.events import TableId
+from tidesink.sinks.batch.schema_changes import Accepted, Pending
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.store import StateStore, TableState
+
+_log = structlog.get_logger("tidesink.worker")
+_KIND: Final = "table-control"
+_TRIES: Final = 20
+
+
+@dataclass(frozen=True)
+class TableControl:
+    """What is asked of one table.
+
+    ``rests``: it is to rest until it is told to go on. ``resumed`` counts how often it was told to.
+    ``accepted``: by a change's digest, what a person wants made of it.
+    """
+
+    rests: bool = False
+    resumed: int = 0
+    accepted: Accepted = field(default_factory=dict)
+
+    def pause(self) -> TableControl:
+        """Asked to rest."""
+        return replace(self, rests=True)
+
+    def resume(self, accepted: Accepted) -> TableControl:
+        """Told to go on, with changes that are accepted from now on."""
+        return TableControl(False, self.resumed + 1, {**self.accepted, **accepted})
+
+
+Controls = Mapping[TableId, TableControl]
+NOTHING_ASKED: Final = TableControl()
+
+
+def read_controls(store: StateStore, pipeline: str) -> Controls:
+    """What is asked of the tables of a pipeline; of tables that are not in it, nothing.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    return _read(store.load_document(_KIND, pipeline))
+
+
+class Requests:
+    """What a worker knows of what is asked. A store that does not answer leaves the last word standing."""
+
+    def __init__(self, store: StateStore, pipeline: str) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._controls: Controls = {}
+
+    def look(self) -> None:
+        """Ask the store; one short query."""
+        try:
+            self._controls = read_controls(self._store, self._pipeline)
+        except StateStoreError as exc:
+            _log.warning("what is asked of the tables not read", error=str(exc))
+
+    def of(self, table: TableId) -> TableControl:
+        """What is asked of one table."""
+        return self._controls.get(table, NOTHING_ASKED)
+
+
+def change_control(
+    store: StateStore, pipeline: str, table: TableId, change: Callable[[TableControl], TableControl]
+) -> TableControl:
+    """Ask something else of a table; what is asked of it now.
+
+    Raises:
+        StateStoreError: the store does not answer, or others kept changing the document.
+    """
+    for _ in range(_TRIES):
+        old = store.load_document(_KIND, pipeline)
+        controls = dict(_read(old))
+        controls[table] = change(controls.get(table, NOTHING_ASKED))
+        if store.swap_document(_KIND, pipeline, old=old, new=_written(controls)):
+            return controls[table]
+    raise StateStoreError("others kept asking for something; try again", table=str(table))
+
+
+def _read(document: Any | None) -> Controls:
+    found = document["tables"] if document is not None else {}
+    return {
+        TableId(*json.loads(name)): TableControl(asked["rests"], asked["resumed"], asked["accepted"])
+        for name, asked in found.items()
+    }
+
+
+def _written(controls: Controls) -> dict[str, Any]:
+    tables = {
+        json.dumps(list(table), ensure_ascii=False): {
+            "rests": asked.rests,
+            "resumed": asked.resumed,
+            "accepted": dict(asked.accepted),
+        }
+        for table, asked in controls.items()
+    }
+    return {"tables": tables}
+
+
+# In a status's details: where its table is kept. A table given another place is another one.
+PLACE: Final = "place"
+_ACCEPTED_KIND: Final = "accepted-restore"
+# The batch that a target which was refused stands at: without it there is nothing to accept.
+_REFUSED: Final = "refused-restore"
+
+
+def check_not_restored(store: StateStore, progress: Progress | None, place: str, *, life: int = 0) -> None:
+    """Refuse a table that holds less than was committed to it, unless a person said that it may go on.
+
+    A target without progress is loaded from the start of the topic, as one that was emptied on purpose is.
+    ``life`` and the progress's epoch: of the hold that was just taken, by which an earlier batch is the later
+    word.
+
+    Raises:
+        StaleProgressError: it was brought back from a backup, or another worker took it meanwhile.
+    """
+    if progress is None:
+        return
+    status = store.status_of(progress.pipeline, progress.table)
+    name = _name(progress.pipeline, progress.table)
+    accepted = store.load_document(_ACCEPTED_KIND, name)
+    if status is None or status.details.get(PLACE) != place or status.batch <= progress.batch:
+        _forget(store, name)  # it was of one going back, which somebody undid
+        return
+    if accepted != status.batch:
+        store.save_document(_REFUSED, name, progress.batch)
+        raise _refusal(status.batch, progress, place)
+    # The word is used up: what was seen from now on is where the target stands, and the next time is another.
+    now = replace(status, life=life, epoch=progress.epoch, batch=progress.batch)
+    if not store.save_status(now):
+        raise StaleProgressError("another worker holds the table now", table=str(progress.table))
+    _forget(store, name)
+
+
+def accept_restored(store: StateStore, pipeline: str, table: TableId) -> int:
+    """Let a table go on from where its target stands now; the batch it was seen to have.
+
+    Raises:
+        ConfigError: no worker of this pipeline knows the table, or none found it brought back.
+    """
+    status = store.status_of(pipeline, table)
+    if status is None:
+        raise ConfigError(
+            f"no worker of pipeline {pipeline!r} has worked on {table}: tidesink status shows the tables"
+        )
+    name = _name(pipeline, table)
+    if store.load_document(_REFUSED, name) is None:
+        raise ConfigError(
+            f"no worker found {table} brought back from a backup, so there is nothing to accept: run one "
+            "first, which says so where it is",
+            table=str(table),
+        )
+    store.save_document(_ACCEPTED_KIND, name, status.batch)
+    return status.batch
+
+
+def _forget(store: StateStore, name: str) -> None:
+    for kind in (_ACCEPTED_KIND, _REFUSED):
+        if store.load_document(kind, name) is not None:
+            store.save_document(kind, name, None)
+
+
+def _name(pipeline: str, table: TableId) -> str:
+    return json.dumps([pipeline, *table], ensure_ascii=False)
+
+
+def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
+    table = progress.table
+    return StaleProgressError(
+        f"{place} stands at batch {progress.batch}, and batch {known} was committed to it: it was brought "
+        "back from a backup. Either bring the newer one back; or, where the rows are those of that moment, "
+        f"go on from it with `tidesink accept-restored {table}` and start the worker again, which reads what "
+        "came since from Kafka anew; or remove the table and its progress, and let the worker load it again "
+        "from the start of its topic",
+        table=str(table),
+    )
+
+
+Turn = Literal["rest", "go on"]
+
+
+class Pauses:
+    """What one lane was asked, and what it waits for. Used by one thread at a time."""
+
+    def __init__(self, table: TableId) -> None:
+        self._table = table
+        self._asked = False
+        self._resumed: int | None = None
+        self._pending: tuple[Pending, ...] = ()
+        self.accepted: Accepted = {}
+
+    def heed(self, asked: TableControl, *, waits: bool) -> Turn | None:
+        """What to do now; ``waits``: the table is paused or failing. The first look finds no news."""
+        before, self._resumed = self._resumed, asked.resumed
+        self.accepted = asked.accepted
+        if asked.rests:
+            news, self._asked = not self._asked, True
+            return "rest" if news else None
+        rested, self._asked = self._asked, False
+        told = before is not None and asked.resumed > before
+        return "go on" if rested or (told and waits) else None
+
+    def wait_for(self, pending: tuple[Pending, ...]) -> None:
+        """Changes that wait for a person."""
+        self._pending = pending
+
+    def state_is(self, state: TableState) -> None:
+        """What was waited for is over in any state but PAUSED."""
+        if state != "PAUSED":
+            self._pending = ()
+
+    @property
+    def reason(self) -> str:
+        """Why the table rests, and the way on."""
+        if self._asked:
+            return f"rests as it was asked to: tidesink resume {self._table} goes on"
+        return "; ".join(_reason(pending, self._table) for pending in self._pending)
+
+    def details(self) -> dict[str, Any]:
+        """What the status shows."""
+        shown: dict[str, Any] = {"rests": True} if self._asked else {}
+        if self._pending:
+            shown["pending"] = [pending.as_json() for pending in self._pending]
+        return shown
+
+
+def _reason(pending: Pending, table: TableId) -> str:
+    if not pending.accepts:
+        return f"a change of the schema waits, {pending.change}: {pending.reason}"
+    ways = {"apply": "--accept", "ignore": "--accept --ignore"}
+    named = " or ".join(f"tidesink resume {table} {ways[policy]}" for policy in pending.accepts)
+    why = f"{pending.reason}; " if pending.reason else ""
+    return f"a change of the schema waits, {pending.change}: {why}{named}"

@@ -1,0 +1,253 @@
+"""Which tables the topics of a pipeline hold: one task for each, made when its topic is first seen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from tidesink.codecs import open_codec
+from tidesink.config.models import topic_tables
+from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SourceError, TidesinkError
+from tidesink.events import ChangeEvent, Message, TableId
+from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, topic_gone
+from tidesink.sinks.spark.record_frames import with_values
+from tidesink.sinks.state.store import UNKNOWN_SCHEMA
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.preflight import Goals
+from tidesink.sinks.worker.table_task import Lane
+
+if TYPE_CHECKING:
+    from tidesink.codecs.base import Codec
+
+
+# So many records of a topic are looked at first. Each comes to the driver: the first row says it.
+_FIRST_RECORDS: Final = 100
+
+
+class DebeziumTables:
+    """The table of each topic, once it is known. May be used from several threads."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._lock = threading.Lock()
+        self._tables: dict[str, TableId] = {}
+        self._looked: dict[str, tuple[str, dict[int, int]]] = {}
+
+    def of(self, found: TopicOffsets) -> TableId | None:
+        """The table of a topic; None where no record of it is of a row.
+
+        Raises:
+            SourceError: Kafka refuses, or does not answer.
+            RegistryError: the registry refuses, or does not answer.
+        """
+        named = self._around.config.named_table_of_topic(found.topic)
+        if named is not None:
+            return named
+        with self._lock:
+            if found.topic not in self._tables:
+                self._look(found)
+            return self._tables.get(found.topic)
+
+    def _look(self, found: TopicOffsets) -> None:
+        """Look into what was not looked into yet, in ever larger parts."""
+        topic_id, looked = self._looked.get(found.topic, ("", {}))
+        looked = dict(looked) if topic_id == found.topic_id else {}
+        left = [
+            OffsetRange(found.topic, n, max(at.earliest, looked.get(n, 0)), at.latest)
+            for n, at in found.partitions.items()
+        ]
+        codec = self._codec()
+        for part in growing_parts(left, _FIRST_RECORDS):
+            table = self._first_table(part, codec)
+            if table is not None:
+                self._tables[found.topic] = table
+                return
+            looked.update((one.partition, one.end) for one in part)
+            self._looked[found.topic] = found.topic_id, looked
+
+    def _first_table(self, ranges: tuple[OffsetRange, ...], codec: Codec) -> TableId | None:
+        frame = self._around.source.frame(self._around.spark, ranges)
+        with translated_read_errors(ranges[0].topic):
+            found = (_table_of(codec, message) for message in with_values(frame))
+            return next((table for table in found if table is not None), None)
+
+    def _codec(self) -> Codec:
+        source = self._around.config.source
+        return open_codec(source.protocol, options=source.codec_options(), registry=self._around.registry)
+
+
+def _table_of(codec: Codec, message: Message) -> TableId | None:
+    try:
+        events = codec.decode(message)
+    except (DecodeError, SchemaNotFoundError):
+        return None  # a bad record is shown by its table's lane, once there is one
+    return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
+
+
+def debezium_tables(around: Surroundings) -> Callable[[TopicOffsets, bool], tuple[TableId, ...]]:
+    """The one table of a Debezium topic."""
+    known = DebeziumTables(around)
+
+    def tables(found: TopicOffsets, _stuck: bool) -> tuple[TableId, ...]:
+        table = known.of(found)
+        return () if table is None else (table,)
+
+    return tables
+
+
+# The tables of a topic; the flag says that none of its lanes reads on.
+TablesOfTopic = Callable[[TopicOffsets, bool], tuple[TableId, ...]]
+
+_NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
+
+
+class Lanes:
+    """Every lane of a pipeline, by topic and table."""
+
+    def __init__(self, around: Surroundings, tables_of: TablesOfTopic) -> None:
+        self._around = around
+        self._tables_of = tables_of
+        self._lanes: dict[tuple[str, TableId], Lane] = {}
+        self._owners: dict[TableId, str] = {}
+        self._goals = Goals(around.config.destination)
+        self._earlier: tuple[tuple[str, TableId], ...] | None = None
+        # Topics that were left to their lanes when they were last followed.
+        self._read_on: set[str] = set()
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def missed(self, found: Mapping[str, TopicOffsets]) -> frozenset[str]:
+        """The topics whose absence from ``found``, or that of what was read of them, stops a table now."""
+        read = {topic for (topic, _), lane in self._lanes.items() if lane.awaits_topic}
+        named = set(self._around.config.fixed_topics) - {topic for topic, _ in self._lanes}
+        short = {
+            topic
+            for (topic, _), lane in self._lanes.items()
+            if topic in found and lane.is_short(found[topic])
+        }
+        return frozenset((read | named | {topic for topic, _ in self._recalled()}) - found.keys()) | short
+
+    def follow(self, found: Mapping[str, TopicOffsets]) -> None:
+        """Make lanes for topics, and tables in them, that are new, and for tables whose topic is gone."""
+        for topic, table in self._recalled():
+            if topic not in found:
+                self._add(topic, table)
+                self._lanes[topic, table].fail(topic_gone(topic))
+        self._earlier = ()
+        self._read_on.clear()
+        for topic, offsets in found.items():
+            if any(at.latest > 0 for at in offsets.partitions.values()):
+                self._follow_topic(topic, offsets)
+        known = {topic for topic, _ in self._lanes}
+        for topic in self._around.config.fixed_topics:
+            if topic not in found and topic not in known:
+                self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
+
+    def newly_stuck(self) -> bool:
+        """Whether a topic that was left to its lanes when it was last followed has none that reads on by now.
+
+        Nobody would meet its other tables: it is to be followed once more, which looks into it to its end.
+        """
+        return any(self._stuck(topic) for topic in self._read_on)
+
+    def close(self) -> None:
+        """Let go of every table."""
+        for lane in self:
+            lane.close()
+
+    def _recalled(self) -> tuple[tuple[str, TableId], ...]:
+        """Tables of earlier runs and their topics, until they were followed once."""
+        if self._earlier is None:
+            config = self._around.config
+            known = [
+                (str(status.details.get("topic", "")), status.table)
+                for status in self._around.store.statuses(config.pipeline)
+            ]
+            self._earlier = tuple(
+                (topic, table) for topic, table in known if topic and config.reads_topic(topic)
+            )
+        return self._earlier
+
+    def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
+        refused = self._lanes.get((topic, _unknown(topic)))
+        if refused is not None and refused.cools_down:
+            return
+        stuck = self._stuck(topic)
+        try:
+            tables = self._tables_of(offsets, stuck)
+        except TidesinkError as exc:
+            self._refuse(topic, exc)
+            return
+        if not stuck:
+            self._read_on.add(topic)
+        self._lanes.pop((topic, _unknown(topic)), None)
+        for table in tables:
+            if (topic, table) not in self._lanes:
+                self._add(topic, table)
+
+    def _stuck(self, topic: str) -> bool:
+        """Whether a topic has lanes, and each waits before a record or for somebody."""
+        lanes = [lane for (own, _), lane in self._lanes.items() if own == topic]
+        return bool(lanes) and all(lane.state in ("PAUSED", "FAILING") for lane in lanes)
+
+    def _add(self, topic: str, table: TableId) -> None:
+        lane = self._lanes[topic, table] = Lane(self._around, topic, table)
+        owner = self._owners.setdefault(table, topic)
+        if owner != topic:
+            lane.refuse(
+                ConfigError(
+                    f"{table} comes in two topics, {owner} and {topic}, whose order nobody knows: narrow "
+                    "source.topics to one of them",
+                    table=str(table),
+                )
+            )
+        refused = self._goals.refusal(table)
+        if refused is not None:
+            lane.refuse(refused)
+
+    def _refuse(self, topic: str, error: TidesinkError) -> None:
+        """Show a topic whose tables cannot be known; it is looked at again, and stops no other."""
+        key = topic, _unknown(topic)
+        lane = self._lanes.get(key)
+        if lane is None or not lane.cools_down:
+            lane = self._lanes[key] = Lane(self._around, *key)
+        lane.fail(error)
+
+
+def _unknown(topic: str) -> TableId:
+    return TableId(UNKNOWN_SCHEMA, topic)
+
+
+def avro_tables(around: Surroundings) -> TablesOfTopic:
+    """The one table of a flat-avro topic, by config or topic rule."""
+    assert around.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
+    table_of = topic_tables(around.config, around.registry)
+
+    def tables(found: TopicOffsets, _stuck: bool) -> tuple[TableId, ...]:
+        table = table_of(found.topic)
+        return () if table is None else (table,)
+
+    return tables
+
+
+def canal_tables(around: Surroundings) -> TablesOfTopic:
+    """The tables that a canal-json topic's messages name."""
+
+    def tables(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
+        return around.topics.tables(found.topic).look(around.spark, found, stuck=stuck)
+
+    return tables
+
+
+TABLES_OF: dict[str, Callable[[Surroundings], TablesOfTopic]] = {
+    "flat-avro": avro_tables,
+    "canal-json": canal_tables,
+    "debezium-avro": debezium_tables,
+    "debezium-json": debezium_tables,
+}

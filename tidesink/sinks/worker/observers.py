@@ -1,0 +1,329 @@
+"""Observers of a worker: the log, metrics, the report, and the sign of life. None can fail a batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import structlog
+
+from tidesink.errors import StateStoreError, TidesinkError
+from tidesink.events import TableId
+from tidesink.sinks.batch.counts import Account, Doubt
+from tidesink.sinks.state.store import StateStore, TableState, TableStatus
+
+_log = structlog.get_logger("tidesink.worker")
+
+
+@dataclass(frozen=True)
+class BatchStarted:
+    """A batch is fixed: so many records between its offsets."""
+
+    table: TableId
+    batch: int
+    records: int
+
+
+@dataclass(frozen=True)
+class BatchApplied:
+    """A batch and its progress are in the target. ``seconds`` by step, in the order of the batch.
+
+    ``doubted``: rows among it whose checksum does not match; ``doubts``: the first of each partition.
+    """
+
+    table: TableId
+    batch: int
+    account: Account
+    version: str
+    commit_ts: int | None
+    bytes_read: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    doubted: int = 0
+    doubts: tuple[Doubt, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepRetried:
+    """A step failed and is tried again after ``pause`` seconds. ``table`` is None for a shared step."""
+
+    table: TableId | None
+    error: TidesinkError
+    pause: float
+
+
+@dataclass(frozen=True)
+class TableChanged:
+    """A table's status is another than before."""
+
+    status: TableStatus
+
+
+WorkerEvent = BatchStarted | BatchApplied | StepRetried | TableChanged
+
+
+class Listener(Protocol):
+    """Hears the worker. Called from several threads; what it raises is logged and goes no further."""
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Take note of one event."""
+
+
+class Listeners:
+    """All observers of a worker as one."""
+
+    def __init__(self, listeners: Sequence[Listener] = ()) -> None:
+        self._listeners = tuple(listeners)
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Tell every observer."""
+        for listener in self._listeners:
+            try:
+                listener.hear(event)
+            except Exception as exc:  # noqa: BLE001  (an observer's fault must not stop a table)
+                _log.warning("observer failed", observer=type(listener).__name__, error=type(exc).__name__)
+
+
+STATES = ("RUNNING", "IDLE", "PAUSED", "FAILING")
+
+
+class LogListener:
+    """Writes each event as one structured log line."""
+
+    def __init__(self) -> None:
+        self._log = structlog.get_logger("tidesink.worker")
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Log one event."""
+        _LINES[type(event)](self._log, event)
+
+
+def _started(log: Any, event: BatchStarted) -> None:
+    log.debug("batch started", table=str(event.table), batch=event.batch, records=event.records)
+
+
+def _applied(log: Any, event: BatchApplied) -> None:
+    log.info(
+        "batch applied",
+        table=str(event.table),
+        batch=event.batch,
+        version=event.version,
+        commit_ts=event.commit_ts,
+        seconds=round(sum(event.seconds.values()), 3),
+        **event.account.as_counters(),
+    )
+    if event.doubts:
+        first = event.doubts[0]
+        log.warning(
+            "rows applied whose checksum does not match",
+            table=str(event.table),
+            batch=event.batch,
+            rows=event.doubted,
+            first=f"{first.place.topic}[{first.place.partition}]@{first.offset}",
+            reason=first.reason,
+        )
+
+
+def _retried(log: Any, event: StepRetried) -> None:
+    table = str(event.table) if event.table else None
+    log.warning("tried again", table=table, error=str(event.error), pause=round(event.pause, 2))
+
+
+def _changed(log: Any, event: TableChanged) -> None:
+    status = event.status
+    write = log.warning if status.error else log.debug
+    write("table", table=str(status.table), state=status.state, error=status.error)
+
+
+_LINES: dict[type, Callable[[Any, Any], None]] = {
+    BatchStarted: _started,
+    BatchApplied: _applied,
+    StepRetried: _retried,
+    TableChanged: _changed,
+}
+
+
+class MetricsListener:
+    """Counts into a Prometheus registry of its own, ``registry``."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        place, one = self.registry, ("table",)
+        self._events = Counter(
+            "tidesink_events", "Row events by what became of them", ("table", "fate"), registry=place
+        )
+        self._unmatched = Counter(
+            "tidesink_unmatched",
+            "Events applied or superseded whose row a filter took out",
+            one,
+            registry=place,
+        )
+        self._row_codec = Counter(
+            "tidesink_row_codec_records", "Records decoded one by one", one, registry=place
+        )
+        self._batches = Counter("tidesink_batches", "Batches applied", one, registry=place)
+        self._bytes = Counter("tidesink_read_bytes", "Bytes read from Kafka", one, registry=place)
+        self._doubted = Counter(
+            "tidesink_checksum_mismatches", "Rows applied whose checksum does not match", one, registry=place
+        )
+        self._retries = Counter("tidesink_retries", "Steps tried again", one, registry=place)
+        self._seconds = Histogram("tidesink_batch_seconds", "Seconds a batch took", one, registry=place)
+        self._commit_ts = Gauge("tidesink_commit_ts", "Greatest commit_ts applied", one, registry=place)
+        self._state = Gauge(
+            "tidesink_table_state", "1 for the state a table is in", ("table", "state"), registry=place
+        )
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Count one event."""
+        if isinstance(event, BatchApplied):
+            self._applied(event)
+        elif isinstance(event, StepRetried):
+            self._retries.labels(str(event.table or "")).inc()
+        elif isinstance(event, TableChanged):
+            for state in STATES:
+                self._state.labels(str(event.status.table), state).set(state == event.status.state)
+
+    def _applied(self, event: BatchApplied) -> None:
+        table = str(event.table)
+        counters = event.account.as_counters()
+        # Part of other fates: among them it would be counted twice.
+        self._unmatched.labels(table).inc(max(counters.pop("unmatched"), 0))
+        self._row_codec.labels(table).inc(counters.pop("row_codec"))
+        for fate, count in counters.items():
+            # A counter takes nothing back: a number below 0 would cost the batch its other numbers.
+            self._events.labels(table, fate).inc(max(count, 0))
+        self._batches.labels(table).inc()
+        self._bytes.labels(table).inc(event.bytes_read)
+        self._doubted.labels(table).inc(event.doubted)
+        self._seconds.labels(table).observe(sum(event.seconds.values()))
+        if event.commit_ts is not None:
+            self._commit_ts.labels(table).set(event.commit_ts)
+
+
+class Recorder:
+    """Keeps every event it hears, in order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: list[WorkerEvent] = []
+
+    def hear(self, event: WorkerEvent) -> None:
+        """Keep one event."""
+        with self._lock:
+            self._events.append(event)
+
+    @property
+    def events(self) -> tuple[WorkerEvent, ...]:
+        """What was heard so far."""
+        with self._lock:
+            return tuple(self._events)
+
+    @property
+    def batches(self) -> tuple[BatchApplied, ...]:
+        """The batches applied so far."""
+        return tuple(event for event in self.events if isinstance(event, BatchApplied))
+
+
+DONE: Final = 0
+UNWELL: Final = 3
+INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """One table at the end of a run.
+
+    ``batches`` and ``counters`` are of this run alone, ``batch`` and ``commit_ts`` of the table's whole
+    life. ``lag``: messages in Kafka not yet applied at the last look. ``zero_dates``: dates no calendar has
+    that were made null, by column, in this run.
+    """
+
+    table: TableId
+    topic: str
+    state: TableState
+    batch: int = 0
+    batches: int = 0
+    commit_ts: int | None = None
+    lag: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    zero_dates: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """All tables at the end of a run. ``error``: what ails the run as a whole."""
+
+    pipeline: str
+    tables: tuple[TableReport, ...]
+    interrupted: bool = False
+    seconds: float = 0.0
+    error: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 done; 3 done but some table is paused or failing; 130 interrupted."""
+        if self.interrupted:
+            return INTERRUPTED
+        unwell = self.error or any(table.state in ("PAUSED", "FAILING") for table in self.tables)
+        return UNWELL if unwell else DONE
+
+
+_KIND: Final = "heartbeat"
+# Turns come several times a second; the store need not be written that often.
+EVERY_SECONDS: Final = 5.0
+
+
+class Heartbeat:
+    """Leaves the marks of one pipeline's worker; it is a listener too.
+
+    As a listener it counts a retry as life: a worker that waits for Kafka to come back is not hung.
+    ``clock`` gives seconds since 1970.
+    """
+
+    def __init__(self, store: StateStore, pipeline: str, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._clock = clock
+        self._last = float("-inf")
+
+    def beat(self) -> None:
+        """Leave a mark, unless there is a fresh one. A store that does not answer is no reason to stop."""
+        now = self._clock()
+        # A clock that was set back must not silence the worker.
+        if 0 <= now - self._last < EVERY_SECONDS:
+            return
+        self._last = now
+        self._save({"time": now, "working": True})
+
+    def hear(self, _event: WorkerEvent) -> None:
+        """Any step of the worker is a sign of life."""
+        self.beat()
+
+    def end(self) -> None:
+        """Say that the worker ended by itself, so that nobody waits for the mark to grow old."""
+        self._save({"time": self._clock(), "working": False})
+
+    def _save(self, document: dict[str, float | bool]) -> None:
+        try:
+            self._store.save_document(_KIND, self._pipeline, document)
+        except StateStoreError as exc:
+            _log.warning("no sign of life could be left", error=type(exc).__name__)
+
+
+def seconds_since_beat(store: StateStore, pipeline: str, *, now: float | None = None) -> float | None:
+    """How long ago the pipeline's worker left its last mark; None where none works.
+
+    Raises:
+        StateStoreError: the store does not answer.
+    """
+    document = store.load_document(_KIND, pipeline)
+    if document is None or not document["working"]:
+        return None
+    # A clock that was set back since gives no negative age.
+    return max(0.0, (time.time() if now is None else now) - float(document["time"]))

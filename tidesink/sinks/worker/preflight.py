@@ -1,0 +1,191 @@
+"""What is said of a pipeline before it runs: where its tables go, and what the target cannot do for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Final, Literal
+
+from tidesink.config import Config, TableConfig
+from tidesink.config.table_checks import TELLING_PROTOCOLS
+from tidesink.errors import ConfigError, SchemaRefusedError
+from tidesink.events import TableId
+from tidesink.sinks.targets import target_module
+from tidesink.sinks.targets.base import Capabilities, Foreseen, Limit
+from tidesink.typemap.table import row_of
+from tidesink.typemap.target_schema import ShapeColumn, TableShape, without
+
+if TYPE_CHECKING:
+    from tidesink.config.models import Destination
+
+
+NO_NUL: Final = "no text can hold the character U+0000: a row with one stops its table"
+_NO_ROWS: Final = (
+    "rows are passed on and none is kept: what was sent stays as it was, whatever becomes of the columns"
+)
+_ONCE_MORE: Final = (
+    "rows are sent at least once: after a crash some come again, under the same idempotency key"
+)
+_GONE: Final = "tables are gone when the worker ends"
+_NO_ADD: Final = "columns cannot be added: the table waits (PAUSED) when one comes at the source"
+_NO_WIDEN: Final = "types cannot get wider: the table waits (PAUSED) when one does at the source"
+_NO_RESCALE: Final = (
+    "a decimal gets no more digits behind its point, and an integer does not become a decimal: the table "
+    "waits (PAUSED) when one does at the source, and is loaded again under another name"
+)
+_SHARED: Final = (
+    "of a table that several source tables share no column is dropped or renamed, whatever the policy"
+)
+_NO_TYPE: Final = (
+    "a type that cannot be one with the column's (number to text, date to time) is not followed: the table "
+    "waits (PAUSED), and is loaded again under another name"
+)
+_NOT_MADE: Final = (
+    "a table that is there goes on without the columns it lacks (schema-changes: add: {}), and one that is "
+    "to be made is refused: {}"
+)
+_NO_KEY: Final = (
+    "another key is not followed: the table waits (PAUSED), and is loaded again under another name, or keys "
+    "in the config name the old one"
+)
+
+
+def column_type(config: Config, column: ShapeColumn) -> str:
+    """A column's type in the words of the pipeline's target."""
+    return target_module(config.target).FORESIGHT.column_type(config.target, column)
+
+
+def foretold(config: Config, shape: TableShape, theirs: Collection[str]) -> Foreseen:
+    """What the target cannot do for the table of ``shape``, the target's; ``theirs``: the source's columns.
+
+    Raises:
+        SchemaRefusedError: there can be no such table at the target; says what to do.
+        ConfigError: the target cannot be used so.
+    """
+    module, settings = target_module(config.target), config.table_config(shape.source)
+    found = _foreseen(config, shape, theirs)
+    told = config.source.protocol in TELLING_PROTOCOLS
+    limits = (
+        *row_limits(module.CAPABILITIES, shape, theirs),
+        *found.limits,
+        *change_limits(module.CAPABILITIES, shape, settings, told=told),
+    )
+    return found._replace(limits=limits)
+
+
+def _foreseen(config: Config, shape: TableShape, theirs: Collection[str]) -> Foreseen:
+    """What the target says; a warning where a table that is there may never get what it refuses."""
+    settings = config.table_config(shape.source)
+    add, asked = settings.schema_changes.add, settings.layout.asked
+    foresee = target_module(config.target).FORESIGHT.foresee
+    try:
+        return foresee(config, shape)
+    except SchemaRefusedError as refused:
+        if add == "apply":
+            raise
+        new = {c.name.lower() for c in shape.columns if c.name in theirs and not c.key} - asked
+        found = foresee(config, without(shape, new))
+        return found._replace(warnings=(*found.warnings, _NOT_MADE.format(add, refused.message)))
+
+
+def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -> Iterator[Limit]:
+    """What no row can be, and what becomes of all of them."""
+    if not able.durable:
+        yield Limit("durable", _GONE)
+    if not able.exactly_once:
+        yield Limit("exactly-once", _ONCE_MORE)
+    if not able.keeps_rows:
+        yield Limit("keeps-rows", _NO_ROWS)
+    texts = tuple(c.name for c in shape.columns if c.name in theirs and _may_hold_nul(c))
+    if texts and not able.nul_in_text:
+        yield Limit("nul-in-text", NO_NUL, texts)
+
+
+def _may_hold_nul(column: ShapeColumn) -> bool:
+    """JSON's text has it escaped."""
+    return row_of(column.type).reader == "text" and row_of(column.type).name != "json"
+
+
+def change_limits(
+    able: Capabilities, shape: TableShape, settings: TableConfig, *, told: bool
+) -> Iterator[Limit]:
+    """The changes of columns that the table's policies ask for, and that are not to be had or need something.
+
+    ``told``: drops and renames are told of.
+    """
+    said, logs = settings.schema_changes, settings.mode == "append"
+    if said.add == "apply" and not able.evolves:
+        yield Limit("add", _NO_ADD)
+    if said.widen == "apply":
+        yield from _of_widening(able, shape)
+    kinds: tuple[Literal["drop", "rename"], ...] = ("drop", "rename") if told and not logs else ()
+    asked = [kind for kind in kinds if said.policy(kind) == "apply"]
+    if asked and shape.shard is not None:
+        yield Limit("shared", _SHARED)
+    elif able.keeps_rows:
+        yield from (Limit(kind, able.caveats[kind]) for kind in asked if kind in able.caveats)
+    yield Limit("type", _NO_TYPE)
+    if not logs:
+        yield Limit("key", _NO_KEY)
+
+
+def _of_widening(able: Capabilities, shape: TableShape) -> Iterator[Limit]:
+    if not able.widens:
+        yield Limit("widen", _NO_WIDEN)
+        return
+    numbers = tuple(c.name for c in shape.columns if c.spark.startswith(("decimal", "int", "bigint")))
+    if not able.rescales and numbers:
+        yield Limit("rescale", _NO_RESCALE, numbers)
+
+
+class Goals:
+    """The tables of the target that source tables were given, in the order in which they came."""
+
+    def __init__(self, destination: Callable[[TableId], Destination]) -> None:
+        self._destination = destination
+        self._columns: dict[TableId, tuple[TableId, str | None]] = {}
+        self._owners: dict[Destination, TableId] = {}
+
+    def refusal(self, table: TableId) -> ConfigError | None:
+        """Why a source table must not go where its route says; None where it may, and has its place then."""
+        try:
+            goal = self._destination(table)
+        except ConfigError as error:
+            return error
+        column = goal.shard.column if goal.shard else None
+        first, known = self._columns.setdefault(goal.table, (table, column))
+        owner = self._owners.setdefault(goal, table)
+        if owner != table:
+            return _one_place(table, owner, goal)
+        if known != column:
+            return ConfigError(
+                f"{first} and {table} both go to {goal.table}, with the shard columns {known or '(none)'} "
+                f"and {column or '(none)'}: give their routes one shard-column, or different tables",
+                table=str(table),
+            )
+        return None
+
+
+def _one_place(table: TableId, owner: TableId, goal: Destination) -> ConfigError:
+    if goal.shard is None:
+        return ConfigError(
+            f"{owner} goes to {goal.table} already, and rows of one key would overwrite each other: give the "
+            "route a shard-column, or another table (to)",
+            table=str(table),
+        )
+    return ConfigError(
+        f"{owner} goes to {goal.table} as shard {goal.shard.value!r} already: give the route a shard that "
+        "differs for both, or none for the whole name",
+        table=str(table),
+    )
+
+
+def shown_goal(config: Config, table: TableId) -> dict[str, str]:
+    """A routed table's name at the target and its shard there, for the state store; empty for others."""
+    try:
+        goal = config.destination(table)
+    except ConfigError:
+        return {}
+    if goal.table == table and goal.shard is None:
+        return {}
+    shard = {"shard": goal.shard.value} if goal.shard else {}
+    return {"target_table": str(goal.table), **shard}

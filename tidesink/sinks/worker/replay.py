@@ -1,0 +1,411 @@
+"""Dead letters replayed into their tables, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tidesink.config import Config
+from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
+from tidesink.events import TableId
+from tidesink.sinks.batch.counts import Account, Truncate, account_of
+from tidesink.sinks.batch.letters import letter_places, letters_frame
+from tidesink.sinks.batch.modes import kept_shape
+from tidesink.sinks.batch.replay_frames import (
+    Bounds,
+    LetterCounts,
+    LetterEvents,
+    LetterReader,
+    concerning,
+    events_that_stay,
+    letter_counts,
+    letter_events,
+    outcomes,
+    ready_letters,
+)
+from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction
+from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
+from tidesink.sinks.batch.source import translated_read_errors
+from tidesink.sinks.kafka.letter_store import Chosen, DeadLetters, Outcome
+from tidesink.sinks.kafka.offsets import (
+    KafkaOffsets,
+    OffsetRange,
+    TopicOffsets,
+    check_continuity,
+    topic_gone,
+    topic_progress,
+)
+from tidesink.sinks.state.progress import TopicProgress
+from tidesink.sinks.targets.base import ApplyResult
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
+from tidesink.sinks.worker.observers import Heartbeat, seconds_since_beat
+from tidesink.sinks.worker.retry import StopFlag, signals_kept, stop_on_signals
+from tidesink.sinks.worker.run import assembled
+from tidesink.sinks.worker.table_task import Lane
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+# A worker leaves a mark every 5 seconds; one that did not for so long has ended.
+ALIVE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What came of the chosen letters. ``account`` is in events, the others count letters.
+
+    ``dead_lettered`` in the account are those that cannot be decoded today either. ``waiting`` lie behind
+    what is applied: the worker reads them by itself. Of ``expired`` Kafka does not hold all that follows.
+    ``former`` are of a topic that was made again under its name: what followed them is not known.
+    """
+
+    table: TableId
+    account: Account = field(default_factory=Account)
+    waiting: int = 0
+    expired: int = 0
+    former: int = 0
+    version: str = ""
+
+    @property
+    def left(self) -> int:
+        """Letters that are still there."""
+        return self.account.dead_lettered + self.waiting + self.expired + self.former
+
+
+def replay(config: Config, chosen: Chosen) -> ReplayReport:
+    """Replay the chosen letters of one table, which no worker may be at work on.
+
+    Raises:
+        ConfigError: the table's mode takes no change out of order, or the letters are of several topics.
+        StaleProgressError: a worker of the pipeline runs, or took the table meanwhile.
+        SourceError: the topic is gone, or was made again.
+        TidesinkError: a step failed; nothing is lost, and the letters that were not settled are still there.
+    """
+    _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
+    flag = StopFlag()
+    with signals_kept(), assembled(config, (), flag) as around:
+        _refuse_beside_worker(config, seconds_since_beat(around.store, config.pipeline))
+        beat = Heartbeat(around.store, config.pipeline)
+        beat.beat()
+        stop_on_signals(flag)
+        try:
+            return _replay(around, chosen)
+        finally:
+            beat.end()
+
+
+def _refuse_mode(config: Config, table: TableId) -> None:
+    mode = config.table_config(table).mode
+    if mode != "upsert":
+        raise ConfigError(
+            f"a table of mode {mode} takes no replay in this version, since only mode upsert tells which "
+            "change of a row is the newer: load the table anew, or drop the letters",
+            table=str(table),
+        )
+
+
+def refuse_replay(config: Config, table: TableId, seconds: float | None) -> None:
+    """Refuse what is known to fail before Spark starts; ``seconds``: since a worker's last mark.
+
+    Raises:
+        ConfigError: the table's mode takes no change out of order.
+        StaleProgressError: a worker of the pipeline runs.
+    """
+    _refuse_mode(config, table)
+    _refuse_beside_worker(config, seconds)
+
+
+def _refuse_beside_worker(config: Config, seconds: float | None) -> None:
+    if seconds is not None and seconds <= ALIVE_SECONDS:
+        raise StaleProgressError(
+            f"a worker of {config.pipeline} is at work (seen {seconds:.0f} s ago), and a replay would "
+            f"take its tables away: stop it first. One that was killed counts as gone after "
+            f"{ALIVE_SECONDS:.0f} s"
+        )
+
+
+def _replay(around: Surroundings, chosen: Chosen) -> ReplayReport:
+    letters = around.dead_letters()
+    table = _table_of(around, str(chosen.table))
+    _refuse_mode(around.config, table)
+    topics = sorted({letter.topic for letter in letters.letters(chosen)})
+    if not topics:
+        return ReplayReport(table)
+    if len(topics) > 1:
+        raise ConfigError(
+            f"the dead letters of {table} are of several topics, {', '.join(topics)}: replay those of the "
+            "topic that the table is fed from, one by one, as TOPIC[PARTITION]@OFFSET, and drop the others",
+            table=str(table),
+        )
+    lane = ReplayLane(around, topics[0], table)
+    try:
+        return lane.replay(letters, replace(chosen, topic=topics[0]))
+    finally:
+        lane.close()
+
+
+def _table_of(around: Surroundings, name: str) -> TableId:
+    """The table of a name: both its parts may hold a dot."""
+    known = [status.table for status in around.store.statuses(around.config.pipeline)]
+    found = [table for table in known if str(table) == name]
+    schema, dot, rest = name.partition(".")
+    if not found and not (schema and dot and rest):
+        raise ConfigError(f"{name!r} is no table: give it as schema.table")
+    return found[0] if found else TableId(schema, rest)
+
+
+class ReplayLane(Lane):
+    """A table opened for its dead letters alone."""
+
+    def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
+        """Apply the chosen letters of this lane's topic, then settle them."""
+        found = self._found()
+        retry = self._around.retry(self.table)
+        self._hold = retry.call(lambda: self._open(found))
+        progress = topic_progress(self._hold.progress, self.topic)
+        ours = replace(chosen, topic_id=found.topic_id)
+        every = letters.letters(chosen)
+        mine = [letter for letter in every if ours.fits(letter, kind=letter.error)]
+        report = ReplayReport(self.table, former=len(every) - len(mine))
+        if progress is None:
+            return replace(report, waiting=len(mine))
+        check_continuity(progress, found)
+        everything = letters_frame(self._session, letters.topic, mine).persist()
+        try:
+            return self._replay(letters, everything, progress, found=found, report=report)
+        finally:
+            everything.unpersist()
+
+    def _replay(
+        self,
+        letters: DeadLetters,
+        everything: DataFrame,
+        progress: TopicProgress,
+        *,
+        found: TopicOffsets,
+        report: ReplayReport,
+    ) -> ReplayReport:
+        bounds = self._bounds(progress, found)
+        counts = letter_counts(everything, bounds)
+        report = replace(report, waiting=counts.waiting, expired=counts.expired)
+        if not counts.ready:
+            return report
+        ready = ready_letters(everything, bounds)
+        pipeline = self._around.config.pipeline
+        every = letters.letters(Chosen(pipeline, str(self.table), self.topic, topic_id=found.topic_id))
+        places = letter_places(self._session, every)
+        reader = LetterReader(self._around.source, ready, places, self._following(counts, progress, found))
+        plan = BatchPlan(_ranges(self.topic, counts, progress), found)
+        done = self._around.retry(self.table).call(
+            lambda: self._replay_batch(plan, reader).take(reader, ready, counts.ready).replay()
+        )
+        self._around.failpoints.reach("replayed")
+        self._save_batch()
+        self._settle_letters(letters, done)
+        return replace(report, account=done.account, version=done.version)
+
+    def _save_batch(self) -> None:
+        """Have the status say the newest batch: a target brought back from before it is to be noticed."""
+        store = self._around.store
+        held = self._hold.table.committed() if self._hold else None
+        status = store.status_of(self._around.config.pipeline, self.table)
+        if status is not None and held is not None:
+            hold = self._tally.life, self._tally.epoch
+            store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
+
+    def _settle_letters(self, letters: DeadLetters, done: Replayed) -> None:
+        def settle() -> int:
+            rows = done.outcomes.select(*Outcome._fields).toLocalIterator()
+            return letters.settle((Outcome(*row) for row in rows), table=self.table)
+
+        self._around.retry(self.table).call(settle)
+
+    def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
+        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
+        around = self._around
+        asked = read_controls(around.store, around.config.pipeline).get(self.table, NOTHING_ASKED)
+        return ReplayBatch(
+            self._around,
+            replace(self._hold, accepted=asked.accepted),
+            self._decoding,
+            # What is bad still stays where it is, and keeps nothing else back.
+            settings=self._settings.model_copy(update={"bad_record": "dead-letter"}),
+            session=self._session,
+            plan=plan,
+            reader=reader,
+        )
+
+    def _found(self) -> TopicOffsets:
+        offsets = KafkaOffsets(self._around.config.source.confluent_properties())
+        found = self._around.retry(self.table).call(lambda: offsets.lookup([self.topic])).get(self.topic)
+        if found is None:
+            raise topic_gone(self.topic)
+        return found
+
+    def _bounds(self, progress: TopicProgress, found: TopicOffsets) -> dict[int, Bounds]:
+        """Per partition the letters that can be replayed: Kafka holds all that was applied behind them."""
+        return {
+            number: Bounds(self._since(number, found), at.next_offset)
+            for number, at in progress.partitions.items()
+        }
+
+    def _since(self, partition: int, found: TopicOffsets) -> int:
+        if self._settings.sequence_by == "source":
+            return 0  # the target itself knows what is newer
+        lost = [n for n in self._added_after(partition, found) if found.partitions[n].earliest > 0]
+        # A change in a partition that was added later is newer, and nobody knows whether one expired.
+        return found.partitions[partition].latest if lost else found.partitions[partition].earliest - 1
+
+    def _following(
+        self, counts: LetterCounts, progress: TopicProgress, found: TopicOffsets
+    ) -> tuple[OffsetRange, ...]:
+        if self._settings.sequence_by == "source":
+            return ()
+        starts = {number: first + 1 for number, first in counts.first.items()}
+        for number in counts.first:
+            for added in self._added_after(number, found):
+                starts[added] = 0
+        ends = progress.partitions
+        return tuple(
+            OffsetRange(self.topic, n, min(start, ends[n].next_offset), ends[n].next_offset)
+            for n, start in starts.items()
+            if n in ends
+        )
+
+    def _added_after(self, partition: int, found: TopicOffsets) -> frozenset[int]:
+        """The partitions that were added when this one was there already: keys may have moved to them."""
+        grown = self._around.topics.grown(found)
+        added = [frozenset(found.partitions) - frozenset(ends) for ends in grown if partition in ends]
+        return frozenset().union(*added)
+
+
+def _ranges(topic: str, counts: LetterCounts, progress: TopicProgress) -> tuple[OffsetRange, ...]:
+    ends: Mapping[int, int] = {number: at.next_offset for number, at in progress.partitions.items()}
+    return tuple(OffsetRange(topic, number, first, ends[number]) for number, first in counts.first.items())
+
+
+_EMPTIED: Final = (
+    "the table was truncated after the first of these letters: what came before is void. Drop the letters "
+    "before it (tidesink dlq drop TABLE --below {offset}), then replay the others"
+)
+
+
+class Replayed(NamedTuple):
+    """What came of the letters, in events, and the outcome of each as ``DeadLetters.settle`` takes it."""
+
+    account: Account
+    outcomes: DataFrame
+    version: str
+
+
+class ReplayBatch(Batch):
+    """Runs once; a new object tries again."""
+
+    letters: LetterReader
+    count: int
+
+    def take(self, letters: LetterReader, frame: DataFrame, count: int) -> ReplayBatch:
+        """Say which letters: their reader, their frame, and how many records they are."""
+        self.letters, self.count = letters, count
+        self._letters_frame = frame
+        return self
+
+    def replay(self) -> Replayed:
+        """Apply what the letters and what follows them say of the letters' keys.
+
+        Raises: as ``Batch.run``; SourceError where the table was emptied after a letter, SchemaRefusedError
+            where a change of the table's columns waits.
+        """
+        with translated_read_errors(self._plan.found.topic):
+            self._decoding.catch_up(self._plan.ranges, self._plan.found)
+            try:
+                reduction = self._reduced(self._plan)
+            except ChangesWaitError as exc:
+                raise self._waits(exc.pending[0]) from exc
+        try:
+            if reduction.truncates:
+                self._refuse(reduction.summary.truncates[0])
+            return self._replayed(reduction)
+        finally:
+            reduction.frame.unpersist()
+
+    def _grouped(self, decoded: DataFrame) -> DataFrame:
+        whole = super()._grouped(decoded)
+        return concerning(whole, self._letters_frame, super()._grouped(self._decoded_letters()))
+
+    def _cut_at_truncate(self, reduction: Reduction) -> Reduction:
+        return reduction
+
+    def _decoded_letters(self) -> DataFrame:
+        return self._decoded(self.letters.letters(self._session, self._decoding.apart()))
+
+    def _refuse(self, truncate: Truncate) -> None:
+        raise SourceError(
+            _EMPTIED.format(offset=truncate.offset),
+            topic=truncate.place.topic,
+            partition=truncate.place.partition,
+            offset=truncate.offset,
+        )
+
+    def _replayed(self, reduction: Reduction) -> Replayed:
+        decoded = self._decoded_letters()
+        events = letter_events(decoded)
+        result = self._write(reduction) if reduction.summary.rows else None
+        account = self._account(reduction, events, result)
+        account.check(table=str(self._settings.table))
+        version = result.version if result else ""
+        found = outcomes(self._letters_frame, decoded, self._plan.found.topic_id)
+        return Replayed(account, found, version)
+
+    def _write(self, reduction: Reduction) -> ApplyResult:
+        """Apply the rows in a batch of its own, whose progress reads no further."""
+        before = self._hold.progress
+        judged = self._judged(self._shape())
+        if judged.pending:
+            raise self._waits(judged.pending[0])
+        progress = replace(before, epoch=self._hold.epoch, batch=before.batch + 1)
+        self._around.stop.check()
+        self._around.store.record_progress(progress)
+        self._hold.table.evolve(kept_shape(judged.given, self._settings))
+        result = self._commit(self._reduced_batch(reduction, judged, progress), progress)
+        if result.applied + result.stale != reduction.summary.rows:
+            raise AccountingError(
+                f"{reduction.summary.rows} rows were to be applied and the target counts {result.applied} "
+                f"applied and {result.stale} older ones: compare the table with the source, and report this",
+                table=str(self._settings.table),
+            )
+        return result
+
+    def _waits(self, pending: Pending) -> SchemaRefusedError:
+        return SchemaRefusedError(
+            f"the letters need a change of the table's columns that waits for a person ({pending.change}): "
+            "let the worker come to it, and go on with tidesink resume --accept",
+            table=str(self._settings.table),
+        )
+
+    def _account(self, reduction: Reduction, events: LetterEvents, result: ApplyResult | None) -> Account:
+        """``read`` comes from the store of letters, what became of them from the frames and the target."""
+        foreign = self._foreign()
+        read = self.count + events.events - events.messages
+        if self._sequenced:
+            found = account_of(
+                reduction.summary,
+                kafka_records=self.count,
+                applied_rows=result.applied if result else 0,
+                rejected=events.bad,
+                stale_rows=result.stale if result else 0,
+            )
+            return replace(found, read=read, filtered=found.filtered + foreign)
+        stay = events_that_stay(reduction.frame, self._letters_frame)
+        others = events.events - events.rows - events.bad
+        return Account(read, stay, events.rows - stay, others + foreign, events.bad)
+
+    def _foreign(self) -> int:
+        """Letters that name another table today."""
+        apart = self._decoding.apart()
+        if apart is None:
+            return 0
+        return self.letters.letters(self._session, None).where(apart.foreign).count()

@@ -1,0 +1,322 @@
+"""The worker: looks where the topics end, gives lanes their turns, and ends cleanly.
+
+One look-up of offsets serves all tables; a table with nothing to read costs no Spark job. Up to
+``batch.max-tables`` batches run at once, each in a Spark session of its table's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Final, Literal
+
+import structlog
+
+from tidesink.config import Config
+from tidesink.config.checks import idle_patterns
+from tidesink.errors import SourceError
+from tidesink.schema_registry import SchemaRegistry
+from tidesink.sinks.batch.shared_reads import Topics
+from tidesink.sinks.batch.source import KafkaSource
+from tidesink.sinks.kafka.fetch import KafkaFetch
+from tidesink.sinks.kafka.letter_store import dead_letters_of
+from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
+from tidesink.sinks.spark.session import build_session, cancel_jobs, running_session, stop_session
+from tidesink.sinks.spark.threads import start_thread
+from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
+from tidesink.sinks.state.store import UNKNOWN_SCHEMA
+from tidesink.sinks.targets import target_module
+from tidesink.sinks.worker.context import Failpoints, Surroundings
+from tidesink.sinks.worker.control import Requests
+from tidesink.sinks.worker.discovery import TABLES_OF, Lanes
+from tidesink.sinks.worker.observers import Heartbeat, Listener, Listeners, RunReport
+from tidesink.sinks.worker.retry import (
+    RetryPolicy,
+    StopFlag,
+    StopRequestedError,
+    signals_kept,
+    stop_on_signals,
+)
+from tidesink.sinks.worker.table_task import Lane
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+Until = Literal["drained"]
+Found = dict[str, TopicOffsets]
+
+_log = structlog.get_logger("tidesink.worker")
+# How long a stop waits for batches under way before their Spark jobs are cancelled.
+GRACE_SECONDS: Final = 20.0
+_LOOK_SECONDS: Final = 0.2
+# A topic is gone when two looks in a row, so far apart, miss it: one broker's answer may be an old one.
+SECOND_LOOK_SECONDS: Final = 3.0
+
+
+def run(
+    config: Config,
+    *,
+    until: Until | None = None,
+    batches: int | None = None,
+    listeners: Sequence[Listener] = (),
+    stop: StopFlag | None = None,
+) -> RunReport:
+    """Work until stopped, until all topics are drained, or for so many batches of each table.
+
+    SIGINT and SIGTERM end it cleanly when called in the main thread; elsewhere ``stop`` does.
+
+    Raises:
+        ConfigError: the config cannot be worked by.
+        SourceUnavailableError: Kafka did not answer for as long as ``retry.for`` says, at the start.
+        TidesinkError: Spark, the state store or the target could not be opened.
+    """
+    flag = stop if stop is not None else StopFlag()
+    # Signals are ours until Spark is stopped too: a third Ctrl-C must not cut that off.
+    with signals_kept(), assembled(config, listeners, flag) as around:
+        worker = Worker(around, until=until, batches=batches)
+        stop_on_signals(flag)
+        return worker.run()
+
+
+class Worker:
+    """One run over all lanes."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        until: Until | None = None,
+        batches: int | None = None,
+        offsets: KafkaOffsets | None = None,
+    ) -> None:
+        self._around = around
+        self._ends = until == "drained" or batches is not None
+        self._batches = batches
+        self._offsets = offsets or KafkaOffsets(around.config.source.confluent_properties())
+        self._heartbeat = Heartbeat(around.store, around.config.pipeline)
+        self._requests = Requests(around.store, around.config.pipeline)
+        self._lanes = Lanes(around, TABLES_OF[around.config.source.protocol](around))
+        self._busy: dict[Future[None], Lane] = {}
+        self._missed: frozenset[str] = frozenset()
+        self._told_patterns = False
+
+    def run(self) -> RunReport:
+        """Work to the end; the report says how each table stands."""
+        started = time.monotonic()
+        try:
+            while not self._around.stop and self._turn():
+                pass
+        except StopRequestedError:
+            _log.debug("stopped while waiting")
+        finally:
+            self._finish()
+            self._around.topics.release()
+            self._heartbeat.end()
+        for lane in self._lanes:
+            lane.rest()
+        reports = tuple(lane.report() for lane in self._lanes)
+        self._lanes.close()
+        seconds = time.monotonic() - started
+        return RunReport(
+            self._around.config.pipeline, reports, interrupted=bool(self._around.stop), seconds=seconds
+        )
+
+    def cancel(self) -> None:
+        """Cancel the Spark jobs of batches under way; they are abandoned before their commit or after."""
+        cancel_jobs(self._around.spark)
+
+    def _turn(self) -> bool:
+        """Look once and give out turns; False when the run is over.
+
+        It ends by a look that still holds: what a batch found out by its end while that look was taken, and
+        a topic none of whose tables reads on since, are for another look.
+        """
+        self._heartbeat.beat()
+        self._requests.look()
+        self._collect()
+        seen = self._look()
+        # Others may take the places of these now: only the end waits for what they found out.
+        ended = self._collect()
+        idle = self._idle()
+        self._go_on(idle, seen)
+        if self._busy:
+            wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+            return True
+        # Kafka's silence stops every topic: another look would find no more.
+        if not isinstance(seen, SourceError) and (ended or self._lanes.newly_stuck()):
+            return True
+        return self._rest(idle)
+
+    def _go_on(self, idle: list[Lane], seen: Found | SourceError) -> None:
+        """Have lanes that are not at work heed what is asked of them, and work by what was seen."""
+        for lane in idle:
+            lane.heed(self._requests.of(lane.table))
+        if isinstance(seen, SourceError):
+            # A lane at work hears of Kafka's silence by itself.
+            for lane in idle:
+                lane.fail(seen)
+        else:
+            self._give_turns(idle, seen)
+
+    def _rest(self, idle: list[Lane]) -> bool:
+        """All that was there is read; False where that is the end, or a stop comes before the next look."""
+        for lane in idle:
+            lane.rest()
+        self._tell_idle_patterns()
+        return not self._ends and not self._around.stop.wait(self._around.config.batch.poll_interval)
+
+    def _tell_idle_patterns(self) -> None:
+        """Say once, when all that was there is read, which patterns of the config fit none of it."""
+        tables = [lane.table for lane in self._lanes if lane.table.schema != UNKNOWN_SCHEMA]
+        if self._told_patterns or not tables:
+            return
+        self._told_patterns = True
+        for warning in idle_patterns(self._around.config, tables):
+            _log.warning("pattern fits no table", warning=warning)
+
+    def _give_turns(self, idle: list[Lane], found: Found) -> None:
+        for lane in idle:
+            lane.look(found.get(lane.topic))
+        ready = [lane for lane in idle if self._may_work(lane, found)]
+        for lane in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
+            work = partial(lane.work, found.get(lane.topic))
+            self._busy[start_thread(self._around.spark, work, name=str(lane.table))] = lane
+
+    def _idle(self) -> list[Lane]:
+        busy = {id(lane) for lane in self._busy.values()}
+        return [lane for lane in self._lanes if id(lane) not in busy]
+
+    def _look(self) -> Found | SourceError:
+        """Where the topics end now, or Kafka's silence: it says of no topic that it is gone."""
+        try:
+            return self._around.retry().call(self._look_once)
+        except SourceError as exc:
+            if not len(self._lanes):
+                raise
+            return exc
+
+    def _look_once(self) -> Found:
+        """As ``_look``; new topics that fit the rule get their lanes."""
+        found = self._ends_now()
+        if self._lanes.missed(found) - self._missed:
+            if self._around.stop.wait(SECOND_LOOK_SECONDS):
+                raise StopRequestedError
+            found |= self._ends_now()
+        self._missed = self._lanes.missed(found)
+        self._lanes.follow(found)
+        return found
+
+    def _ends_now(self) -> Found:
+        return self._offsets.lookup(self._around.config.topics_among(self._offsets.topics()))
+
+    def _may_work(self, lane: Lane, found: Found) -> bool:
+        if lane.topic not in found and lane.topic not in self._missed:
+            return False
+        if not self._ends:
+            lane.wake()
+        if self._batches is not None and lane.batches >= self._batches:
+            lane.leave()
+            return False
+        return lane.has_work(found.get(lane.topic))
+
+    def _fair(self, ready: list[Lane]) -> list[Lane]:
+        """Those first which had the fewest turns."""
+        return sorted(ready, key=lambda lane: lane.batches)
+
+    def _collect(self) -> bool:
+        """Know of the batches that ended; whether there were any."""
+        ended = [future for future in self._busy if future.done()]
+        for future in ended:
+            del self._busy[future]
+            # A lane keeps its failures to itself: what comes out is a fault of the worker.
+            future.result()
+        return bool(ended)
+
+    def _late(self) -> set[Future[None]]:
+        """Batches that did not end: with a stop in the time of grace, without one there are none."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while True:
+            _, late = wait(self._busy, timeout=_LOOK_SECONDS)
+            stop = self._around.stop
+            if not late or (stop and (stop.hurried or time.monotonic() > deadline)):
+                return late
+
+    def _finish(self) -> None:
+        """Let batches under way end; cancel what takes too long after a stop."""
+        late = self._late()
+        if late:
+            _log.warning("batches abandoned", tables=[str(self._busy[future].table) for future in late])
+        while late:  # a batch between two jobs begins the next one after it was cancelled
+            self.cancel()
+            _, late = wait(late, timeout=_LOOK_SECONDS)
+        self._collect()
+
+
+@contextmanager
+def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> Iterator[Surroundings]:
+    """The parts of a worker, open while the context is.
+
+    A Spark session that was there before is used and left alone; one started here is stopped.
+
+    Raises:
+        ConfigError: a part cannot be opened as configured.
+        StateStoreError: the state store does not answer for as long as ``retry.for`` says.
+        DevStackError: Java or Spark's connectors are not to be had.
+    """
+    failpoints = Failpoints.from_environment()
+    with ExitStack() as closing:
+        registry = _registry(config, closing)
+        store = RetryPolicy(config.retry.for_, stop=stop).call(lambda: _store(config, closing))
+        spark = closing.enter_context(_spark_of(config))
+        fetch = KafkaFetch(config.source.confluent_properties())
+        source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
+        yield Surroundings(
+            config=config,
+            spark=spark,
+            source=source,
+            topics=Topics(config.pipeline, source, store),
+            target=target_module(config.target).open_target(config, spark, store),
+            store=store,
+            dead_letters=cache(partial(dead_letters_of, config)),
+            registry=registry,
+            failpoints=failpoints,
+            listeners=Listeners((*listeners, Heartbeat(store, config.pipeline))),
+            stop=stop,
+        )
+
+
+def _registry(config: Config, closing: ExitStack) -> SchemaRegistry | None:
+    if config.source.schema_registry is None:
+        return None
+    registry = config.source.open_registry()
+    closing.callback(registry.close)
+    return registry
+
+
+def _store(config: Config, closing: ExitStack) -> SqlStateStore:
+    store = open_state_store(config.state)
+    closing.callback(store.close)
+    return store
+
+
+@contextmanager
+def _spark_of(config: Config) -> Iterator[SparkSession]:
+    """The session that runs, or one of the config's, stopped at the end."""
+    running = running_session()
+    if running is not None:
+        yield running
+        return
+    session = build_session(
+        app_name=f"tidesink {config.pipeline}",
+        master=config.spark.master,
+        conf=config.spark.conf_values(),
+        target=config.target.type,
+    )
+    try:
+        yield session
+    finally:
+        stop_session(session)

@@ -1,0 +1,589 @@
+"""The task of one table: opens it, runs its batches, counts them, and says how it stands."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import structlog
+
+from tidesink.config import TableConfig
+from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, told
+from tidesink.events import TableId
+from tidesink.sinks.batch.counts import Account, Filtered, passed
+from tidesink.sinks.batch.modes import first_shape
+from tidesink.sinks.batch.run import Batch, BatchOutcome, BatchPlan, Hold
+from tidesink.sinks.batch.schema_changes import KnownColumns, pending_of
+from tidesink.sinks.batch.shared_reads import Limits, TableRecords
+from tidesink.sinks.batch.source import RecordReader, fit_shuffle, open_reading_session
+from tidesink.sinks.kafka.fetch import FetchRange
+from tidesink.sinks.kafka.offsets import (
+    AddedPartitions,
+    OffsetRange,
+    RecordSize,
+    TopicOffsets,
+    budget_of,
+    check_continuity,
+    held_back,
+    late_start,
+    sample_size,
+    topic_gone,
+    topic_progress,
+)
+from tidesink.sinks.schema_sources.base import Decoding
+from tidesink.sinks.schema_sources.open import open_decoding
+from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.store import UNKNOWN_SCHEMA, Rank, TableState, TableStatus
+from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
+from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
+from tidesink.sinks.worker.observers import BatchApplied, BatchStarted, TableChanged, TableReport
+from tidesink.sinks.worker.preflight import shown_goal
+from tidesink.sinks.worker.retry import Cooldown, StopRequestedError, may_pass
+
+_log = structlog.get_logger("tidesink.worker")
+_TAKEN: Final = "another worker took this table, as its status says, and goes on with it"
+
+
+class Lane:
+    """The work of one table."""
+
+    def __init__(self, around: Surroundings, topic: str, table: TableId) -> None:
+        self.topic = topic
+        self.table = table
+        self.state: TableState = "IDLE"
+        self.batches = 0
+        self.cooldown = Cooldown(around.config.retry.for_)
+        self._around = around
+        self._settings = around.config.table_config(table)
+        self._session = open_reading_session(around.spark)
+        self._decoding: Decoding | None = None
+        self._hold: Hold | None = None
+        self._size = RecordSize()
+        self._added = AddedPartitions()
+        self._tally = Tally()
+        self._tombstones: Tombstones | None = None
+        self._error: str | None = None
+        self._refusal: TidesinkError | None = None
+        self._pauses = Pauses(table)
+        self._lag = 0
+        self._reads = around.topics.reads(topic)
+        if table.schema != UNKNOWN_SCHEMA:
+            self._reads.expect(table)
+
+    def look(self, found: TopicOffsets | None) -> None:
+        """Take note of how much is not known to be applied: of a table not opened yet, all of its topic."""
+        if found is not None:
+            known = self._next_offsets()
+            ends = found.partitions.items()
+            self._lag = sum(max(0, at.latest - known.get(n, at.earliest)) for n, at in ends)
+
+    def has_work(self, found: TopicOffsets | None) -> bool:
+        """Whether there is something to read, or to say; costs nothing."""
+        if self.state in ("PAUSED", "FAILING"):
+            return False
+        if self._hold is None or found is None:
+            return found is None or any(at.latest > 0 for at in found.partitions.values())
+        progress = self._hold.progress.topics.get(self.topic)
+        if progress is not None and progress.topic_id != found.topic_id:
+            return True
+        return self._lag > 0 or self.is_short(found)
+
+    def work(self, found: TopicOffsets | None) -> None:
+        """Apply one batch, or become PAUSED or FAILING. Raises nothing a table can cause."""
+        try:
+            self._work(found)
+        except StopRequestedError:
+            _log.debug("batch abandoned", table=str(self.table))
+        except SchemaRefusedError as exc:
+            self._refused(exc)
+        except TidesinkError as exc:
+            # What a stop cut off may pass by itself; a law that does not hold is said all the same.
+            if not self._around.stop or not may_pass(exc):
+                self._fail(exc, passes=may_pass(exc))
+        except Exception as exc:  # noqa: BLE001
+            # A table's unforeseen error must not stop the others; a job cancelled by a stop is none.
+            if not self._around.stop:
+                _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
+                self._fail(exc, passes=False)
+        finally:
+            self._settle()
+
+    def fail(self, error: TidesinkError) -> None:
+        """Become FAILING for a reason outside the lane, unless it has one of its own."""
+        if self.state not in ("PAUSED", "FAILING"):
+            self._fail(error, passes=may_pass(error))
+            self._settle()
+
+    def refuse(self, error: TidesinkError) -> None:
+        """Fail for what no other try changes: said again whenever the table is to go on."""
+        self._refusal = error
+        self.fail(error)
+
+    def heed(self, asked: TableControl) -> None:
+        """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
+        turn = self._pauses.heed(asked, waits=self.state in ("PAUSED", "FAILING"))
+        if turn == "rest":
+            self.close()
+            self._change("PAUSED", self._pauses.reason)
+            self._settle()
+        elif turn == "go on":
+            self._decoding = None  # what it could not take may be another thing now
+            self._begin_again()
+
+    def leave(self) -> None:
+        """Nothing more is to be read in this run: nobody waits for the table."""
+        self._settle(away=True)
+
+    @property
+    def cools_down(self) -> bool:
+        """Whether the lane failed for something that may pass, and its pause is not over."""
+        return self.state == "FAILING" and self.cooldown.running
+
+    @property
+    def awaits_topic(self) -> bool:
+        """Whether the lane would stop if its topic were gone now."""
+        return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
+
+    def is_short(self, found: TopicOffsets) -> bool:
+        """Whether the topic holds less now than was read of it: a broker can answer from before."""
+        ends = {number: at.latest for number, at in found.partitions.items()}
+        return self.awaits_topic and any(ends.get(n, -1) < at for n, at in self._next_offsets().items())
+
+    def wake(self) -> None:
+        """Look at a failing table again from the beginning, when its pause is over."""
+        if self.table.schema == UNKNOWN_SCHEMA:
+            return  # nothing to open: its topic is looked at again instead
+        if self.state == "FAILING" and self.cooldown.over:
+            self.cooldown = Cooldown(self._around.config.retry.for_)
+            self._begin_again()
+
+    def rest(self) -> None:
+        """Nothing is left to read for now."""
+        if self.state == "RUNNING":
+            self._change("IDLE", None)
+            self._settle()  # it may be lost to another worker, as the state store says
+
+    def close(self) -> None:
+        """Let go of the table."""
+        if self._hold is not None:
+            self._hold.table.close()
+            self._hold = None
+
+    def report(self) -> TableReport:
+        """How the table stands."""
+        progress = self._hold.progress if self._hold else None
+        return TableReport(
+            table=self.table,
+            topic=self.topic,
+            state=self.state,
+            batch=progress.batch if progress else 0,
+            batches=self.batches,
+            commit_ts=progress.commit_ts if progress else None,
+            lag=self._lag,
+            counters=self._tally.run.as_counters(),
+            zero_dates=self._tally.run_zero_dates,
+            warnings=self._warnings(),
+            error=self._error,
+        )
+
+    def _begin_again(self) -> None:
+        self.close()
+        if self._refusal is None:
+            self._change("IDLE", None)
+        else:
+            self._fail(self._refusal, passes=False)
+
+    def _work(self, found: TopicOffsets | None) -> None:
+        around = self._around
+        retry = around.retry(self.table)
+        opens = self._hold is None
+        if self._hold is None:
+            if found is None:
+                raise topic_gone(self.topic)
+            self._hold = retry.call(lambda: self._open(found))
+        progress = topic_progress(self._hold.progress, self.topic)
+        if opens and found is not None and self.is_short(found):
+            return  # now that it shows, it is looked at again before it is believed
+        if progress is not None:
+            check_continuity(progress, found)
+        if found is None:
+            raise topic_gone(self.topic)
+        plan, reader = self._plan(found)
+        if plan.records == 0:
+            self.rest()
+            return
+        self._change("RUNNING", None)
+        if self.state != "RUNNING":
+            return  # the table is another worker's
+        around.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
+        self._take(retry.call(lambda: self._batch(plan, reader).run()))
+
+    def _open(self, found: TopicOffsets) -> Hold:
+        """Know the shape and open the table, which is let go again where it cannot be held."""
+        around = self._around
+        if self._decoding is None:
+            self._decoding = open_decoding(around, self.topic, self.table, session=self._session)
+        self._decoding.prepare(found)
+        shape = first_shape(self._decoding.columns().shape, self._settings)
+        table = around.target.open_table(
+            shape, pipeline=around.config.pipeline, delete_mode=self._settings.deletes
+        )
+        try:
+            hold, self._tombstones = taken(around, table, self.table, self._tally)
+        except BaseException:
+            table.close()
+            raise
+        return hold
+
+    def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
+        """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
+        batch = self._around.config.batch
+        known = self._next_offsets()
+        grown = self._around.retry(self.table).call(lambda: self._around.topics.grown(found))
+        held = held_back(grown, known, found.partitions)
+        readable = self._added.readable(known, found.partitions)
+        starts = {n: known.get(n, found.partitions[n].earliest) for n in readable}
+        # One that waits is in the progress all the same: what it holds must not expire unseen.
+        available = [
+            OffsetRange(self.topic, n, start, start if n in held else found.partitions[n].latest)
+            for n, start in starts.items()
+        ]
+        if not known:
+            self._tally.warnings += late_start(self.topic, found)
+        self._sample(available)
+        limits = Limits(batch.max_records, batch.max_bytes, self._size)
+        planned = self._reads.plan(self.table, available, found, limits=limits)
+        source = self._around.source
+        reader = source if planned.kept is None else TableRecords(planned.kept, source, self.table)
+        return BatchPlan(planned.ranges, planned.found), reader
+
+    def _sample(self, available: Sequence[OffsetRange]) -> None:
+        """Learn what records weigh, where a guess would cut the first batch of a backlog short."""
+        batch, fetch = self._around.config.batch, self._around.source.fetch
+        waiting = sum(part.records for part in available)
+        guessed = budget_of(batch.max_records, batch.max_bytes, self._size)
+        if self._size.records or fetch is None or min(waiting, batch.max_records) <= guessed:
+            return
+
+        def weigh(part: OffsetRange) -> tuple[int, int]:
+            found = [one.select(["key", "value"]) for one in fetch(FetchRange(*part))]
+            return sum(one.num_rows for one in found), sum(int(one.nbytes) for one in found)
+
+        self._around.retry(self.table).call(lambda: sample_size(self._size, available, weigh))
+
+    def _settle(self, *, away: bool = False) -> None:
+        """Say where the table stands now, so that what is kept for it alone is let go."""
+        stopped = away or self.state in ("PAUSED", "FAILING")
+        if self.table.schema != UNKNOWN_SCHEMA:
+            self._reads.settle(self.table, self._next_offsets() or None, away=stopped)
+
+    def _next_offsets(self) -> dict[int, int]:
+        """Where to read next, by partition; empty where nothing was ever applied."""
+        progress = self._hold.progress.topics.get(self.topic) if self._hold else None
+        return {n: at.next_offset for n, at in progress.partitions.items()} if progress else {}
+
+    def _batch(self, plan: BatchPlan, reader: RecordReader) -> Batch:
+        assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
+        fit_shuffle(self._session, plan.records)
+        return Batch(
+            self._around,
+            replace(self._hold, accepted=self._pauses.accepted),
+            self._decoding,
+            settings=self._settings,
+            session=self._session,
+            plan=plan,
+            reader=reader,
+        )
+
+    def _take(self, outcome: BatchOutcome) -> None:
+        """Count a batch, tell of it, and pause where it says so."""
+        if outcome.account is not None and outcome.read is not None and self._hold is not None:
+            self.batches += 1
+            self._hold = replace(self._hold, progress=outcome.progress)
+            if self._hold.known is not None and self._decoding is not None:
+                self._hold.known.applied(self._decoding, outcome.progress)
+            if self._tombstones is not None:
+                self._tombstones.collect_if_due(outcome.progress, self.topic)
+                self._hold = replace(self._hold, horizon=self._tombstones.horizon)
+            self._size.learn(outcome.read.records, outcome.read.bytes)
+            self._tally.add(outcome)
+            self._around.listeners.hear(applied_event(self.table, outcome))
+        if outcome.pending:
+            self._pauses.wait_for(outcome.pending)
+            self._change("PAUSED", self._pauses.reason)
+        elif outcome.bad is not None:
+            self._change("PAUSED", str(outcome.bad))
+        else:
+            self._change("RUNNING", None)
+        self._around.failpoints.reach("reported")
+
+    def _refused(self, exc: SchemaRefusedError) -> None:
+        """Wait before a change of the columns that nothing can hold; fail for what is no such change."""
+        pending = pending_of(exc)
+        if pending is None:
+            self._fail(exc, passes=False)
+            return
+        self._pauses.wait_for((pending,))
+        self._change("PAUSED", self._pauses.reason)
+
+    def _fail(self, exc: Exception, *, passes: bool) -> None:
+        if isinstance(exc, SourceError):
+            exc.with_context(brokers=self._around.config.source.bootstrap_servers)
+        if passes:
+            self.cooldown.start()
+        self._change("FAILING", told(exc))
+
+    def _change(self, state: TableState, error: str | None) -> None:
+        self.state, self._error = state, error
+        self._pauses.state_is(state)
+        if self.table.schema == UNKNOWN_SCHEMA:
+            self._around.listeners.hear(TableChanged(self._status()))
+            return
+        # Before the first save: it would put zeros over what earlier runs counted.
+        resumed = self._around.noted(
+            self.table,
+            lambda: self._tally.resume(self._around, self.table),
+            unless="counters of earlier runs not read",
+        )
+        status = self._status()
+        self._around.listeners.hear(TableChanged(status))
+        if not resumed:
+            return
+        saved = self._around.noted(self.table, lambda: self._save(status), unless="status not saved")
+        if saved is False and self._hold is not None and state != "FAILING":
+            self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
+
+    def _save(self, status: TableStatus) -> bool:
+        """Have the state store know; False where another worker has the table by now."""
+        saved = self._around.store.save_status(status)
+        if saved and self._hold is not None and self._hold.known is not None:
+            self._hold.known.keep()
+        return saved
+
+    def _status(self) -> TableStatus:
+        progress = self._hold.progress if self._hold else None
+        return TableStatus(
+            self._around.config.pipeline,
+            self.table,
+            self.state,
+            error=self._error,
+            counters=self._tally.total.as_counters(),
+            zero_dates=self._tally.zero_dates,
+            warnings=self._warnings(),
+            batch=progress.batch if progress else self._tally.batch,
+            commit_ts=progress.commit_ts if progress else self._tally.commit_ts,
+            life=self._tally.life,
+            epoch=self._tally.epoch,
+            details={
+                "topic": self.topic,
+                PLACE: self._tally.place,
+                "lag": self._lag,
+                **passed(progress, self.topic, self._tally.filtered),
+                **shown_goal(self._around.config, self.table),
+                **self._tally.forgotten(self._tombstones),
+                **self._pauses.details(),
+            },
+        )
+
+    def _warnings(self) -> tuple[str, ...]:
+        own = self._decoding.warnings if self._decoding else ()
+        return tuple(dict.fromkeys((*own, *self._tally.warnings)))
+
+
+def taken(
+    around: Surroundings, table: TargetTable, name: TableId, tally: Tally
+) -> tuple[Hold, Tombstones | None]:
+    """Take a table's epoch, and know what is applied, and which deletes are remembered.
+
+    Raises:
+        StaleProgressError: another worker took it meanwhile, or it was brought back from a backup.
+    """
+    pipeline, settings = around.config.pipeline, around.config.table_config(name)
+    # Read before the claim: an epoch that is not above this one's began its count again.
+    before = around.store.status_of(pipeline, name)
+    claim = table.claim()
+    tally.claimed(claim.epoch, before)
+    progress = table.committed()
+    if progress != claim.progress:
+        raise StaleProgressError(
+            "progress changed between the claim and the look at it: another worker holds the table",
+            table=str(name),
+        )
+    place = around.place_of(name)
+    check_not_restored(around.store, progress, place, life=tally.life)
+    tally.resume(around, name)
+    fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
+    known = progress if progress is not None else fresh
+    tally.stands(known, place)
+    tombstones = _tombstones(table, settings)
+    horizon = tombstones.horizon if tombstones else None
+    columns = KnownColumns(around.store, known, settings.layout)
+    known = replace(known, sequence_by=settings.sequence_by)
+    return Hold(table, claim.epoch, known, horizon=horizon, known=columns), tombstones
+
+
+def _tombstones(table: TargetTable, settings: TableConfig) -> Tombstones | None:
+    if settings.sequence_by != "source" or settings.mode != "upsert":
+        return None
+    retention = settings.tombstone_retention if settings.deletes == "hard" else None
+    return Tombstones(cast(SequencedTable, table), retention)
+
+
+_TOMBSTONES: Final = "tombstones"
+_DOUBTED: Final = (
+    "rows were applied whose checksum does not match: the log has the first of each batch. Compare the table "
+    "with the source; source.checksum: reject keeps such rows out"
+)
+
+
+class Tally:
+    """What was counted: in this run, and in the table's life as far as the state store knows it."""
+
+    def __init__(self) -> None:
+        self.run, self.total = Account(), Account()
+        self.filtered = Filtered()
+        self.run_zero_dates: dict[str, int] = {}
+        self.zero_dates: dict[str, int] = {}
+        self.warnings: tuple[str, ...] = ()
+        self.batch = 0
+        self.commit_ts: int | None = None
+        self.place = ""
+        self.life, self.epoch = 0, 0
+        self._tombstones: Mapping[str, Any] = {}
+        self._held = self._resumed = False
+        self._known: Rank = (0, 0, -1)
+
+    def claimed(self, epoch: int, before: TableStatus | None) -> None:
+        """Count on in a hold of the table that was taken once ``before`` was read.
+
+        An epoch that is not above that status's is one of a table made anew, or of one from a backup.
+        """
+        self.life = before.life + (epoch <= before.epoch) if before is not None else 0
+        self.epoch = epoch
+        self._held, self._resumed = True, False
+
+    def resume(self, around: Surroundings, table: TableId) -> bool:
+        """Go on from what the state store holds, until the table is held: then nobody else counts."""
+        if not self._resumed:
+            status = around.store.status_of(around.config.pipeline, table)
+            if status is not None and status.rank > self._known:
+                self._adopt(status)
+            self._resumed = self._held
+        return True
+
+    def _adopt(self, status: TableStatus) -> None:
+        self.total = Account.from_counters(status.counters)
+        self.filtered = Filtered.from_details(status.details)
+        self.zero_dates = dict(status.zero_dates)
+        self.batch, self.commit_ts = status.batch, status.commit_ts
+        self.place = str(status.details.get(PLACE, ""))
+        self._tombstones = status.details.get(_TOMBSTONES) or {}
+        self._known = status.rank
+        if not self._held:
+            self.life, self.epoch = status.life, status.epoch
+
+    def stands(self, progress: Progress, place: str) -> None:
+        """Know what the target holds, and where: the table is open."""
+        self.batch, self.commit_ts, self.place = progress.batch, progress.commit_ts, place
+
+    def add(self, outcome: BatchOutcome) -> None:
+        """Count one batch."""
+        account = outcome.account or Account()
+        self.run, self.total = self.run + account, self.total + account
+        self.batch, self.commit_ts = outcome.progress.batch, outcome.progress.commit_ts
+        self._known = self.life, self.epoch, self.batch
+        self.filtered += outcome.filtered
+        for counts in (self.run_zero_dates, self.zero_dates):
+            _add(counts, outcome.zero_dates)
+        doubts = (_DOUBTED,) if outcome.doubted else ()
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *outcome.warnings, *doubts)))
+
+    def forgotten(self, tombstones: Tombstones | None) -> dict[str, Any]:
+        """The detail of the deletes remembered, as of when some were last forgotten, by whichever worker."""
+        if tombstones is not None and tombstones.last is not None:
+            return {_TOMBSTONES: tombstones.last._asdict()}
+        known = self._tombstones
+        # A table that was made anew has forgotten nothing.
+        holds = tombstones is None or tombstones.horizon == known.get("horizon")
+        return {_TOMBSTONES: dict(known)} if known and holds else {}
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, found in more.items():
+        counts[name] = counts.get(name, 0) + found
+
+
+# A TiDB TSO is milliseconds since 1970, and 18 bits that count within one.
+_TSO_PER_SECOND: Final = 1000 << 18
+# Deletes are collected so many times in a retention: each time the table's marks are read once.
+_TIMES_A_RETENTION: Final = 4
+
+
+def next_horizon(progress: Progress, topic: str, retention: float) -> int | None:
+    """The commit_ts up to which deletes may be forgotten, ``retention`` seconds behind what is applied.
+
+    None where some partition has applied nothing that has a commit_ts.
+    """
+    at = progress.topics.get(topic)
+    passed = [
+        max(part.applied_commit_ts or 0, part.watermark or 0)
+        for part in (at.partitions.values() if at else ())
+    ]
+    least = min(passed, default=0) - int(retention * _TSO_PER_SECOND)
+    return least if least > 0 else None
+
+
+class Tombstones:
+    """The marked deletes of one table; ``retention`` in seconds of the source's time, None: kept for ever.
+
+    The horizon that was ever raised holds all the same: what was forgotten before is not known again.
+    """
+
+    def __init__(self, table: SequencedTable, retention: float | None) -> None:
+        self._table = table
+        self._retention = retention
+        self.horizon = table.horizon()
+        self.last: Collected | None = None
+
+    def collect_if_due(self, progress: Progress, topic: str) -> None:
+        """Forget old deletes, seldom; a failure is said and tried again after a later batch."""
+        if self._retention is None:
+            return
+        horizon = next_horizon(progress, topic, self._retention)
+        if horizon is None:
+            return
+        step = self._retention * _TSO_PER_SECOND / _TIMES_A_RETENTION
+        if self.horizon is not None and horizon - self.horizon < max(step, 1):
+            return
+        try:
+            self.last = self._table.collect(horizon)
+            self.horizon = self.last.horizon
+        except TidesinkError as exc:
+            _log.warning("deletes not collected", topic=topic, error=str(exc))
+            self.horizon = self._known(horizon)
+
+    def _known(self, asked: int) -> int | None:
+        """The horizon after a collection that failed; where the table does not answer, as if it had not."""
+        try:
+            return self._table.horizon()
+        except TidesinkError:
+            return asked
+
+
+def applied_event(table: TableId, outcome: BatchOutcome) -> BatchApplied:
+    """A batch that was applied and accounted for."""
+    assert outcome.account is not None and outcome.read is not None  # noqa: S101, PT018  (it was applied)
+    return BatchApplied(
+        table,
+        outcome.progress.batch,
+        outcome.account,
+        outcome.version,
+        outcome.progress.commit_ts,
+        bytes_read=outcome.read.bytes,
+        seconds=dict(outcome.seconds),
+        doubted=outcome.doubted,
+        doubts=outcome.doubts,
+    )
