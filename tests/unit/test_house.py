@@ -14,11 +14,10 @@ MOST_LINES: Final = 700
 MOST_FUNCTION_LINES: Final = 40
 MOST_INIT_LINES: Final = 60
 MOST_SCRIPT_LINES: Final = 60
-# delta-spark imports as `delta`, and json and http are the standard library's; the rest say nothing.
+# json and http are the standard library's; the rest say nothing.
 REFUSED_NAMES: Final = {
     "json",
     "http",
-    "delta",
     "utils",
     "util",
     "helpers",
