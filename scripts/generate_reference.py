@@ -28,7 +28,7 @@ def pages() -> Mapping[Path, str]:
 
 
 def filled(page: Path) -> str:
-    """A page with its generated sections made anew."""
+    """A page with its generated sections made again."""
 
     def section(found: re.Match[str]) -> str:
         return f"{found[1]}<!-- {NOTE} -->\n\n{SECTIONS[found[2]]().strip()}\n\n{found[3]}"
@@ -45,7 +45,7 @@ def main() -> int:
         return 1 if stale else 0
     for page, text in pages().items():
         page.write_text(text, encoding="utf-8")
-    print(f"{len(stale)} of {len(pages())} pages written anew")
+    print(f"{len(stale)} of {len(pages())} pages written again")
     return 0
 
 

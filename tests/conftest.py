@@ -66,8 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not TEST_ALL:
         full = [item for item in items if is_full(item)]
         config.hook.pytest_deselected(items=full)
-        left_out = {*full}
-        items[:] = [item for item in items if item not in left_out]
+        omitted = {*full}
+        items[:] = [item for item in items if item not in omitted]
     for item in items:
         # Thousands of examples take their time.
         if item.path.stem.endswith("_fuzz") or item.path.parent.name == "properties":

@@ -23,7 +23,7 @@ SCHEMA: Final = TableSchema(
 )
 CREATE: Final = "CREATE TABLE shop.visits (name VARCHAR(20), amount INT)"
 OPTIONS: Final = CodecOptions(enable_tidb_extension=True, output_row_key=True)
-# Two partitions of one table: TiDB numbers the rows of each from anew where they were exchanged.
+# Two partitions of one table: TiDB numbers the rows of each from again where they were exchanged.
 TABLE_IDS: Final = (104, -1)
 _VALUES: Final[Sequence[Row]] = [{"name": n, "amount": a} for n in ("a", "b") for a in (None, 1)]
 

@@ -14,7 +14,7 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.memory import MemoryTarget
-from tidesink.sinks.worker.context import Failpoints, Surroundings
+from tidesink.sinks.worker.context import Failpoints, WorkerContext
 from tidesink.sinks.worker.observers import Listener, Listeners
 from tidesink.sinks.worker.retry import StopFlag
 
@@ -35,11 +35,11 @@ def surroundings(
     *,
     registry: SchemaRegistry | None = None,
     listeners: tuple[Listener, ...] = (),
-) -> Surroundings:
+) -> WorkerContext:
     """A worker's surroundings over a state store in ``folder`` and a target in memory."""
     source = KafkaSource(no_fetch, opens_up_to=config.source.opens_up_to)
     store = SqlStateStore(str(folder / "state.db"))
-    return Surroundings(
+    return WorkerContext(
         config=config,
         spark=spark,
         source=source,

@@ -84,7 +84,7 @@ class TidesinkError(Exception):
         return _restore, (type(self), self.message, self.context)
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """An error's class and text. Some of Spark's ask the JVM for theirs, and fail where that has ended."""
     try:
         text = str(error)

@@ -27,7 +27,7 @@ class ReducedRow(NamedTuple):
 
     ``half`` marks the delete half of a key change: its event is counted with the half that writes.
     ``kept`` columns are not in ``row``: the source did not send them, and what is stored stays.
-    ``anew``: the batch deletes the key before it writes this row, so that nothing stored is the row's.
+    ``again``: the batch deletes the key before it writes this row, so that nothing stored is the row's.
     """
 
     position: Position
@@ -35,7 +35,7 @@ class ReducedRow(NamedTuple):
     row: Row | None
     half: bool
     kept: tuple[str, ...] = ()
-    anew: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,14 @@ def _last(events: list[tuple[OrderKey, ReducedRow]]) -> ReducedRow:
     for _, event in later:
         last = _completed(event, last) if event.kept else event
         deleted |= event.row is None
-    return last._replace(anew=bool(last.kept) and deleted)
+    return last._replace(again=bool(last.kept) and deleted)
 
 
 def _completed(event: ReducedRow, before: ReducedRow) -> ReducedRow:
     known, row = before.row or {}, event.row or {}
-    told = {name: known[name] for name in event.kept if name in known}
-    left = tuple(name for name in event.kept if name not in told)
-    return event._replace(row={**row, **told}, kept=left)
+    reported = {name: known[name] for name in event.kept if name in known}
+    left = tuple(name for name in event.kept if name not in reported)
+    return event._replace(row={**row, **reported}, kept=left)
 
 
 def row_events(event: ChangeEvent, keys: Sequence[str]) -> Iterable[tuple[Key, Op, ReducedRow]]:

@@ -44,16 +44,16 @@ def _decode(summed: tuple[str, str], *more: str) -> tuple[int, list[dict[str, ob
 
 @pytest.mark.parametrize("more", [(), ("--checksum", "off")])
 def test_checksums_are_not_asked_for_by_themselves(summed: tuple[str, str], more: tuple[str, ...]) -> None:
-    code, (line,), told = _decode(summed, *more)
-    assert (code, line["type"], told) == (0, "insert", "")
+    code, (line,), reported = _decode(summed, *more)
+    assert (code, line["type"], reported) == (0, "insert", "")
 
 
 def test_a_wrong_checksum_is_told_on_stderr(summed: tuple[str, str]) -> None:
-    code, (line,), told = _decode(summed, "--checksum", "warn")
+    code, (line,), reported = _decode(summed, "--checksum", "warn")
     assert (code, line["type"]) == (0, "insert")
     ours = zlib.crc32(struct.pack("<qq", 1, 2))
-    assert told.startswith(f"warning: shop_t[0]@17: the row's checksum is {ours} and TiCDC wrote '{SUM}'")
-    assert len(told.splitlines()) == 1
+    assert reported.startswith(f"warning: shop_t[0]@17: the row's checksum is {ours} and TiCDC wrote '{SUM}'")
+    assert len(reported.splitlines()) == 1
 
 
 def test_a_wrong_checksum_is_an_error_line(summed: tuple[str, str]) -> None:
@@ -63,9 +63,9 @@ def test_a_wrong_checksum_is_an_error_line(summed: tuple[str, str]) -> None:
 
 
 def test_another_word_is_refused(summed: tuple[str, str]) -> None:
-    code, found, told = _decode(summed, "--checksum", "maybe")
+    code, found, reported = _decode(summed, "--checksum", "maybe")
     assert (code, found) == (2, [])
-    assert "use off or warn or reject" in told
+    assert "use off or warn or reject" in reported
 
 
 def test_a_delete_marker_comes_back_byte_for_byte(schemas: str) -> None:

@@ -40,8 +40,8 @@ def test_compressed_records_decode_without_being_told_and_are_written_when_told(
     line = _decoded(compressed(json.dumps(MESSAGE).encode(), kind))
     assert line["after"] == {"id": 7, "e": ROW["e"]}
     assert line["extension"]["compression"] == kind
-    told = {**line, "extension": {n: v for n, v in line["extension"].items() if n != "compression"}}
-    for value in (_encoded(line), _encoded(told, "--large-message-handle-compression", kind)):
+    reported = {**line, "extension": {n: v for n, v in line["extension"].items() if n != "compression"}}
+    for value in (_encoded(line), _encoded(reported, "--large-message-handle-compression", kind)):
         assert compression_of(value) == kind
     assert compression_of(_encoded(line, "--large-message-handle-compression", "none")) == "none"
     assert json.loads(decompressed(value) or b"") == {

@@ -34,7 +34,7 @@ def ddl(tmp_path: Path) -> Any:
     return write
 
 
-def told(*args: str, code: int = 0, stdin: str | None = None) -> str:
+def reported(*args: str, code: int = 0, stdin: str | None = None) -> str:
     """What it prints for people, on one line."""
     result = run("registry", *args, stdin=stdin)
     assert result.exit_code == code, result.output
@@ -50,7 +50,7 @@ def registered(server: Server, file: str) -> None:
 
 
 def test_an_empty_registry_is_said_to_be(server: Server) -> None:
-    assert told("list", *at(server)) == "the registry holds no subjects; its level is NONE"
+    assert reported("list", *at(server)) == "the registry holds no subjects; its level is NONE"
     assert said("list", *at(server))["subjects"] == []
 
 
@@ -66,7 +66,7 @@ def test_register_list_show(server: Server, ddl: Any) -> None:
     assert listed["subjects"][1] == {
         "subject": VALUE, "level": "NONE", "versions": [{"version": 1, "id": 2}], "problem": None
     }  # fmt: skip
-    assert "shop_orders-value 1 2 NONE" in told("list", *at(server))
+    assert "shop_orders-value 1 2 NONE" in reported("list", *at(server))
     assert [e["subject"] for e in said("list", "*-key", *at(server))["subjects"]] == ["shop_orders-key"]
     shown = said("show", VALUE, *at(server))
     assert (shown["version"], shown["id"], shown["level"]) == (1, 2, "NONE")
@@ -78,17 +78,17 @@ def test_register_list_show(server: Server, ddl: Any) -> None:
     by_id = said("show", "id:2", *at(server))
     assert by_id["places"] == [{"subject": VALUE, "version": 1}]
     assert by_id["schema"] == shown["schema"]
-    assert "held by shop_orders-value version 1" in told("show", "id:2", *at(server))
+    assert "held by shop_orders-value version 1" in reported("show", "id:2", *at(server))
     raw = run("registry", "show", VALUE, "1", "--raw", *at(server)).stdout
     assert raw == server.registry.memory.latest(VALUE).schema_text + "\n"
 
 
 def test_what_is_not_there_is_said(server: Server) -> None:
-    assert "no such subject" in told("show", "none-value", *at(server), code=1)
-    assert "no subject fits 'x*'" in told("list", "x*", *at(server), code=1)
-    assert "give a number, or latest" in told("show", "none-value", "first", *at(server), code=2)
-    assert "an id is a number" in told("show", "id:x", *at(server), code=2)
-    assert "no such schema id" in told("show", "id:9", *at(server), code=1)
+    assert "no such subject" in reported("show", "none-value", *at(server), code=1)
+    assert "no subject fits 'x*'" in reported("list", "x*", *at(server), code=1)
+    assert "give a number, or latest" in reported("show", "none-value", "first", *at(server), code=2)
+    assert "an id is a number" in reported("show", "id:x", *at(server), code=2)
+    assert "no such schema id" in reported("show", "id:9", *at(server), code=1)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_what_is_not_there_is_said(server: Server) -> None:
     ],
 )
 def test_wrong_use(args: list[str], words: str) -> None:
-    assert words in told(*args, code=2)
+    assert words in reported(*args, code=2)
 
 
 def test_levels_are_shown_and_set(server: Server, ddl: Any) -> None:
     registered(server, ddl(ORDERS))
     assert said("level", *at(server)) == {"subject": None, "level": "NONE", "before": "NONE"}
-    assert told("level", VALUE, "--set", "full_transitive", *at(server)) == (
+    assert reported("level", VALUE, "--set", "full_transitive", *at(server)) == (
         f"{VALUE}: FULL_TRANSITIVE (was NONE)"
     )
     assert said("level", VALUE, *at(server))["level"] == "FULL_TRANSITIVE"
@@ -134,7 +134,7 @@ def test_check_says_per_subject_and_field_what_is_refused(server: Server, ddl: A
         "note": None,
     }  # fmt: skip
     assert "wrong numbers" in rows["price"]["note"]
-    text = told("check", "--table-definition", ddl(BROKEN), *at(server), code=1)
+    text = reported("check", "--table-definition", ddl(BROKEN), *at(server), code=1)
     assert f"{VALUE}: REFUSED under FULL, against version 1" in text
     assert "offline rules: refuses, registry: refuses; levels that take it: NONE" in text
     assert "1 other field stays the same" in text
@@ -148,7 +148,9 @@ def test_check_asks_the_registry_only_where_it_may(server: Server, ddl: Any) -> 
     assert not any("/compatibility/" in line for line in server.registry.log)
     found = said("check", "--table-definition", ddl(BROKEN), "--level", "backward", *at(server), code=1)
     assert (found["subjects"][1]["level"], found["subjects"][1]["live"]) == ("BACKWARD", None)
-    words = told("check", "--table-definition", ddl(BROKEN), "--level", "FULL", "--live", *at(server), code=2)
+    words = reported(
+        "check", "--table-definition", ddl(BROKEN), "--level", "FULL", "--live", *at(server), code=2
+    )
     assert "--live and --level exclude each other" in words
 
 
@@ -179,7 +181,9 @@ def test_an_alter_is_judged_over_the_table_of_before(ddl: Any, tmp_path: Path) -
     )
     found = said("check", "--table-definition", alter, "--config", str(config))
     assert [item["subject"] for item in found["subjects"]] == ["p_shop_orders-key", "p_shop_orders-value"]
-    words = told("check", "--table-definition", alter, "--previous", ddl("CREATE TABLE b.c (a INT)"), code=2)
+    words = reported(
+        "check", "--table-definition", alter, "--previous", ddl("CREATE TABLE b.c (a INT)"), code=2
+    )
     assert "creates no table, and changes none that is known" in words
 
 
@@ -192,7 +196,7 @@ def test_producer_options_are_judged_as_well(ddl: Any) -> None:
 
 def test_a_topic_rule_and_a_database_make_the_subject(ddl: Any) -> None:
     file = ddl("CREATE TABLE t (id INT PRIMARY KEY)")
-    words = told("check", "--table-definition", file, "--previous", file, code=2)
+    words = reported("check", "--table-definition", file, "--previous", file, code=2)
     assert "does not say the database of t" in words
     rule = ("--database", "shop", "--topic-rule", "cdc.{schema}.{table}")
     found = said("check", "--table-definition", file, "--previous", file, *rule)
@@ -210,7 +214,7 @@ def test_tables_that_ticdc_stops_at_or_leaves_out(ddl: Any) -> None:
     assert found["ok"] is False
     assert "neither a primary key" in found["skipped"]["shop.n"]
     assert "both come to the Avro field 'a_b'" in found["failed"]["shop.s"]
-    text = told("check", "--table-definition", file, "--previous", before, code=1)
+    text = reported("check", "--table-definition", file, "--previous", before, code=1)
     assert "shop.s: TiCDC's encoder would stop" in text
     assert "warning: shop.n is not judged" in text
 
@@ -226,11 +230,11 @@ def test_register_refuses_what_the_registry_would(server: Server, ddl: Any) -> N
 
 def test_register_asks_first(server: Server, ddl: Any) -> None:
     asked = ("register", "--table-definition", ddl(ORDERS), *at(server))
-    assert "nothing was registered" in told(*asked, code=1, stdin="n\n")
+    assert "nothing was registered" in reported(*asked, code=1, stdin="n\n")
     assert server.registry.memory.subjects() == []
-    assert "register 2 schemas?" in told(*asked, stdin="y\n")
+    assert "register 2 schemas?" in reported(*asked, stdin="y\n")
     assert server.registry.memory.subjects() == ["shop_orders-key", VALUE]
-    assert "register 1 schema?" in told(
+    assert "register 1 schema?" in reported(
         "register", "--table-definition", ddl(WIDER), *at(server), stdin="y\n"
     )
 
@@ -240,14 +244,14 @@ def test_register_a_schema_file(server: Server, tmp_path: Path) -> None:
     file.write_text('{"type": "record", "name": "t", "fields": []}\n', encoding="utf-8")
     done = said("register", "any-value", "--schema", str(file), "--yes", *at(server))
     assert done["registered"][0]["id"] == 1
-    assert "under which subject?" in told("register", "--schema", str(file), *at(server), code=2)
+    assert "under which subject?" in reported("register", "--schema", str(file), *at(server), code=2)
     file.write_text("no schema", encoding="utf-8")
-    assert "not an Avro schema" in told("register", "b-value", "--schema", str(file), *at(server), code=1)
+    assert "not an Avro schema" in reported("register", "b-value", "--schema", str(file), *at(server), code=1)
 
 
 def test_diff_of_versions_and_of_a_definition(server: Server, ddl: Any) -> None:
     registered(server, ddl(ORDERS))
-    assert "nothing to compare it with" in told("diff", VALUE, *at(server), code=1)
+    assert "nothing to compare it with" in reported("diff", VALUE, *at(server), code=1)
     registered(server, ddl(WIDER))
     found = said("diff", VALUE, *at(server))
     assert (found["old"]["version"], found["new"]["version"], found["equal"]) == (1, 2, False)
@@ -258,11 +262,11 @@ def test_diff_of_versions_and_of_a_definition(server: Server, ddl: Any) -> None:
     made = said("diff", VALUE, "1", "--table-definition", ddl(BROKEN), *at(server))
     assert made["new"] == {"subject": VALUE, "version": None, "id": None}
     assert made["compatible"] == {"BACKWARD": False, "FORWARD": False, "FULL": False}
-    text = told("diff", VALUE, "1", "--table-definition", ddl(BROKEN), *at(server))
+    text = reported("diff", VALUE, "1", "--table-definition", ddl(BROKEN), *at(server))
     assert "BACKWARD no, FORWARD no, FULL no" in text
     assert "changed from int to string" in text
     elsewhere = ("diff", "other-value", "--table-definition", ddl(BROKEN))
-    assert "no such subject" in told(*elsewhere, *at(server), code=1)
+    assert "no such subject" in reported(*elsewhere, *at(server), code=1)
 
 
 def test_a_registry_that_judges_otherwise_is_followed_and_told(serve: Serve, ddl: Any) -> None:
@@ -285,8 +289,8 @@ def test_a_registry_that_judges_otherwise_is_followed_and_told(serve: Serve, ddl
     value = found["subjects"][1]
     assert (value["offline"], value["live"], value["taken"]) == (True, False, False)
     assert value["registry_says"] == ["rule PII: no field may be called qty"]
-    text = told("check", "--table-definition", ddl(ORDERS), "--schema-registry", url, code=1)
-    assert "the registry judges otherwise than Avro's rules" in text
+    text = reported("check", "--table-definition", ddl(ORDERS), "--schema-registry", url, code=1)
+    assert "the registry decides otherwise than Avro's rules" in text
     assert "the registry says: rule PII" in text
 
 
@@ -304,6 +308,6 @@ def test_subjects_that_are_none_of_avro_are_listed_with_the_reason(serve: Serve)
     result = run("registry", "list", "--schema-registry", url)
     assert result.exit_code == 0
     assert "warning: p-value: this is a schema of type PROTOBUF" in result.stderr
-    left_out = run("registry", "export", "-", "--schema-registry", url)
-    assert left_out.exit_code == 1
-    assert "p-value is left out" in left_out.stderr
+    omitted = run("registry", "export", "-", "--schema-registry", url)
+    assert omitted.exit_code == 1
+    assert "p-value is left out" in omitted.stderr

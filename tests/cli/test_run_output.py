@@ -62,14 +62,14 @@ def test_what_a_filter_took_out_is_said_by_itself(capsys: pytest.CaptureFixture[
     account = Account(7, 4, 3, unmatched=2)
     show_report(RunReport("shop", (TableReport(ORDERS, "t", "IDLE", counters=account.as_counters()),)))
     assert "shop.orders: filter: 2 changes whose row does not satisfy it" in capsys.readouterr().err
-    told: list[str] = []
-    ProgressLines(told.append, brokers="b:1").hear(BatchApplied(ORDERS, 4, account, "v", None))
-    assert "applied 4, superseded 3, unmatched 2 in" in told[0]
+    reported: list[str] = []
+    ProgressLines(reported.append, brokers="b:1").hear(BatchApplied(ORDERS, 4, account, "v", None))
+    assert "applied 4, superseded 3, unmatched 2 in" in reported[0]
 
 
 def test_progress_is_a_line_a_step() -> None:
-    told: list[str] = []
-    progress = ProgressLines(told.append, brokers="b:1,c:2")
+    reported: list[str] = []
+    progress = ProgressLines(reported.append, brokers="b:1,c:2")
     failing = TableStatus("shop", ORDERS, "FAILING", error="SourceUnavailableError: x")
     progress.hear(BatchStarted(ORDERS, 4, 10))
     progress.hear(BatchApplied(ORDERS, 4, Account(10, 6, 4), "v", None, seconds={"a": 1.0, "b": 0.5}))
@@ -77,7 +77,7 @@ def test_progress_is_a_line_a_step() -> None:
     progress.hear(TableChanged(TableStatus("shop", ORDERS, "RUNNING")))
     progress.hear(TableChanged(failing))
     progress.hear(TableChanged(failing))
-    assert told == [
+    assert reported == [
         "shop.orders  batch 4: 10 records",
         "shop.orders  batch 4: read 10, applied 6, superseded 4 in 1.5 s",
         "all tables  SourceUnavailableError: no answer (brokers b:1,c:2); again in 2.0 s",

@@ -158,17 +158,17 @@ def _speak() -> None:
 def test_the_log_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr(LogFormat.TEXT)
     _speak()
-    told = [
+    reported = [
         "warning: batches abandoned (tables: shop.a, shop.b)",
         "error: table failed (table: shop.a)",
         "Traceback",
         "  line",
     ]
-    assert capsys.readouterr().err.splitlines() == told
+    assert capsys.readouterr().err.splitlines() == reported
     failures.set_debug(True)
     log_to_stderr(LogFormat.TEXT)
     _speak()
-    assert capsys.readouterr().err.splitlines() == ["debug: batch abandoned (table: shop.a)", *told]
+    assert capsys.readouterr().err.splitlines() == ["debug: batch abandoned (table: shop.a)", *reported]
 
 
 @pytest.mark.usefixtures("log")

@@ -132,15 +132,18 @@ def test_a_topic_decodes_validates_and_plans(stack: Stack, tmp_path: Path, proto
         "spent": "string",
         "note": "string",
     }
-    told = {"flat-avro": ("avro", "inferred from the Avro"), "canal-json": ("ddl", "of the topic's own DDL")}
-    assert plan["types_from"] == told[protocol][0]
+    reported = {
+        "flat-avro": ("avro", "inferred from the Avro"),
+        "canal-json": ("ddl", "of the topic's own DDL"),
+    }
+    assert plan["types_from"] == reported[protocol][0]
     notes = {column["name"]: column["note"] for column in plan["columns"]}
     assert "more than 38 digits" in notes["price"]
     assert "no calendar has: null" in notes["made"]
     text = run("plan", config).stdout
     assert "shop.order_items" in text
     assert "warning: column price" in text
-    assert f"source types: {told[protocol][1]}" in text
+    assert f"source types: {reported[protocol][1]}" in text
 
     beyond = run("decode", "-c", config, "--topic", stack.topic, "--from", "500", "-o", "json")
     assert (beyond.exit_code, beyond.stdout) == (0, "")

@@ -30,8 +30,8 @@ def test_patterns_of_tables_and_routes_that_fit_some_table_are_not_told_of() -> 
     routes = [{"match": "other[.](.*)", "to": "all.$1"}, {"match": "shop[.](.*)", "to": "all.$1"}]
     tables = [{"match": "SHOP.*"}, {"match": "s?op.orders"}]
     config = Config.model_validate({**FLAT_AVRO, "tables": tables, "routes": routes})
-    (told,) = idle_patterns(config, [TableId("Shop", "Orders"), TableId("shop", "b")])
-    assert told.startswith("routes[0].match: 'other[.](.*)' fits none of the tables")
+    (reported,) = idle_patterns(config, [TableId("Shop", "Orders"), TableId("shop", "b")])
+    assert reported.startswith("routes[0].match: 'other[.](.*)' fits none of the tables")
     # Nothing was found yet: nothing is known of the patterns.
     assert list(idle_patterns(config, [])) == []
 

@@ -1,4 +1,4 @@
-"""A worker's own lane over records that this process holds: all of a worker but Kafka itself."""
+"""A worker's own task over records that this process holds: all of a worker but Kafka itself."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import KafkaOffsets, OffsetRange, PartitionOffsets, TopicOffsets
-from tidesink.sinks.worker.context import Surroundings
-from tidesink.sinks.worker.table_task import Lane
+from tidesink.sinks.worker.context import WorkerContext
+from tidesink.sinks.worker.table_task import TableTask
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ def config_of(
     **defaults: Any,
 ) -> Config:
     """A pipeline that says of its changefeed what the changefeed's own options say."""
-    told = [option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields]
+    reported = [option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields]
     if feed.protocol.startswith("debezium"):
-        told = []  # the messages say it, and the config has no word for it
+        reported = []  # the messages say it, and the config has no word for it
     source = {
         name.replace("_", "-"): value
-        for name in told
+        for name in reported
         if (value := getattr(feed.options, name)) != getattr(_DEFAULTS, name)
     }
     if feed.protocol.endswith("avro"):
@@ -127,27 +127,27 @@ class CodedTable:
     bed: Bed
     table: TableId
     topic: HeldTopic
-    around: Surroundings
+    around: WorkerContext
 
     @contextmanager
-    def lane(self) -> Iterator[Lane]:
-        """The lane of a worker that was just started."""
-        lane = Lane(replace(self.around, target=self.bed.reopen()), TOPIC, self.table)
-        yield lane
-        lane.close()
+    def table_task(self) -> Iterator[TableTask]:
+        """The task of a worker that was just started."""
+        table_task = TableTask(replace(self.around, target=self.bed.reopen()), TOPIC, self.table)
+        yield table_task
+        table_task.close()
 
-    def take(self, lane: Lane, upto: int) -> None:
+    def take(self, table_task: TableTask, upto: int) -> None:
         """One batch, of the records that were sent by then."""
-        before = lane.batches
-        self.offer(lane, upto)
-        assert (lane.state, lane.batches) == ("RUNNING", before + 1), lane.report().error
+        before = table_task.batches
+        self.offer(table_task, upto)
+        assert (table_task.state, table_task.batches) == ("RUNNING", before + 1), table_task.report().error
 
-    def offer(self, lane: Lane, upto: int) -> None:
+    def offer(self, table_task: TableTask, upto: int) -> None:
         """The same, whatever becomes of it."""
         self.topic.sent = upto
         found = self.topic.found()
-        lane.look(found)
-        lane.work(found)
+        table_task.look(found)
+        table_task.work(found)
 
     def rows(self, shape: TableShape) -> list[dict[str, Any]]:
         """What a reader of the target sees, who knows the shape; in the order of the key."""

@@ -1,4 +1,4 @@
-"""Changes of a table before which a worker's lane waits, and how it goes on (``docs/schema-changes.md``)."""
+"""Changes of a table before which a worker's task waits, and how it goes on (``docs/schema-changes.md``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.config_samples import CANAL_JSON, changed
 from tidesink.cli.main import app
 from tidesink.events import TableSchema
 from tidesink.sinks.worker.control import Requests
-from tidesink.sinks.worker.table_task import Lane
+from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +32,7 @@ REKEYED = f"ALTER TABLE {NAME} DROP PRIMARY KEY, ADD PRIMARY KEY (name)"
 
 @dataclass(frozen=True)
 class Waiting:
-    """A changefeed with a DDL in its middle, a lane over it, and a person's ``tidesink``."""
+    """A changefeed with a DDL in its middle, a task over it, and a person's ``tidesink``."""
 
     feed: Changefeed
     table: CodedTable
@@ -43,13 +43,13 @@ class Waiting:
         """What is at the target, with whichever columns it has."""
         return sorted(tuple(row.values()) for row in self.table.bed.read(TABLE))
 
-    def turn(self, lane: Lane, upto: int | None = None) -> None:
+    def turn(self, table_task: TableTask, upto: int | None = None) -> None:
         """A worker's turn: heed what was asked, and read what was sent unless the table waits."""
         asked = Requests(self.table.around.store, "shop")
         asked.look()
-        lane.heed(asked.of(TABLE))
-        if lane.state != "PAUSED":
-            self.table.offer(lane, len(self.feed.records) if upto is None else upto)
+        table_task.apply_control(asked.of(TABLE))
+        if table_task.state != "PAUSED":
+            self.table.offer(table_task, len(self.feed.records) if upto is None else upto)
 
     def pending(self) -> dict[str, dict[str, Any]]:
         """By its kind, each change that the status shows."""
@@ -92,43 +92,43 @@ FIRST = [(1, "one", 10, 100), (2, "two", 20, 200)]
 
 def test_a_wider_type_and_a_dropped_column_wait_until_they_are_accepted(begin: Begin) -> None:
     waiting = begin(CHANGED, (3, "three", 2**40), widen="pause", drop="pause")
-    with waiting.table.lane() as lane:
-        waiting.turn(lane, waiting.before)
-        waiting.turn(lane)
-        assert lane.state == "PAUSED"
+    with waiting.table.table_task() as table_task:
+        waiting.turn(table_task, waiting.before)
+        waiting.turn(table_task)
+        assert table_task.state == "PAUSED"
         shown = waiting.pending()
         assert {kind: (one["column"], one["from"], one["to"]) for kind, one in shown.items()} == {
             "widen": ("size", "int", "bigint"),
             "drop": ("note", "int(11)", ""),
         }
         assert waiting.resume() == 0
-        waiting.turn(lane)
-        assert (lane.state, waiting.pending(), waiting.rows()) == ("PAUSED", shown, FIRST)
+        waiting.turn(table_task)
+        assert (table_task.state, waiting.pending(), waiting.rows()) == ("PAUSED", shown, FIRST)
         assert waiting.resume("--accept") == 0
-        waiting.turn(lane)
-        assert (lane.state, waiting.pending()) == ("RUNNING", {})
+        waiting.turn(table_task)
+        assert (table_task.state, waiting.pending()) == ("RUNNING", {})
     assert waiting.rows() == [(1, "one", 10), (2, "two", 20), (3, "three", 2**40)]
 
 
 @FULL
 def test_another_key_waits_until_the_config_names_the_old_one(begin: Begin) -> None:
     waiting = begin(REKEYED, (3, "three", 30, 300))
-    with waiting.table.lane() as lane:
-        waiting.turn(lane, waiting.before)
-        waiting.turn(lane)
-        assert lane.state == "PAUSED"
+    with waiting.table.table_task() as table_task:
+        waiting.turn(table_task, waiting.before)
+        waiting.turn(table_task)
+        assert table_task.state == "PAUSED"
     # A worker that knows nothing but the new key finds what the rows were written under.
-    with waiting.table.lane() as lane:
-        waiting.turn(lane)
-        assert lane.state == "PAUSED"
+    with waiting.table.table_task() as table_task:
+        waiting.turn(table_task)
+        assert table_task.state == "PAUSED"
         change = waiting.pending()["key"]
         assert (change["from"], change["to"], change["accepts"]) == ("id", "name", [])
         assert waiting.resume("--accept") == 2
         assert waiting.resume() == 0
-        waiting.turn(lane)
-        assert (lane.state, waiting.rows()) == ("PAUSED", FIRST)
-    told = replace(waiting.table.around, config=config_of(waiting.feed, keys=["id"]))
-    with replace(waiting.table, around=told).lane() as lane:
-        waiting.turn(lane)
-        assert lane.state == "RUNNING"
+        waiting.turn(table_task)
+        assert (table_task.state, waiting.rows()) == ("PAUSED", FIRST)
+    reported = replace(waiting.table.around, config=config_of(waiting.feed, keys=["id"]))
+    with replace(waiting.table, around=reported).table_task() as table_task:
+        waiting.turn(table_task)
+        assert table_task.state == "RUNNING"
     assert waiting.rows() == [*FIRST, (3, "three", 30, 300)]

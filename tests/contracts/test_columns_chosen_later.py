@@ -1,4 +1,4 @@
-"""A column that the config leaves out for a while, through a worker's lane: what rows from then have."""
+"""A column that the config leaves out for a while, through a worker's task: what rows from then have."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_its_default_is_not_taken_for_the_values_that_were_left_out(
     config = config_of(feed)
     table = open_table(bed, spark, tmp_path, feed=feed, messages=placed(feed.records), config=config)
     without = config_of(feed, except_column_list=["status"])
-    for upto, told in enumerate((without, without, config), 1):
-        with replace(table, around=replace(table.around, config=told)).lane() as lane:
-            table.take(lane, upto)
+    for upto, reported in enumerate((without, without, config), 1):
+        with replace(table, around=replace(table.around, config=reported)).table_task() as table_task:
+            table.take(table_task, upto)
     assert target.rows(TABLE) == [
         {"id": 1, "status": None, "late": "no"},
         {"id": 2, "status": "void", "late": "yes"},
     ]
-    assert any("status is not new" in text for text in lane.report().warnings)
+    assert any("status is not new" in text for text in table_task.report().warnings)

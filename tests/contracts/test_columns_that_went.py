@@ -39,20 +39,20 @@ def _feed(ddl: str, *row: Any) -> Changefeed:
 
 
 def _at_once(table: CodedTable, records: int) -> None:
-    with table.lane() as lane:
-        table.take(lane, records)
+    with table.table_task() as table_task:
+        table.take(table_task, records)
 
 
 def _by_one_worker(table: CodedTable, records: int) -> None:
-    with table.lane() as lane:
-        table.take(lane, records - 2)
-        table.take(lane, records)
+    with table.table_task() as table_task:
+        table.take(table_task, records - 2)
+        table.take(table_task, records)
 
 
 def _by_another_worker(table: CodedTable, records: int) -> None:
     for upto in (records - 2, records):
-        with table.lane() as lane:
-            table.take(lane, upto)
+        with table.table_task() as table_task:
+            table.take(table_task, upto)
 
 
 CASES = {

@@ -87,9 +87,9 @@ def test_records_are_counted_anew_where_they_do_not_fit_what_arrived(
         config=config_of(feed),
         held=partial(ReadAgain, way),
     )
-    with table.lane() as lane:
-        table.offer(lane, len(messages))
-        report = lane.report()
+    with table.table_task() as table_task:
+        table.offer(table_task, len(messages))
+        report = table_task.report()
     if error is not None:
         assert report.state == "FAILING"
         assert error in (report.error or "")

@@ -19,7 +19,7 @@ WHOLE = shape(ID, *(column for column, _ in cases()))
 
 def planned(bed: Bed) -> dict[str, str]:
     """Column to type, as the plan has them."""
-    foresight = import_module(TARGETS[bed.name]).FORESIGHT
+    foresight = import_module(TARGETS[bed.name]).PREFLIGHT
     return {column.name: foresight.column_type(None, column) for column in WHOLE.columns}
 
 

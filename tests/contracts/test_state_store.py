@@ -40,7 +40,7 @@ def _mariadb(request: pytest.FixtureRequest, _folder: Path) -> str:
     server, name = mysql_server(request), f"tidesink_{uuid4().hex[:12]}"
     engine = sa.create_engine(_database_url("mysql+pymysql", server))
     with engine.begin() as connection:
-        # Whatever its default is: names are told apart by their letters, and may hold any character.
+        # Whatever its default is: names are identified by their letters, and may hold any character.
         connection.execute(sa.text(f"CREATE DATABASE {name} CHARACTER SET latin1"))
     engine.dispose()
     return _database_url("mysql+pymysql", replace(server, database=name))

@@ -22,7 +22,7 @@ from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.state.store import TableStatus
 from tidesink.sinks.worker.context import Failpoints
 from tidesink.sinks.worker.control import TableControl
-from tidesink.sinks.worker.table_task import Lane
+from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,16 +50,16 @@ def _status(table: CodedTable) -> TableStatus:
     return status
 
 
-def _work_off(table: CodedTable, lane: Lane) -> TableStatus:
+def _work_off(table: CodedTable, table_task: TableTask) -> TableStatus:
     """Apply what is left, record by record, and rest; the status then."""
     for upto in range(table.topic.sent + 1, FIRST + ROWS):
-        table.take(lane, upto)
-    lane.rest()
+        table.take(table_task, upto)
+    table_task.rest()
     return _status(table)
 
 
-def _has_lost(lane: Lane) -> bool:
-    return lane.state == "FAILING" and str(lane.report().error).startswith("StaleProgressError: ")
+def _has_lost(table_task: TableTask) -> bool:
+    return table_task.state == "FAILING" and str(table_task.report().error).startswith("StaleProgressError: ")
 
 
 class _Then(Failpoints):
@@ -80,7 +80,7 @@ class _Then(Failpoints):
 def test_one_that_rested_when_another_took_its_table_says_so_in_its_own_report_alone(
     table: CodedTable,
 ) -> None:
-    with table.lane() as rested, table.lane() as holds:
+    with table.table_task() as rested, table.table_task() as holds:
         table.take(rested, FIRST)
         rested.rest()
         table.take(holds, FIRST + 1)
@@ -95,10 +95,10 @@ def test_one_that_rested_when_another_took_its_table_says_so_in_its_own_report_a
 @FULL
 def test_one_that_slept_between_its_commit_and_its_word_on_it_has_lost_the_table(table: CodedTable) -> None:
     said = []
-    with table.lane() as holds:
+    with table.table_task() as holds:
         asleep = _Then("committed", lambda: said.append(_work_off(table, holds)))
         around = replace(table.around, failpoints=asleep)
-        with replace(table, around=around).lane() as slept:
+        with replace(table, around=around).table_task() as slept:
             table.offer(slept, FIRST)
             assert (said[0].state, said[0].batch) == ("IDLE", ROWS)
             assert _has_lost(slept)
@@ -111,11 +111,11 @@ def test_one_that_slept_between_its_commit_and_its_word_on_it_has_lost_the_table
 @FULL
 def test_nobody_keeps_records_for_one_that_learns_at_rest_that_it_lost_its_table(table: CodedTable) -> None:
     reads, limits = table.around.topics.reads(TOPIC), Limits(10, 10_000, RecordSize())
-    with table.lane() as lane:
-        table.take(lane, FIRST)
+    with table.table_task() as table_task:
+        table.take(table_task, FIRST)
         table.around.store.save_status(replace(_status(table), epoch=2))
-        lane.rest()
-        assert _has_lost(lane)
+        table_task.rest()
+        assert _has_lost(table_task)
         ahead = OffsetRange(TOPIC, 0, FIRST, FIRST + 1)
         assert reads.plan(TableId("shop", "other"), [ahead], table.topic.found(), limits=limits).kept is None
 
@@ -124,12 +124,12 @@ def test_nobody_keeps_records_for_one_that_learns_at_rest_that_it_lost_its_table
 def test_a_table_that_is_loaded_anew_has_a_status_of_its_own(
     table: CodedTable, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    with table.lane() as former:
+    with table.table_task() as former:
         table.take(former, FIRST)
         table.take(former, FIRST + 1)
-        anew = replace(table, bed=memory_bed(request, tmp_path))  # whose epochs begin again
-        with anew.lane() as lane:
-            anew.take(lane, FIRST)
+        again = replace(table, bed=memory_bed(request, tmp_path))  # whose epochs begin again
+        with again.table_task() as table_task:
+            again.take(table_task, FIRST)
             status = _status(table)
             assert (status.state, status.batch, status.epoch) == ("RUNNING", 1, 1)
             former.rest()
@@ -138,18 +138,18 @@ def test_a_table_that_is_loaded_anew_has_a_status_of_its_own(
 
 
 def test_a_worker_counts_on_from_what_others_counted_since_it_began(table: CodedTable) -> None:
-    with table.lane() as waits, table.lane() as holds:
+    with table.table_task() as waits, table.table_task() as holds:
         table.take(holds, FIRST)
-        waits.heed(TableControl(rests=True))
+        waits.apply_control(TableControl(rests=True))
         assert _status(table).state == "PAUSED"
         table.take(holds, FIRST + 1)
-        waits.heed(TableControl())
+        waits.apply_control(TableControl())
         table.take(waits, FIRST + 2)
     assert _status(table).counters["read"] == FIRST + 2
 
 
 class _Silent(SqlStateStore):
-    """A state store that now and then does not answer to what is told of a batch."""
+    """A state store that now and then does not answer to what is informed of a batch."""
 
     silent = False
 
@@ -176,12 +176,12 @@ def test_a_batch_counts_though_the_state_store_was_silent_behind_its_commit(
     store = _Silent(str(tmp_path / "state.db"))
     silence = _Then("committed", lambda: setattr(store, "silent", True))
     silenced = replace(table, around=replace(table.around, store=store, failpoints=silence))
-    with silenced.lane() as lane:
-        silenced.take(lane, FIRST)
-        assert lane.report().counters["read"] == FIRST
+    with silenced.table_task() as table_task:
+        silenced.take(table_task, FIRST)
+        assert table_task.report().counters["read"] == FIRST
         assert _known(store) is None
         store.silent = False
-        silenced.take(lane, FIRST + 1)
+        silenced.take(table_task, FIRST + 1)
         assert _status(table).counters["read"] == FIRST + 1
         # What the first batch could not have kept, the second did.
         assert _known(store) == ["id", "size"]

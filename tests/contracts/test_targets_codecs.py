@@ -1,6 +1,6 @@
-"""Every codec into every target: a changefeed's bytes through a worker's own lane.
+"""Every codec into every target: a changefeed's bytes through a worker's own task.
 
-The other contracts hand batches of plain rows to a target. Here a lane (``coded_lane``) decodes, reduces,
+The other contracts hand batches of plain rows to a target. Here a task (``coded_lane``) decodes, reduces,
 evolves and commits as in a worker, from records that our encoders wrote; Kafka alone is not there.
 """
 
@@ -112,16 +112,16 @@ def test_any_stream_ends_in_the_sources_rows_wherever_it_is_cut(
     # behind it, from where another worker goes on.
     random = Random(f"{bed.name} {protocol}")
     cuts = [random.randrange(1, feed.unchanged), random.randrange(feed.unchanged, len(messages))]
-    with table.lane() as lane:
+    with table.table_task() as table_task:
         for cut in cuts:
-            table.take(lane, cut)
-    with table.lane() as lane:
-        table.take(lane, len(messages))
+            table.take(table_task, cut)
+    with table.table_task() as table_task:
+        table.take(table_task, len(messages))
     rows = table.rows(shape_of(arriving(feed.schema, protocol)))
     if not bed.keeps_rows:  # a message has what its row had: its reader knows the rest
         rows = [{**row, "order": row["order"] or DEFAULTS["order"]} for row in rows]
-    told = not bed.keeps_rows or protocol not in WITHOUT_DEFAULTS
-    assert rows == at_source(feed, tells_defaults=told), cuts
+    reported = not bed.keeps_rows or protocol not in WITHOUT_DEFAULTS
+    assert rows == at_source(feed, tells_defaults=reported), cuts
 
 
 def test_any_two_cuts_end_in_the_sources_rows_in_python_too(protocol: str) -> None:
@@ -179,9 +179,9 @@ def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     messages = placed([*records, *random.sample(feed.records, 5)], random)
     config = config_of(feed, sequence_by="source")
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
-    with table.lane() as lane:
-        table.take(lane, random.randrange(1, len(records)))
-        table.take(lane, len(messages))
+    with table.table_task() as table_task:
+        table.take(table_task, random.randrange(1, len(records)))
+        table.take(table_task, len(messages))
     living = [
         row
         for row in table.rows(shape_of(arriving(feed.schema, protocol)))
@@ -207,9 +207,9 @@ def test_every_type_arrives_with_its_limits_and_null(
         feed.put((number + 1) % 3, *values)
     messages, config = placed(feed.records), config_of(feed, definition=every.definition)
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
-    with table.lane() as lane:
-        table.take(lane, inserted)  # appended to an empty table
-        table.take(lane, len(messages))  # merged
+    with table.table_task() as table_task:
+        table.take(table_task, inserted)  # appended to an empty table
+        table.take(table_task, len(messages))  # merged
     rows = table.rows(shape_of(arriving(parse_create_table(every.known), protocol)))
     assert [row["id"] for row in rows] == [0, 1, 2]
     low, high, null = every.stored
@@ -243,9 +243,9 @@ def test_a_thousand_columns_and_a_value_of_2_mib(
     feed.put(3, *values, big[::-1])
     messages = placed(feed.records)
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config_of(feed))
-    with table.lane() as lane:
-        table.take(lane, len(messages) - 2)
-        table.take(lane, len(messages))
+    with table.table_task() as table_task:
+        table.take(table_task, len(messages) - 2)
+        table.take(table_task, len(messages))
     assert table.rows(shape_of(arriving(feed.schema, protocol))) == at_source(feed)
 
 
@@ -260,8 +260,8 @@ def test_copies_of_rows_without_a_key_are_counted(bed: Bed, spark: SparkSession,
     config = config_of(feed, definition=multisets.CREATE)
     messages = [replace(one, topic=TOPIC) for one in sent]
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
-    with table.lane() as lane:
-        table.take(lane, random.randrange(1, len(messages)))
-        table.take(lane, len(messages))
+    with table.table_task() as table_task:
+        table.take(table_task, random.randrange(1, len(messages)))
+        table.take(table_task, len(messages))
     assert multisets.copies(table.rows(row_keyed(shape_of(multisets.SCHEMA)))) == copies
     assert max(copies.values()) > 1

@@ -193,7 +193,7 @@ def test_messages_say_their_batch_and_place_and_keep_to_one_partition(kafka: Bed
     keys = {(dict(one.headers)[IDEMPOTENCY_HEADER] or b"").rpartition(b"/")[0] for one in found}
     assert keys == {b"shop/shop.orders/1", b"shop/shop.orders/2"}
     stamps = {stamp_of(one) for one in found}
-    assert (len({told for told, _ in stamps}), {batch for _, batch in stamps}) == (1, {1, 2})
+    assert (len({reported for reported, _ in stamps}), {batch for _, batch in stamps}) == (1, {1, 2})
     assert dict(found[0].headers)[SOURCE_HEADER].startswith(b"shop_orders/0/")  # type: ignore[union-attr]
     assert {one.partition for one in found} == {0, 1, 2}
     places: dict[bytes, set[int]] = {}
@@ -303,8 +303,8 @@ def test_debezium_says_that_a_value_was_left_out(
         return
     table.apply(batch, progress(epoch, 1))
     (message,) = topic_messages(brokers, settings.rule.topic_for(SHAPE.table))
-    told = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
-    (event,) = open_codec("debezium-json", options=told).decode(message)
+    reported = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
+    (event,) = open_codec("debezium-json", options=reported).decode(message)
     assert isinstance(event, ChangeEvent)
     assert (event.after, event.commit_ts) == ({"id": 1, "amount": 5}, 1 << 20)
     assert list((event.extension or {})["unavailable"]) == ["name"]  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""A changefeed through a worker's own lane into tables that keep more than the rows of now.
+"""A changefeed through a worker's own task into tables that keep more than the rows of now.
 
 What a reader of the target sees is held to what this file computes from the feed's events, one at a time:
 a row of the log for each image, a version for each write of a key, a mark on each row that went.
@@ -85,8 +85,8 @@ def versions(sent: Sent) -> Rows:
         moments.setdefault(key, {})[at] = row
     return [
         {**row, **_span(start, end)}
-        for told in moments.values()
-        for (start, row), end in zip(sorted(told.items()), [*sorted(told)[1:], None], strict=True)
+        for reported in moments.values()
+        for (start, row), end in zip(sorted(reported.items()), [*sorted(reported)[1:], None], strict=True)
         if row is not None
     ]
 
@@ -176,10 +176,10 @@ def test_a_reader_sees_what_the_events_say(bed: Bed, mode: str, spark: SparkSess
     messages, sent = placed(sent_again(feed.records, *AGAIN)), sent_again(feed.events, *AGAIN)
     config = config_of(feed, mode=mode)
     table = open_table(bed, spark, tmp_path, feed=feed, messages=messages, config=config)
-    with table.lane() as lane:
-        table.take(lane, CUT)
-    with table.lane() as lane:
-        table.take(lane, len(messages))
+    with table.table_task() as table_task:
+        table.take(table_task, CUT)
+    with table.table_task() as table_task:
+        table.take(table_task, len(messages))
     found = sorted(bed.read(TABLE), key=lambda row: [row[name] for name in ORDER[mode]])
     places = [row.pop(INDEX, None) for row in found]
     assert mode != "append" or set(places) == {0, 1}

@@ -173,8 +173,8 @@ def test_types_that_cannot_be_one_are_refused_with_both_names(bed: Bed) -> None:
     a.apply(bed.batch(shape_a, [row(A, 1)]), progress(1, 1, table=A))
     with pytest.raises(SchemaRefusedError, match=r"shop_1\.orders") as refused:
         b.evolve(shard_shape(B, ID, NAME, Column("amount", ColumnType("varchar", length=5))))
-    told = refused.value.context
-    assert (told["table"], told["column"], told["change"]) == ("shop_2.orders", "amount", "type")
+    reported = refused.value.context
+    assert (reported["table"], reported["column"], reported["change"]) == ("shop_2.orders", "amount", "type")
     with pytest.raises(SchemaRefusedError, match=r"shop_1\.orders"):
         b.gap(shard_shape(B, ID, NAME, Column("amount", ColumnType("varchar", length=5))))
 

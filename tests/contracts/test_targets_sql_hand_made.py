@@ -81,9 +81,9 @@ def test_a_server_does_not_put_the_time_into_a_key(filling: Bed) -> None:
 def test_a_column_that_the_server_puts_the_time_into_is_refused(filling: Bed, words: str) -> None:
     one = shape(ID, AT)
     make(filling, f"id bigint PRIMARY KEY, at timestamp(6) {words}")
-    with pytest.raises(SchemaRefusedError, match=r"column=at.*by itself") as told:
+    with pytest.raises(SchemaRefusedError, match=r"column=at.*by itself") as reported:
         filling.target.open_table(one, pipeline="shop", delete_mode="soft").claim()
-    execute(filling, told.value.message.partition("start again: ")[2])
+    execute(filling, reported.value.message.partition("start again: ")[2])
     table = filling.target.open_table(one, pipeline="shop", delete_mode="soft")
     epoch = table.claim().epoch
     rows = [{"id": 1, "at": THEN}, {"id": 2, "at": None}]
@@ -125,9 +125,9 @@ def test_an_index_that_compares_loosely_is_refused(postgres_sql: Bed) -> None:
     one = shape(CODE, NAME)
     make(postgres_sql, "code text NOT NULL PRIMARY KEY, name text")
     execute(postgres_sql, MAKE_LOOSE, "CREATE UNIQUE INDEX ON {} (code COLLATE loose)")
-    with pytest.raises(SchemaRefusedError, match=r"column=code.*overwrite.*DROP INDEX") as told:
+    with pytest.raises(SchemaRefusedError, match=r"column=code.*overwrite.*DROP INDEX") as reported:
         postgres_sql.target.open_table(one, pipeline="shop").claim()
-    execute(postgres_sql, told.value.message.partition("start again: ")[2])
+    execute(postgres_sql, reported.value.message.partition("start again: ")[2])
     postgres_sql.target.open_table(one, pipeline="shop").claim()
 
 

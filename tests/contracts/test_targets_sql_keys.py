@@ -44,10 +44,10 @@ def test_a_table_whose_keys_are_told_apart_loosely_is_refused(sql: Bed) -> None:
     execute(sql, f"CREATE {schema}", *([MAKE_LOOSE] if sql.name == "postgres" else []))
     for found in LOOSE[sql.name]:
         execute(sql, f"CREATE TABLE {place.location} (code {found} PRIMARY KEY, name text)")
-        with pytest.raises(SchemaRefusedError, match=r"column=code.*overwrite.*ALTER") as told:
+        with pytest.raises(SchemaRefusedError, match=r"column=code.*overwrite.*ALTER") as reported:
             sql.target.open_table(one, pipeline="shop").claim()
         # What it says is what is to be done.
-        execute(sql, told.value.message.partition("start again: ")[2])
+        execute(sql, reported.value.message.partition("start again: ")[2])
         sql.target.open_table(one, pipeline="shop").claim()
         execute(sql, "DROP TABLE {}")
     execute(sql, f"CREATE TABLE {place.location} (code {STRICT[sql.name]} PRIMARY KEY, name text)")

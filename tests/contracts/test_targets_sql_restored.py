@@ -171,7 +171,7 @@ def apply_at_last(table: TargetTable, batch: ReducedBatch, number: int) -> Apply
             return table.apply(batch, progress(1, number))
         except TransientTargetError:
             time.sleep(0.1)
-    raise AssertionError("others' upkeep keeps the batch out")
+    raise AssertionError("others' maintenance keeps the batch out")
 
 
 def test_upkeep_is_no_going_back(sql: Bed) -> None:

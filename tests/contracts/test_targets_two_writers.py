@@ -77,7 +77,7 @@ def test_two_workers_never_both_win(bed: Bed) -> None:
         list(both.map(work, (1, 2)))
     assert len(set(epochs)) == len(epochs)
     assert sorted(batch for batch, _ in won) == list(range(1, len(won) + 1))
-    kept, told = {r["id"] for r in bed.rows()}, {key for _, key in won}
+    kept, reported = {r["id"] for r in bed.rows()}, {key for _, key in won}
     # What a loser had sent before it lost is sent: a reader tells it by its epoch.
-    assert told == kept if bed.keeps_rows else told <= kept
+    assert reported == kept if bed.keeps_rows else reported <= kept
     assert won

@@ -69,11 +69,11 @@ def test_a_commit_that_is_cut_off_is_done_once(
         endpoint = replace(server.endpoint, host="127.0.0.1", port=proxy.port, tls="disable")
         bed = sql_bed(request, Connections(server.dialect, endpoint))
         table = open_on(bed, spark, tmp_path, feed, heard)
-        with table.lane() as lane:
-            table.take(lane, 6)
+        with table.table_task() as table_task:
+            table.take(table_task, 6)
             proxy.cut = how
-            table.take(lane, all_of_it)
-            counted = lane.report().counters
+            table.take(table_task, all_of_it)
+            counted = table_task.report().counters
         assert (proxy.cuts, heard.errors) == (1, tried_again)
     assert counted == COUNTS
     assert replace(table, bed=sql).rows(shape_of(feed.schema)) == [

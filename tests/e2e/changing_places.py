@@ -35,7 +35,7 @@ class Place(NamedTuple):
     rows: Callable[[], Rows]
     letters: Callable[[], list[Letter]]
     sent: Callable[[], list[Sent]] | None = None
-    told: Mapping[str, Value] = MappingProxyType({})
+    reported: Mapping[str, Value] = MappingProxyType({})
 
     def config(self) -> dict[str, Any]:
         """What the pipeline's config says of it."""

@@ -49,7 +49,7 @@ class ForkedWorker:
         self._log = log
         self._spark, self._held_before = spark, objects_held(spark)  # its JVM is what the fork shares
         with warnings.catch_warnings():
-            # Python 3.12 warns of forks beside threads; what the child uses of Spark, it connects to anew.
+            # Python 3.12 warns of forks beside threads; what the child uses of Spark, it connects to again.
             warnings.simplefilter("ignore", DeprecationWarning)
             # What the parent leaves for its garbage collector has threads that a fork has not (librdkafka's):
             # to collect it in the child would end the child.

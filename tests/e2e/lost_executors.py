@@ -1,4 +1,4 @@
-"""Run as a program: a worker's lane on a cluster that loses executors, while they read and before they write.
+"""Run as a program: a worker's task on a cluster that loses executors, while they read and before they write.
 
 ``python -m tests.e2e.lost_executors delta FOLDER`` applies two batches on a cluster of two executors, each of
 which loses one between two of its tasks, and one more when the batch is about to be committed, with what it
@@ -165,11 +165,15 @@ def main(kind: str, folder: Path) -> None:
     )
     table = replace(table, around=replace(table.around, failpoints=lost))
     assert isinstance(table.topic, LosingTopic)
-    with table.lane() as lane:
+    with table.table_task() as table_task:
         for upto in (ROWS + 1, len(feed.records)):
-            table.take(lane, upto)
-            told = {**lane.report().counters, "observed": table.topic.observed.records, "lost": lost.lost}
-            sys.stdout.write(json.dumps(told) + "\n")
+            table.take(table_task, upto)
+            reported = {
+                **table_task.report().counters,
+                "observed": table.topic.observed.records,
+                "lost": lost.lost,
+            }
+            sys.stdout.write(json.dumps(reported) + "\n")
     right = table.rows(shape_of(feed.schema)) == [row for _, row in sorted(feed.rows.items())]
     sys.stdout.write(json.dumps({"right": right, "rows": len(feed.rows)}) + "\n")
     spark.stop()

@@ -112,8 +112,8 @@ def main(kind: str, endpoint: Endpoint) -> None:
     for number, slow in enumerate((False, True), 1):
         dialect.slow, connections.staged = slow, 0
         done = table.apply(_batch(spark), progress(epoch, number))
-        told = {"inserted": done.inserted, "updated": done.updated, "staged": connections.staged}
-        sys.stdout.write(json.dumps(told) + "\n")
+        reported = {"inserted": done.inserted, "updated": done.updated, "staged": connections.staged}
+        sys.stdout.write(json.dumps(reported) + "\n")
     connections.close()
     spark.stop()
 

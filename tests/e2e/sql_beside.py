@@ -45,7 +45,7 @@ def execute(server: Server, *statements: str) -> None:
 
 
 def backup_of(server: Server, schema: str, *tables: str) -> Callable[[], None]:
-    """Copy tables and the ledger's rows; what is given brings them back as a dump does: made anew."""
+    """Copy tables and the ledger's rows; what is given brings them back as a dump does: made again."""
     names = (*tables, LEDGER)
     for one in names:
         execute(server, f"CREATE TABLE {schema}.kept_{one} AS SELECT * FROM {schema}.{one}")  # noqa: S608

@@ -1,4 +1,4 @@
-"""Partitions added to a topic, and a table that is read anew from its beginning afterwards."""
+"""Partitions added to a topic, and a table that is read again from its beginning afterwards."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def _says_as_the_log(row: Mapping[str, Any]) -> bool:
     """Whether the metadata columns of a row are what its own say."""
     same = all(row[name] == row[own] for name, own in BESIDE.items())
     position = None if row[COMMIT_TS] is None else str(row[COMMIT_TS])
-    told = row["m_position"] == position and row["m_batch"] > 0 and "bank_" in row["m_topic"]
-    return same and told and not {*METADATA.values()} & {*json.loads(row[UNAVAILABLE] or "[]")}
+    reported = row["m_position"] == position and row["m_batch"] > 0 and "bank_" in row["m_topic"]
+    return same and reported and not {*METADATA.values()} & {*json.loads(row[UNAVAILABLE] or "[]")}
 
 
 def _killed_and_drained(spark: SparkSession, config: Path, step: str) -> dict[str, dict[str, int]]:
@@ -86,8 +86,8 @@ def test_the_folded_lake_is_what_tidb_held(
         log = spark.read.format("delta").load(str(tmp_path / "lake" / "bank" / table.table.name))
         places = log.select(PARTITION, OFFSET, INDEX)
         assert places.distinct().count() == places.count() > 0
-        told = log.select(*BESIDE, *BESIDE.values(), "m_position", "m_topic", "m_batch", UNAVAILABLE)
-        assert all(_says_as_the_log(row.asDict()) for row in told.collect())
+        reported = log.select(*BESIDE, *BESIDE.values(), "m_position", "m_topic", "m_batch", UNAVAILABLE)
+        assert all(_says_as_the_log(row.asDict()) for row in reported.collect())
         folded = str(tmp_path / "folded" / "bank" / table.table.name)
         _folded(log, table.key).write.format("delta").option("delta.columnMapping.mode", "name").save(folded)
     assert wrong_values(tmp_path / "folded", expected) == []

@@ -1,4 +1,4 @@
-"""Members of ENUM and SET that DDL numbers anew, through a real broker: every label is the source's.
+"""Members of ENUM and SET that DDL numbers again, through a real broker: every label is the source's.
 
 The rows carry numbers alone. Partition 0 has the DDL; the rows are on both.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MS = 1 << 18
-# What grade and flags were, one after the other: numbered anew, fewer, and text at the end.
+# What grade and flags were, one after the other: numbered again, fewer, and text at the end.
 _GRADES = (
     ("enum('low','high')", "set('a','b','c')"),
     ("enum('none','low','high')", "set('c','a','b')"),

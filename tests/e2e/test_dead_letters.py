@@ -190,8 +190,8 @@ def test_ddl_and_watermarks_of_flat_avro(servers: Servers, spark: SparkSession, 
     assert table["details"]["filtered"] == {"ddl": 2, "watermarks": 4, "messages": 0}
     assert table["details"]["watermark"] == 8 << 18  # partition 1 is further
     events = answered(config, "ddl", "list", "shop.marked")["ddl"]
-    told = [(one["partition"], one["kind"], one["commit_ts"], one["query"]) for one in events]
-    assert told == [(0, "12", 6 << 18, ALTER), (1, "12", 6 << 18, ALTER)]
+    reported = [(one["partition"], one["kind"], one["commit_ts"], one["query"]) for one in events]
+    assert reported == [(0, "12", 6 << 18, ALTER), (1, "12", 6 << 18, ALTER)]
     # Read again, they are not kept again.
     assert run(load_config(config), until="drained").exit_code == 0
     assert len(answered(config, "ddl", "list")["ddl"]) == 2

@@ -61,7 +61,7 @@ def _row_topics(capture: Capture) -> frozenset[str]:
 
 
 def _replay(capture: Capture, servers: Servers) -> None:
-    """Produce the topics that hold rows, with their schemas registered anew."""
+    """Produce the topics that hold rows, with their schemas registered again."""
     topics = _row_topics(capture)
     create_topics(servers["brokers"], {f"{servers['prefix']}{topic}": 1 for topic in topics})
     ids = _register(capture, topics, servers) if capture.is_avro else {}
@@ -153,13 +153,13 @@ def _definitions(capture: Capture) -> Iterator[tuple[str, Any]]:
     if capture.name in _DEFINED_IN_POSTGRES:
         for table in listed:
             yield f"lab.{table}", {"sql": postgres_sql(table), "dialect": "postgres"}
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     for event in capture.events() if capture.name in _DEFINED else ():
         if not isinstance(event, DdlEvent) or event.table.name not in listed:
             continue
-        if event.kind == "CREATE" or (event.kind == "ALTER" and event.table.name in told):
-            told.setdefault(event.table.name, []).append(event.query)
-    for table, queries in told.items():
+        if event.kind == "CREATE" or (event.kind == "ALTER" and event.table.name in reported):
+            reported.setdefault(event.table.name, []).append(event.query)
+    for table, queries in reported.items():
         text = ";\n".join(queries)
         # A double names no DECIMAL of so many digits; the error says to define such columns as they come.
         as_sent = capture.name == "mdb_double" and table == "t_num"

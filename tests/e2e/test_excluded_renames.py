@@ -32,11 +32,11 @@ ROWS = {1: {"id": 1, "name": "one"}, 2: {"id": 2, "name": "two"}, 3: {"id": 3, "
 def test_ddl_takes_the_list_along(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     shop = Shop(tmp_path, servers)
     shop.configure({"tables": [LISTED]})
-    shop.told.ddl("ALTER TABLE shop.told ADD COLUMN phone VARCHAR(9)", commit_ts=2)
+    shop.reported.ddl("ALTER TABLE shop.told ADD COLUMN phone VARCHAR(9)", commit_ts=2)
     before, after = shop.writer("told", PHONE), shop.writer("told", MOBILE)
     before.upsert({"id": 1, "name": "one", "phone": "secret"}, partition=1)
     assert shop.states() == {"told": "IDLE"}
-    shop.told.ddl("ALTER TABLE shop.told RENAME COLUMN phone TO mobile", commit_ts=3)
+    shop.reported.ddl("ALTER TABLE shop.told RENAME COLUMN phone TO mobile", commit_ts=3)
     after.upsert({"id": 2, "name": "two", "mobile": "secret"}, partition=1)
     before.upsert({"id": 3, "name": "three", "phone": "secret"}, partition=1)
     for folder in (tmp_path, tmp_path / "anew"):

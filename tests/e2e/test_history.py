@@ -42,7 +42,7 @@ METADATA = {kind: f"_{kind}" for kind in get_args(MetadataKind)}
 Spans = set[tuple[Any, ...]]
 
 
-def _told(workload: Path, table: str) -> Spans:
+def _reported(workload: Path, table: str) -> Spans:
     """Key, begin and end of each version and mark of a table."""
     moments: dict[tuple[Any, ...], dict[int, bool]] = {}
     for event in _changes(workload, table):
@@ -169,13 +169,13 @@ def test_every_version_is_there_and_the_current_ones_are_the_rows_of_tidb(
     report = _drained(config)
     lake = tmp_path / "lake"
     for table in KEYS:
-        assert _stored(spark, lake, table) == _told(workload, table)
+        assert _stored(spark, lake, table) == _reported(workload, table)
     current = _current(spark, lake, tmp_path / "current", KEYS)
     assert wrong_values(current, final_state(workload)) == []
     (before,) = [one.counters for one in report.tables if one.table.name == "account"]
     again = _sent_again(workload, servers, "bank_account")
     (after,) = [one.counters for one in _drained(config).tables if one.table.name == "account"]
-    assert _stored(spark, lake, "account") == _told(workload, "account")
+    assert _stored(spark, lake, "account") == _reported(workload, "account")
     assert (after["read"], after["applied"]) == (again, 0)
     rows = spark.read.format("delta").load(str(lake / "bank" / "account")).collect()
     assert {row["_op"] for row in rows} >= {"insert", "update"}
@@ -195,7 +195,7 @@ def test_a_worker_killed_after_its_commit_leaves_one_history(
         assert ending.code == -signal.SIGKILL, ending.output
     assert failpoints_hit(config) == ["committed:1", "evolved:1"]
     assert finish(start_worker(config, log), log).code == 0
-    assert _stored(spark, tmp_path / "lake", "account") == _told(workload, "account")
+    assert _stored(spark, tmp_path / "lake", "account") == _reported(workload, "account")
 
 
 @FULL
@@ -211,7 +211,7 @@ def test_a_database_has_the_same_versions(
             rows = reader(SqlTarget(connections))(TableId("bank", table))
             spans = [(*(row[key] for key in KEYS[table]), row[FROM_COLUMN], row[TO_COLUMN]) for row in rows]
             assert len(spans) == len(set(spans))
-            assert set(spans) == _told(workload, table)
+            assert set(spans) == _reported(workload, table)
             assert _misplaced(rows, workload, table, servers) == []
             current = {tuple(str(row[key]) for key in KEYS[table]) for row in rows if row["current"]}
             columns = list(expected[table].columns)

@@ -141,7 +141,7 @@ def _check_left(place: Place, step: str, left: Rows, fourth: Rows) -> None:
 
 def _check(place: Place, rows: Rows, step: str, *, batches: int) -> None:
     """The target's rows, and the dead letters of so many batches."""
-    assert place.rows() == {key: {**place.told, **row} for key, row in rows.items()}, step
+    assert place.rows() == {key: {**place.reported, **row} for key, row in rows.items()}, step
     assert len(place.letters()) == batches * BATCH // BAD_EVERY, step
 
 
@@ -165,7 +165,7 @@ def test_kills_at_random_moments_where_changes_are_sent(
     assert random_kills.kills == KILLS_WHERE_SENT, "the workers end before they are killed"
     assert place.sent is not None
     sent_again(place.sent())  # what came again was the same, under the same keys
-    assert place.rows() == {key: {**place.told, **row} for key, row in table.rows.items()}
+    assert place.rows() == {key: {**place.reported, **row} for key, row in table.rows.items()}
     assert sorted(place.letters()) == sorted(table.bad.items())
 
 

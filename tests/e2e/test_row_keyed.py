@@ -1,4 +1,4 @@
-"""A table without a key from Kafka to Delta, its rows told apart by TiDB's row keys."""
+"""A table without a key from Kafka to Delta, its rows identified by TiDB's row keys."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ class Shop:
         self.folder, self.servers = folder, servers
         self.topic = f"{servers['prefix']}cdc"
         create_topics(servers["brokers"], {self.topic: 2})
-        self.told, self.other = self.writer("told"), self.writer("other")
+        self.reported, self.other = self.writer("told"), self.writer("other")
         self.configure({"defaults": {"schema-changes": policies}})
         for name in ("told", "other"):
-            self.told.ddl(f"CREATE TABLE shop.{name} (id BIGINT PRIMARY KEY, name VARCHAR(40))")
+            self.reported.ddl(f"CREATE TABLE shop.{name} (id BIGINT PRIMARY KEY, name VARCHAR(40))")
 
     def configure(self, more: dict[str, Any], folder: Path | None = None) -> None:
         """Another pipeline over the same topic, where a folder is given."""
@@ -99,10 +99,10 @@ def test_an_added_column_waits_until_it_is_accepted(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:
     shop = Shop(tmp_path, servers, add="pause")
-    shop.told.upsert({"id": 1, "name": "one"})
+    shop.reported.upsert({"id": 1, "name": "one"})
     shop.other.upsert({"id": 1, "name": "eins"})
     assert shop.states() == {"told": "IDLE", "other": "IDLE"}
-    shop.told.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) DEFAULT 'basic'")
+    shop.reported.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) DEFAULT 'basic'")
     shop.writer("told", LABEL).upsert({"id": 2, "name": "two", "label": "gold"})
     shop.other.upsert({"id": 2, "name": "zwei"})
     assert shop.states() == {"told": "PAUSED", "other": "IDLE"}
@@ -122,9 +122,9 @@ def test_an_added_column_waits_until_it_is_accepted(
 @FULL
 def test_an_added_column_can_be_left_out(spark: SparkSession, tmp_path: Path, servers: Servers) -> None:
     shop = Shop(tmp_path, servers, add="ignore")
-    shop.told.upsert({"id": 1, "name": "one"})
+    shop.reported.upsert({"id": 1, "name": "one"})
     shop.drain()
-    shop.told.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) DEFAULT 'basic'")
+    shop.reported.ddl("ALTER TABLE shop.told ADD COLUMN label VARCHAR(10) DEFAULT 'basic'")
     shop.writer("told", LABEL).upsert({"id": 2, "name": "two", "label": "gold"})
     (warning,) = shop.drain()["told"].warnings
     assert "column label" in warning
@@ -136,14 +136,14 @@ def test_another_type_waits_and_the_worker_goes_on(
 ) -> None:
     """With a worker at work all the time: the pause, the other table, the rest, and going on."""
     shop = Shop(tmp_path, servers)
-    shop.told.upsert({"id": 1, "name": "one"})
+    shop.reported.upsert({"id": 1, "name": "one"})
     shop.other.upsert({"id": 1, "name": "eins"})
     shop.drain()
     with shop.working():
-        shop.told.ddl("ALTER TABLE shop.told MODIFY COLUMN name BIGINT")
+        shop.reported.ddl("ALTER TABLE shop.told MODIFY COLUMN name BIGINT")
         number = Column("name", ColumnType("bigint", sql="bigint"))
-        shop.told.schema = TableSchema(TableId("shop", "told"), (ID, number))
-        shop.told.upsert({"id": 2, "name": 7})
+        shop.reported.schema = TableSchema(TableId("shop", "told"), (ID, number))
+        shop.reported.upsert({"id": 2, "name": 7})
         _wait(lambda: shop.status().state == "PAUSED")
         (pending,) = shop.status().details["pending"]
         assert (pending["kind"], pending["from"], pending["to"]) == ("type", "string", "bigint")
@@ -172,19 +172,19 @@ ENDED = {
 
 
 def _write_old_rows(shop: Shop) -> None:
-    shop.told.ddl("ALTER TABLE shop.told ADD COLUMN size BIGINT", commit_ts=2)
-    shop.told.schema = schema_of("told", SIZE)
-    shop.told.upsert({"id": 1, "name": "one", "size": 1}, partition=1)
+    shop.reported.ddl("ALTER TABLE shop.told ADD COLUMN size BIGINT", commit_ts=2)
+    shop.reported.schema = schema_of("told", SIZE)
+    shop.reported.upsert({"id": 1, "name": "one", "size": 1}, partition=1)
 
 
 def _rename_and_drop(shop: Shop) -> None:
     """DDL on one partition; on the other rows of after it, and rows of before it that come late."""
-    shop.told.ddl("ALTER TABLE shop.told RENAME COLUMN name TO title, DROP COLUMN size", commit_ts=3)
+    shop.reported.ddl("ALTER TABLE shop.told RENAME COLUMN name TO title, DROP COLUMN size", commit_ts=3)
     renamed = shop.writer("told")
     renamed.schema = TableSchema(TableId("shop", "told"), (ID, TITLE))
     renamed.upsert({"id": 3, "title": "three"}, partition=1)
-    shop.told.upsert({"id": 2, "name": "two", "size": 2}, partition=1)
-    shop.told.upsert({"id": 4, "name": None, "size": 4}, partition=1)
+    shop.reported.upsert({"id": 2, "name": "two", "size": 2}, partition=1)
+    shop.reported.upsert({"id": 4, "name": None, "size": 4}, partition=1)
 
 
 def test_columns_are_renamed_and_dropped_however_the_topic_is_cut(
@@ -254,9 +254,9 @@ def test_a_narrower_type_waits_where_it_is_asked_for_and_can_be_ignored(
     shop = Shop(tmp_path, servers, narrow="pause")
     _write_old_rows(shop)
     shop.drain()
-    shop.told.ddl("ALTER TABLE shop.told MODIFY COLUMN size INT", commit_ts=3)
-    shop.told.schema = schema_of("told", Column("size", ColumnType("int", sql="int")))
-    shop.told.upsert({"id": 2, "name": "two", "size": 2})
+    shop.reported.ddl("ALTER TABLE shop.told MODIFY COLUMN size INT", commit_ts=3)
+    shop.reported.schema = schema_of("told", Column("size", ColumnType("int", sql="int")))
+    shop.reported.upsert({"id": 2, "name": "two", "size": 2})
     assert shop.states() == {"told": "PAUSED"}
     (pending,) = shop.status().details["pending"]
     assert (pending["kind"], pending["from"], pending["to"]) == ("narrow", "bigint", "int")
@@ -275,11 +275,13 @@ def test_other_targets_wait_and_go_on_where_it_is_accepted(
     shop.configure({"defaults": {"schema-changes": {"rename": "pause"}}, "target": place.target})
 
     def rows() -> list[dict[str, Any]]:
-        return sorted(place.rows(shop.told.schema.table) or (), key=lambda row: row["id"])
+        return sorted(place.rows(shop.reported.schema.table) or (), key=lambda row: row["id"])
 
-    shop.told.upsert({"id": 1, "name": "one"})
+    shop.reported.upsert({"id": 1, "name": "one"})
     assert shop.states() == {"told": "IDLE"}
-    shop.told.ddl("ALTER TABLE shop.told RENAME COLUMN name TO title, ADD COLUMN size BIGINT", commit_ts=2)
+    shop.reported.ddl(
+        "ALTER TABLE shop.told RENAME COLUMN name TO title, ADD COLUMN size BIGINT", commit_ts=2
+    )
     renamed = shop.writer("told")
     renamed.schema = TableSchema(TableId("shop", "told"), (ID, TITLE, SIZE))
     renamed.upsert({"id": 2, "title": "two", "size": 2})

@@ -119,8 +119,8 @@ def test_executors_ask_as_the_python_codec_does(tidb_url: str, database: str, sp
         expected = {"old_key": None, **stored(event, plan.shape)}
         image = "key" if row.kind == "delete" else "after"
         values = {f"{image}.{name}": value for name, value in (getattr(row, image) or {}).items()}
-        told = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts, "old_key": row.old_key}
-        assert {**told, **values} == expected
+        reported = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts, "old_key": row.old_key}
+        assert {**reported, **values} == expected
 
 
 def test_an_upstream_that_does_not_answer_makes_no_bad_record(spark: SparkSession) -> None:

@@ -53,8 +53,10 @@ def test_a_suspended_worker_that_wakes_up_has_lost_the_table(
         assert (status.state, status.batch) == ("IDLE", 3)
         # The youngest first: what the JVM came to keep since a worker began goes when that worker has ended.
         for step, zombie in reversed(zombies):
-            code, told = zombie.wake(), _log(config, step).read_text(encoding="utf-8")
-            assert (code, "shop.changing FAILING StaleProgressError: " in told) == (UNWELL, True), told
+            code, reported = zombie.wake(), _log(config, step).read_text(encoding="utf-8")
+            assert (code, "shop.changing FAILING StaleProgressError: " in reported) == (UNWELL, True), (
+                reported
+            )
             _check(place, table)
             assert _status(config) == status
     assert failpoints_hit(config) == list(STEPS)

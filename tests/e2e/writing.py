@@ -29,7 +29,7 @@ def schema_of(name: str, *more: Column) -> TableSchema:
 
 
 class TableWriter:
-    """Produces one table's changes to its topic, one partition unless told otherwise."""
+    """Produces one table's changes to its topic, one partition unless set otherwise."""
 
     def __init__(
         self,

@@ -57,9 +57,9 @@ def written(codec: Codec, events: tuple[Event, ...]) -> None:
 
 def refuses(call: Callable[[], object], *errors: type[TidesinkError]) -> None:
     """The call comes to an end, or raises one of these errors in few words."""
-    told = ""
+    reported = ""
     try:
         call()
     except errors as error:
-        told = str(error)
-    require(len(told) < MOST_TEXT, f"the refusal has {len(told)} characters")
+        reported = str(error)
+    require(len(reported) < MOST_TEXT, f"the refusal has {len(reported)} characters")

@@ -1,6 +1,6 @@
 """Values of Debezium's events against what the databases' own clients print, by the column's kind.
 
-Nothing here comes from the readers under test: the texts of ``psql`` and ``mariadb`` are read anew.
+Nothing here comes from the readers under test: the texts of ``psql`` and ``mariadb`` are read again.
 """
 
 from __future__ import annotations

@@ -124,12 +124,12 @@ def test_source_positions_of_a_key_never_go_back(capture: Capture) -> None:
 
 
 def test_postgres_snapshots_have_no_position(postgres: Capture) -> None:
-    told = defaultdict(set)
+    reported = defaultdict(set)
     for event in postgres.events():
         if isinstance(event, ChangeEvent):
-            told[(event.extension or {})["op"]].add(event.position.source is None)
-    assert told["r"] == {True}
-    assert told["u"] == {False}
+            reported[(event.extension or {})["op"]].add(event.position.source is None)
+    assert reported["r"] == {True}
+    assert reported["u"] == {False}
 
 
 def test_deletes_under_the_default_replica_identity_hold_the_key_alone(postgres: Capture) -> None:

@@ -220,16 +220,16 @@ def test_a_control_event_decodes_and_encodes_back(record: Record, folder: Vector
         assert codec.encode(WatermarkEvent(raw["commit_ts"], POSITION), topic="golden") is None
         return
     (found,) = codec.decode(message)
-    told = _told(raw)
-    assert type(found) is type(told)
-    assert found.commit_ts == told.commit_ts
-    if isinstance(told, DdlEvent) and isinstance(found, DdlEvent):
-        assert (found.table, found.query, found.kind) == (told.table, told.query, told.kind)
-    for event in (found, told):
+    reported = _reported(raw)
+    assert type(found) is type(reported)
+    assert found.commit_ts == reported.commit_ts
+    if isinstance(reported, DdlEvent) and isinstance(found, DdlEvent):
+        assert (found.table, found.query, found.kind) == (reported.table, reported.query, reported.kind)
+    for event in (found, reported):
         assert codec.encode(event, topic="golden") == (None, message.value)
 
 
-def _told(raw: Json) -> DdlEvent | WatermarkEvent:
+def _reported(raw: Json) -> DdlEvent | WatermarkEvent:
     """The control event that TiCDC was given."""
     if raw["op"] == "watermark":
         return WatermarkEvent(raw["commit_ts"], POSITION)

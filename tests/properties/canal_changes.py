@@ -176,8 +176,8 @@ def difference(message: Message, rows: list[Decoded], options: CodecOptions | No
     if any(row.kind == "unplanned" for row in rows):
         return None if _has_new_column(message) else f"unplanned {rows[0].raw['_fields']}"
     verdicts = [_python(message, options), *_python_without_old(message, options)]
-    told = [_told(row) for row in rows]
-    return None if told in verdicts else f"Spark {told}\n Python {verdicts[0]}"
+    reported = [_reported(row) for row in rows]
+    return None if reported in verdicts else f"Spark {reported}\n Python {verdicts[0]}"
 
 
 def _has_new_column(message: Message) -> bool:
@@ -186,14 +186,14 @@ def _has_new_column(message: Message) -> bool:
     return any(name.lower() not in SHAPE.by_name for row in rows for name in row)
 
 
-def _told(row: Decoded) -> Values:
+def _reported(row: Decoded) -> Values:
     if row.kind not in ("upsert", "delete"):
         return {"kind": row.kind, "error": row.error}
     image = "key" if row.kind == "delete" else "after"
     values = {f"{image}.{name}": value for name, value in (getattr(row, image) or {}).items()}
-    told = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
+    reported = {"kind": row.kind, "error": row.error, "commit_ts": row.commit_ts}
     # A column that the row lacks has no default here, so it is null.
-    return told | {name: value for name, value in values.items() if value is not None}
+    return reported | {name: value for name, value in values.items() if value is not None}
 
 
 def _python(message: Message, options: CodecOptions | None) -> list[Values]:
@@ -202,20 +202,20 @@ def _python(message: Message, options: CodecOptions | None) -> list[Values]:
         events = codec.decode(message)
     except DecodeError as error:
         return [{"kind": "bad", "error": type(error).__name__}]
-    told = []
+    reported = []
     for event in events:
         if not isinstance(event, ChangeEvent):
-            told.append({"kind": "ddl" if hasattr(event, "query") else "watermark", "error": None})
+            reported.append({"kind": "ddl" if hasattr(event, "query") else "watermark", "error": None})
         elif any(name.lower() not in SHAPE.by_name for name in event.after or event.before or {}):
-            told.append({"kind": "unplanned"})
+            reported.append({"kind": "unplanned"})
         elif (event.commit_ts or 0) >= 2**63:
-            told.append({"kind": "bad", "error": "ValueOutOfRangeError"})
+            reported.append({"kind": "bad", "error": "ValueOutOfRangeError"})
         elif event.table != TABLE:
-            told.append({"kind": "bad", "error": "SchemaMismatchError"})
+            reported.append({"kind": "bad", "error": "SchemaMismatchError"})
         else:
             row = stored(event, SHAPE)
-            told.append({n: v for n, v in row.items() if v is not None or n in ("error", "commit_ts")})
-    return told
+            reported.append({n: v for n, v in row.items() if v is not None or n in ("error", "commit_ts")})
+    return reported
 
 
 def _python_without_old(message: Message, options: CodecOptions | None) -> list[list[Values]]:

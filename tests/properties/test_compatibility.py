@@ -179,7 +179,7 @@ def test_every_problem_stands_at_a_field_of_one_of_the_two(
     old, new = texts[0], texts[-1]
     found = incompatibilities(level, new, [old])
     rows = compared(old, new, found)
-    told = "; ".join(row.problem for row in rows if row.problem)
-    assert all(item.problem in told for item in found)
+    reported = "; ".join(row.problem for row in rows if row.problem)
+    assert all(item.problem in reported for item in found)
     assert {field.path for field in schema_fields(new)} <= {row.path for row in rows}
     assert all(row.change == "same" and not row.problem for row in compared(new, new))

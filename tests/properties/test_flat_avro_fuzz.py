@@ -62,16 +62,16 @@ def _corpus() -> tuple[FlatAvroCodec, tuple[_Pair, ...], dict[int, str]]:
 def _survives(codec: FlatAvroCodec, key: bytes | None, value: bytes | None) -> bool:
     """Whether it is an event; fails for all that is neither that nor a DecodeError."""
     started = time.thread_time()  # of this thread's own work: what else the machine does is not counted
-    events, told = None, ""
+    events, reported = None, ""
     try:
         events = codec.decode(Message("t", 0, 0, key, value))
     except (DecodeError, SchemaNotFoundError) as error:
-        told = str(error)
+        reported = str(error)
     finally:
         assert time.thread_time() - started < MOST_SECONDS
     if events is None:
-        assert told.startswith("t[0]@0")
-        assert len(told) < MOST_TEXT
+        assert reported.startswith("t[0]@0")
+        assert len(reported) < MOST_TEXT
         return False
     assert len(events) == 1
     orjson.dumps(event_json(events[0]))

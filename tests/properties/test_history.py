@@ -53,7 +53,7 @@ def streams(draw: st.DrawFn) -> list[ChangeEvent]:
     return events
 
 
-def told(events: Iterable[ChangeEvent]) -> Stored:
+def reported(events: Iterable[ChangeEvent]) -> Stored:
     """The history, one event at a time and by no other law than the words of the docs."""
     moments: dict[int, dict[int, Row | None]] = {}
     for event in events:
@@ -122,7 +122,7 @@ def test_any_order_any_cut_and_any_part_again_give_one_history(
 ) -> None:
     arriving = [*events, *random.choices(events, k=again)]
     random.shuffle(arriving)
-    assert applied(cut(arriving, cuts))[0] == told(events)
+    assert applied(cut(arriving, cuts))[0] == reported(events)
 
 
 @given(streams(), st.integers(0, 30), st.integers(1, 7))
@@ -132,7 +132,7 @@ def test_a_suffix_sent_again_changes_nothing_and_is_superseded(
     again = events[start:]
     pieces = [again[at : at + size] for at in range(0, len(again), size)]
     stored, results = applied([events, *pieces])
-    assert stored == told(events)
+    assert stored == reported(events)
     assert [result.applied for result in results[1:]] == [0] * len(pieces)
 
 
@@ -147,9 +147,9 @@ def test_each_event_is_counted_once(events: list[ChangeEvent], cuts: list[int]) 
 def test_a_split_update_is_one_version_whether_it_is_cut_or_not() -> None:
     first = change(1 << 18, 1, None, delete=False, place=(0, 0))
     gone = change(2 << 18, 1, None, delete=True, place=(0, 1))
-    anew = change(2 << 18, 1, None, delete=False, place=(0, 2))
+    once_more = change(2 << 18, 1, None, delete=False, place=(0, 2))
     expected = {(1, 1 << 18): (2 << 18, (1 << 18) * 10 + 1), (1, 2 << 18): (None, (2 << 18) * 10 + 1)}
-    for batches in ([[first, gone, anew]], [[first, gone], [anew]], [[first], [anew, gone]]):
+    for batches in ([[first, gone, once_more]], [[first, gone], [once_more]], [[first], [once_more, gone]]):
         assert applied(batches)[0] == expected
 
 
@@ -168,7 +168,7 @@ def test_spark_gives_the_same_history(
 
     random.shuffle(events)
     first, second = events[:at], events[at:]
-    before, (known, *results) = told(first), applied([first, second])[1]
+    before, (known, *results) = reported(first), applied([first, second])[1]
     reduced = reduce_frame(_frame(spark, second), SHAPE, versions=True).persist()
     law = versions_of(second, ("id",))
     assert {(r["key"]["id"], r["_commit_ts"]) for r in reduced.collect()} == {
@@ -189,7 +189,7 @@ def test_spark_gives_the_same_history(
             after[key] = (row["_to"], before[key][1])
         else:
             after[key] = (row["_to"], row["after"]["v"] if row["after"] else None)
-    assert after == told(events)
+    assert after == reported(events)
     counts = count(changes)
     (expected,) = results or [known]
     found = (counts.begun, counts.ends, counts.absent, counts.stale)

@@ -55,8 +55,8 @@ class Decoded(NamedTuple):
         return raw
 
 
-def _layout(text: str | None = None, **told: Any) -> Layout:
-    return Layout(row_filter=read_filter(text) if text else None, **told)
+def _layout(text: str | None = None, **reported: Any) -> Layout:
+    return Layout(row_filter=read_filter(text) if text else None, **reported)
 
 
 def _plan(spark: SparkSession, layout: Layout, inner: Decoded | None = None) -> LaidOutColumns:
@@ -172,8 +172,8 @@ def folded(events: Sequence[Event]) -> State:
             state.pop(event.key, None)
             continue
         stored = state.get(event.key, dict.fromkeys(("n", "key b", "secret")))
-        told = {name: value for name, value in event.row.items() if value is not None and name != "id"}
-        state[event.key] = {**stored, **told}
+        reported = {name: value for name, value in event.row.items() if value is not None and name != "id"}
+        state[event.key] = {**stored, **reported}
     return state
 
 

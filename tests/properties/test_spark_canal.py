@@ -36,10 +36,10 @@ def test_damaged_messages_get_the_python_codecs_verdict(spark: SparkSession, sta
     messages = [Message("t", 0, offset, None, harmed(random)) for offset in range(600)]
     found = decoded_in_spark(messages, spark)
     wrong = [
-        f"{told}: {message.value!r}"
+        f"{reported}: {message.value!r}"
         for message in messages
-        for told in [difference(message, found[message.offset])]
-        if told is not None
+        for reported in [difference(message, found[message.offset])]
+        if reported is not None
     ]
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:20])
     kinds = {row.kind for rows in found.values() for row in rows}

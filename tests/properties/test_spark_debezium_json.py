@@ -73,8 +73,8 @@ def _connect(avro: Json) -> dict[str, Json]:
         found["items"] = _connect(avro["items"])
     elif kind == "map":
         found |= {"keys": _connect("string"), "values": _connect(avro["values"])}
-    told = {"name": avro.get("connect.name"), "parameters": avro.get("connect.parameters")}
-    return {**found, **{name: one for name, one in told.items() if one is not None}}
+    reported = {"name": avro.get("connect.name"), "parameters": avro.get("connect.parameters")}
+    return {**found, **{name: one for name, one in reported.items() if one is not None}}
 
 
 def _field(avro: Json) -> Json:

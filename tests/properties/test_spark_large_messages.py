@@ -94,10 +94,10 @@ def test_spark_gives_the_python_codecs_verdict(
     options = CodecOptions(large_message_handle_compression="lz4", claim_check_storage_uri=str(tmp_path))
     found = decoded_in_spark(messages, spark, options)
     wrong = [
-        f"{told}: {message.value!r}"
+        f"{reported}: {message.value!r}"
         for message in messages
-        for told in [difference(message, found[message.offset], options)]
-        if told is not None
+        for reported in [difference(message, found[message.offset], options)]
+        if reported is not None
     ]
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong[:20])
     kinds = [row.kind for rows in found.values() for row in rows]

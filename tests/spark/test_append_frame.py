@@ -52,8 +52,8 @@ def row(**values: str | None) -> dict[str, str | None]:
 
 def change(data: Mapping[str, str | None], kind: str = "INSERT", **members: Any) -> bytes:
     types = {"id": "int", "v": "varchar", "d": "date", "n": "int"}
-    told = {"type": kind, "mysqlType": {name: types[name] for name in data}, "_tidb": {"commitTs": 40}}
-    return row_bytes({}, **{"data": [data], **told, **members})
+    reported = {"type": kind, "mysqlType": {name: types[name] for name in data}, "_tidb": {"commitTs": 40}}
+    return row_bytes({}, **{"data": [data], **reported, **members})
 
 
 def messages(*values: bytes) -> list[Message]:

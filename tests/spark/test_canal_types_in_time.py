@@ -103,7 +103,7 @@ def _messages(*, extension: bool) -> dict[Message, int]:
     found: dict[Message, int] = {}
     for number in range(len(_ROWS)):
         for commit_ts in _moments(number):
-            # Without the extension a whole millisecond is all that is told of the time.
+            # Without the extension a whole millisecond is all that is informed of the time.
             at = commit_ts if extension else (commit_ts >> 18 << 18)
             part = number if extension else sum(at >> 18 >= since >> 18 for since in _TIMES[1:])
             for indent in (None, 1):

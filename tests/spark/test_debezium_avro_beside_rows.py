@@ -62,10 +62,10 @@ def test_watermarks_of_ticdc_say_what_the_python_codec_reads(vectors: Path, spar
         },
     )
     decoded = plan.decode(raw_frame(spark, messages))
-    told = [one.commit_ts for one in watermarks if isinstance(one, WatermarkEvent)]
-    assert len(told) == len(watermarks) > 3
+    reported = [one.commit_ts for one in watermarks if isinstance(one, WatermarkEvent)]
+    assert len(reported) == len(watermarks) > 3
     # A frame's numbers are signed: one beyond them says nothing.
-    signed = [moment if moment < 2**63 else None for moment in told]
+    signed = [moment if moment < 2**63 else None for moment in reported]
     found = [(one.kind, one.commit_ts) for one in collect(decoded, plan)]
     assert found == [("upsert", row.commit_ts), *(("watermark", moment) for moment in signed)]
     summary = summarise(reduce_frame(decoded, plan.shape), plan.shape)

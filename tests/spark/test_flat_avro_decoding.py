@@ -1,4 +1,4 @@
-"""What a flat-avro lane does with schema ids that its registry does not know yet."""
+"""What a flat-avro task does with schema ids that its registry does not know yet."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _definitions(capture: Capture) -> TableDefinitions | None:
 
 
 def codec_of(capture: Capture) -> Codec:
-    """The Python codec, with what a worker is told of the capture's tables."""
+    """The Python codec, with what a worker is informed of the capture's tables."""
     definitions = _definitions(capture)
     if definitions is None:
         return capture.codec()

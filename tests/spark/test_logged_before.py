@@ -87,8 +87,8 @@ def compared(codec: Codec, pairs: list[tuple[Decoded, object, TableShape]]) -> C
         assert isinstance(event, ChangeEvent)
         wrong.append(difference(event, row, shape))
         seen[event.op, row.before is not None] += 1
-    told = [line for line in wrong if line]
-    assert not told, f"{len(told)}:\n" + "\n".join(told[:20])
+    reported = [line for line in wrong if line]
+    assert not reported, f"{len(reported)}:\n" + "\n".join(reported[:20])
     return seen
 
 

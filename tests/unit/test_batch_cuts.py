@@ -23,7 +23,7 @@ T, P = TableId("s", "t"), Place("t", 0)
 class _Knows:
     """A decoding that has nothing to learn, and no DDL to tell of."""
 
-    def told(self) -> None:
+    def reported(self) -> None:
         return None
 
     def learn(self, _missed: object) -> bool:

@@ -134,8 +134,8 @@ def test_each_producer_takes_or_refuses(case: Case, producer: Producer) -> None:
 
 
 def test_the_table_of_differences_has_no_case_where_both_agree() -> None:
-    told = [case for case in DIFFERENT if case.classic != case.new]
-    assert len(told) >= len(DIFFERENT) - 2
+    reported = [case for case in DIFFERENT if case.classic != case.new]
+    assert len(reported) >= len(DIFFERENT) - 2
 
 
 def test_options_that_only_the_new_architecture_has() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import NEVER, ddl_moment, reads_alike, row_moment
+from tidesink.ddl.history import NEVER, ddl_moment, reads_same, row_moment
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, EarlierType, TableId
 from tidesink.typemap.mysql_types import parse_sql_type
@@ -59,7 +59,7 @@ def test_members_added_behind_the_others_take_their_place() -> None:
 def test_what_else_reads_rows_from_before_otherwise(alter: str, reads: str) -> None:
     column = _column(_definitions((CREATE, 10), (f"alter table t {alter}", 20)))
     assert [(was.type.name, was.until) for was in column.earlier] == [(reads, 20)]
-    assert not reads_alike(column.type, column.earlier[0].type)
+    assert not reads_same(column.type, column.earlier[0].type)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_else_reads_rows_from_before_otherwise(alter: str, reads: str) -> N
     ],
 )
 def test_types_whose_texts_mean_the_same(was: str, now: str, alike: bool) -> None:
-    assert reads_alike(parse_sql_type(now), parse_sql_type(was)) is alike
+    assert reads_same(parse_sql_type(now), parse_sql_type(was)) is alike
 
 
 def test_numbers_that_became_narrower_are_remembered_for_their_width() -> None:

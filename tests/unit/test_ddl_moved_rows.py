@@ -61,8 +61,8 @@ def test_an_exchange_is_told_at_both_tables(name: str, ending: str) -> None:
     assert _rekeyed(KEYLESS, "create table u (a int)", sql) == {T, U}
     keyed = "create table u (a int primary key)"
     assert _rekeyed(KEYED, keyed, sql) == set()
-    told = {one.table for one in _warnings(KEYED, keyed, sql) if "stay in the target" in one.text}
-    assert told == {T, U}
+    reported = {one.table for one in _warnings(KEYED, keyed, sql) if "stay in the target" in one.text}
+    assert reported == {T, U}
 
 
 def test_an_exchange_that_names_no_table_is_refused() -> None:

@@ -137,11 +137,11 @@ def test_warnings_outlive_a_restart_and_are_said_at_their_table(store: SqlStateS
     assert first.scan(NO_SESSION, _ends(4))
     (said,) = first.warnings(TableId("S", "T"))
     assert "rows that TRUNCATE removed" in said
-    (untold,) = first.warnings(TableId("s", "u"))
+    (unreported,) = first.warnings(TableId("s", "u"))
     again = _ddl(store, *topic)
     again.recall(_ends(4))
     assert again.warnings(T) == (said,)
-    assert again.warnings(TableId("s", "u")) == (untold,)
+    assert again.warnings(TableId("s", "u")) == (unreported,)
     assert again.warnings(TableId("s", "u"), defined=True) == ()
     assert again.warnings(TableId("s", "other")) == ()
     again.recall(_ends(4, "made again"))

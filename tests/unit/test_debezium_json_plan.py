@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium.inference import Told, first_row, told_column
+from tidesink.codecs.debezium.inference import InferredColumn, first_row, inferred_column
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, Message, TableId, TableSchema
 from tidesink.sinks.batch.decoded_frame import DecodePlan, DecodeTask
@@ -106,13 +106,13 @@ def _learnt(writers: Writers, *messages: Message, **options: Any) -> Writers:
 
 
 def test_a_told_column_comes_back_as_it_was() -> None:
-    told = Told(Column("c", ColumnType("enum", members=("a", "b")), default="a"), guessed=False)
-    assert told_column(told.text) == told
+    reported = InferredColumn(Column("c", ColumnType("enum", members=("a", "b")), default="a"), guessed=False)
+    assert inferred_column(reported.text) == reported
 
 
 def test_a_writer_comes_back_as_it_was() -> None:
-    told = Told(Column("c", ColumnType("enum", members=("a", "b")), default="a"), guessed=True)
-    writer = JsonWriter((told,), ("c",), bare=True, is_ticdc=True, place=Place(5, 6, 7))
+    reported = InferredColumn(Column("c", ColumnType("enum", members=("a", "b")), default="a"), guessed=True)
+    writer = JsonWriter((reported,), ("c",), bare=True, is_ticdc=True, place=Place(5, 6, 7))
     assert writer_of(writer.text) == writer
     assert writer_of(writer.text).place == writer.place
 

@@ -52,8 +52,8 @@ def test_the_sources_own_type_tells_it_too(word: str) -> None:
 
 
 def test_a_propagated_decimal_and_binary_are_read_from_text() -> None:
-    told = {"__debezium.source.column.length": 10, "__debezium.source.column.scale": 2}
-    one = schema("string", parameters={"__debezium.source.column.type": "DECIMAL", **told})
+    reported = {"__debezium.source.column.length": 10, "__debezium.source.column.scale": 2}
+    one = schema("string", parameters={"__debezium.source.column.type": "DECIMAL", **reported})
     assert read(one, "1.5") == Decimal("1.50")
     assert own_column(one).type == ColumnType("decimal", precision=10, scale=2)
     binary = schema("string", parameters={"__debezium.source.column.type": "VARBINARY"})

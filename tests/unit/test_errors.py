@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidesink.errors import SourceError, told
+from tidesink.errors import SourceError, error_text
 
 
 class _CutOffError(Exception):
@@ -11,8 +11,8 @@ class _CutOffError(Exception):
 
 
 def test_an_error_is_told_by_its_class_and_text() -> None:
-    assert told(SourceError("no answer", topic="shop")) == "SourceError: shop: no answer"
+    assert error_text(SourceError("no answer", topic="shop")) == "SourceError: shop: no answer"
 
 
 def test_an_error_that_cannot_say_its_text_is_told_by_its_class() -> None:
-    assert told(_CutOffError()).startswith("_CutOffError: it cannot say more")
+    assert error_text(_CutOffError()).startswith("_CutOffError: it cannot say more")

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.told_bed import Bed, T, said
 from tidesink.config.table_options import ChangePolicy
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ToldNames, followed
-from tidesink.sinks.schema_sources.topic_ddl import told_by
+from tidesink.ddl.history import ColumnNames, followed
+from tidesink.sinks.schema_sources.topic_ddl import reported_by
 from tidesink.typemap.projection import Layout
 
 CREATE = "id INT PRIMARY KEY, name INT, phone INT"
@@ -94,7 +94,7 @@ def test_the_first_one_waits_where_the_target_lacks_it() -> None:
     assert bed.columns == ("id",)
     assert bed.accept(waits, "apply") == ()
     assert bed.columns == ("id", "remark")
-    # What was decided is whose values it may have: a wider type asks nothing anew.
+    # What was decided is whose values it may have: a wider type asks nothing again.
     assert bed.alter("MODIFY COLUMN remark BIGINT") == ()
 
 
@@ -180,17 +180,17 @@ def test_names_that_change_hands_lay_the_same_columns_out_anew() -> None:
 def test_ddl_that_another_lane_reads_in_between_is_no_error_of_the_config() -> None:
     bed = Bed(CREATE, NO_PHONE)
     bed.ddl.alter("ALTER TABLE t RENAME COLUMN phone TO mobile")
-    # This lane's plan is that of before, and is laid out anew.
+    # This task's plan is that of before, and is laid out again.
     bed.decoding._plans = None
     assert _planned(bed) == ["id", "name"]
 
 
-def _names(*statements: str) -> ToldNames:
+def _names(*statements: str) -> ColumnNames:
     definitions = TableDefinitions()
     for number, statement in enumerate((f"CREATE TABLE t ({CREATE})", *statements), start=1):
         definitions.apply(statement, "s", since=number)
-    told: Any = told_by(definitions, T)
-    found: ToldNames = told.names
+    reported: Any = reported_by(definitions, T)
+    found: ColumnNames = reported.names
     return found
 
 

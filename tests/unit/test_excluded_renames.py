@@ -11,7 +11,7 @@ from tidesink.config.table_options import ChangePolicy, SchemaChanges
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import first_shape
-from tidesink.sinks.batch.schema_changes import Accepted, Judgement, Policies, judge
+from tidesink.sinks.batch.schema_changes import Accepted, Policies, SchemaDecision, decide_changes
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.sinks.schema_sources.canal_json import _doubted, _RowWords
 from tidesink.sinks.targets.base import SchemaGap
@@ -89,51 +89,57 @@ def _writers(*schemas: tuple[str, ...]) -> TableShape:
 BEFORE, AFTER = ("id", "name", "phone"), ("id", "name", "mobile")
 
 
-def _judged(
+def _schema_decision(
     present: tuple[str, ...],
     *schemas: tuple[str, ...],
     layout: Layout = NO_PHONE,
     add: ChangePolicy = "apply",
     accepted: Accepted | None = None,
-) -> Judgement:
+) -> SchemaDecision:
     """What becomes of the columns of a target that has ``present`` ones."""
     shape = laid_out(layout, _writers(*schemas), own=()).shape
     added = tuple(column.name for column in shape.columns if column.name not in present)
     policies = Policies(SchemaChanges(add=add), accepted or {}, CAPABILITIES, layout=layout)
-    return judge(SchemaGap(present, added), shape, policies, None)
+    return decide_changes(SchemaGap(present, added), shape, policies, None)
 
 
 def test_a_column_that_comes_as_an_excluded_one_goes_waits_for_a_person() -> None:
-    judged = _judged(("id", "name"), BEFORE, AFTER)
-    assert said(judged.pending) == [("add", "Phone int", ("apply", "ignore"))]
-    assert "it came when Phone went, which except_column_list names" in judged.pending[0].reason
-    digest = judged.pending[0].change.digest
+    schema_decision = _schema_decision(("id", "name"), BEFORE, AFTER)
+    assert said(schema_decision.pending) == [("add", "Phone int", ("apply", "ignore"))]
+    assert "it came when Phone went, which except_column_list names" in schema_decision.pending[0].reason
+    digest = schema_decision.pending[0].change.digest
     for policy, names in (("apply", ["id", "name", "mobile"]), ("ignore", ["id", "name"])):
-        judged = _judged(("id", "name"), BEFORE, AFTER, accepted={digest: policy})  # type: ignore[dict-item]
-        assert ([column.name for column in judged.given.columns], judged.pending) == (names, ())
+        schema_decision = _schema_decision(("id", "name"), BEFORE, AFTER, accepted={digest: policy})  # type: ignore[dict-item]
+        assert ([column.name for column in schema_decision.given.columns], schema_decision.pending) == (
+            names,
+            (),
+        )
 
 
 @pytest.mark.parametrize("add", ["apply", "ignore"])
 def test_one_that_the_target_still_has_from_before_waits_too(add: ChangePolicy) -> None:
     schemas = (("id", "phone", "mobile"), ("id", "phone"), ("id", "mobile"))
-    judged = _judged(("id", "mobile"), *schemas, add=add)
-    assert said(judged.pending) == [("add", "Phone int", ("apply", "ignore"))]
-    assert "it came when Phone went" in judged.pending[0].reason
-    digest = judged.pending[0].change.digest
+    schema_decision = _schema_decision(("id", "mobile"), *schemas, add=add)
+    assert said(schema_decision.pending) == [("add", "Phone int", ("apply", "ignore"))]
+    assert "it came when Phone went" in schema_decision.pending[0].reason
+    digest = schema_decision.pending[0].change.digest
     for policy, names in (("apply", ["id", "mobile"]), ("ignore", ["id"])):
-        judged = _judged(("id", "mobile"), *schemas, add=add, accepted={digest: policy})  # type: ignore[dict-item]
-        assert ([column.name for column in judged.given.columns], judged.pending) == (names, ())
+        schema_decision = _schema_decision(("id", "mobile"), *schemas, add=add, accepted={digest: policy})  # type: ignore[dict-item]
+        assert ([column.name for column in schema_decision.given.columns], schema_decision.pending) == (
+            names,
+            (),
+        )
     # What the config asks for by its name is no doubt.
     asked = Layout(except_columns=("phone",), rename={"mobile": "number"})
-    assert _judged(("id", "number"), *schemas, layout=asked).pending == ()
+    assert _schema_decision(("id", "number"), *schemas, layout=asked).pending == ()
 
 
 def test_what_is_left_out_anyway_does_not_wait() -> None:
-    judged = _judged(("id", "name"), BEFORE, AFTER, add="ignore")
-    assert (judged.pending, judged.left_out) == ((), ("mobile",))
-    assert _judged(("id", "name"), BEFORE, AFTER, layout=Layout(except_columns=("phone", "mobile"))) == (
-        _judged(("id", "name"), BEFORE)
-    )
+    schema_decision = _schema_decision(("id", "name"), BEFORE, AFTER, add="ignore")
+    assert (schema_decision.pending, schema_decision.omitted) == ((), ("mobile",))
+    assert _schema_decision(
+        ("id", "name"), BEFORE, AFTER, layout=Layout(except_columns=("phone", "mobile"))
+    ) == (_schema_decision(("id", "name"), BEFORE))
 
 
 @pytest.mark.parametrize(
@@ -147,19 +153,19 @@ def test_what_is_left_out_anyway_does_not_wait() -> None:
     ids=["beside it first", "gone before", "another one went", "only added"],
 )
 def test_a_column_that_comes_for_itself_is_added(schemas: tuple[tuple[str, ...], ...]) -> None:
-    judged = _judged(("id", "name"), *schemas)
-    assert (judged.pending, judged.left_out) == ((), ())
-    assert "mobile" in judged.given.by_name
+    schema_decision = _schema_decision(("id", "name"), *schemas)
+    assert (schema_decision.pending, schema_decision.omitted) == ((), ())
+    assert "mobile" in schema_decision.given.by_name
 
 
 def test_a_column_renamed_twice_is_doubted_under_the_last_name_too() -> None:
-    judged = _judged(("id", "name"), BEFORE, AFTER, ("id", "name", "cell"))
-    assert [one.change.column for one in judged.pending] == ["mobile", "cell"]
+    schema_decision = _schema_decision(("id", "name"), BEFORE, AFTER, ("id", "name", "cell"))
+    assert [one.change.column for one in schema_decision.pending] == ["mobile", "cell"]
 
 
 def test_a_new_name_that_the_config_gives_is_asked_for() -> None:
     layout = Layout(except_columns=("phone",), rename={"mobile": "Number"})
-    assert _judged(("id", "name"), BEFORE, AFTER, layout=layout).pending == ()
+    assert _schema_decision(("id", "name"), BEFORE, AFTER, layout=layout).pending == ()
 
 
 def test_a_table_that_is_made_now_is_made_without_it() -> None:
@@ -170,12 +176,12 @@ def test_a_table_that_is_made_now_is_made_without_it() -> None:
 
 
 def test_rows_that_alone_tell_of_a_column_tell_what_it_never_stood_beside() -> None:
-    def instead(*forms: str, told: str = "") -> dict[str, frozenset[str]]:
+    def instead(*forms: str, reported: str = "") -> dict[str, frozenset[str]]:
         words = [_RowWords(form.split(), {}, ["id"]) for form in forms]
         names = dict.fromkeys(name for form in forms for name in form.split())
-        shape = _doubted(_shape(*names), words, told.split())
+        shape = _doubted(_shape(*names), words, reported.split())
         return {column.name: column.instead_of for column in shape.columns if column.instead_of}
 
-    assert instead("id phone", "id mobile", told="id phone") == {"mobile": {"phone"}}
-    assert instead("id phone", "id phone mobile", "id mobile", told="id phone") == {}
-    assert instead("id phone", "id mobile", told="id phone mobile") == {}
+    assert instead("id phone", "id mobile", reported="id phone") == {"mobile": {"phone"}}
+    assert instead("id phone", "id phone mobile", "id mobile", reported="id phone") == {}
+    assert instead("id phone", "id mobile", reported="id phone mobile") == {}

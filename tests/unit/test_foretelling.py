@@ -23,7 +23,7 @@ from tidesink.sinks.targets.sql.columns import check_sql_shape
 from tidesink.sinks.targets.sql.dialect import Dialect
 from tidesink.sinks.targets.sql.mysql import MysqlDialect
 from tidesink.sinks.targets.sql.postgres import PostgresDialect
-from tidesink.sinks.worker.preflight import NO_NUL, change_limits, column_type, foretold, row_limits
+from tidesink.sinks.worker.preflight import NO_NUL, change_limits, column_type, preflight_of, row_limits
 from tidesink.typemap.target_schema import Shard, TableShape
 
 TARGET: Final[dict[str, dict[str, Any]]] = {
@@ -51,9 +51,9 @@ def key(name: str, kind: str, **sizes: Any) -> Column:
     return Column(name, ColumnType(kind, **sizes), nullable=False, handle=True, primary_key=True)
 
 
-def foreseen(config: Config, table: TableShape) -> dict[str, tuple[str, ...]]:
+def preflight(config: Config, table: TableShape) -> dict[str, tuple[str, ...]]:
     """The limits that a table may meet: their kinds and columns."""
-    found = foretold(config, table, [column.name for column in table.columns]).limits
+    found = preflight_of(config, table, [column.name for column in table.columns]).limits
     return {limit.kind: limit.columns for limit in found}
 
 
@@ -112,7 +112,7 @@ def test_what_is_text_for_want_of_a_type_is_said_where_it_is(target: str, texts:
     ],
 )
 def test_each_target_says_what_it_cannot_do(target: str, kinds: set[str]) -> None:
-    found = foreseen(config_of(target), ALL)
+    found = preflight(config_of(target), ALL)
     assert found.keys() == kinds
     assert found.get("nul-in-text", ("name",)) == ("name",)
     assert found.get("rescale", ("id", "big")) == ("id", "big")
@@ -125,8 +125,8 @@ def test_every_target_is_asked() -> None:
 def test_what_the_policies_do_not_ask_for_is_not_said() -> None:
     numbers = shape(ID, Column("price", ColumnType("decimal", precision=9, scale=2)))
     paused = config_of("iceberg", defaults={"schema-changes": {"widen": "pause"}})
-    assert "rescale" in foreseen(config_of("iceberg"), numbers)
-    assert "rescale" not in foreseen(paused, numbers)
+    assert "rescale" in preflight(config_of("iceberg"), numbers)
+    assert "rescale" not in preflight(paused, numbers)
 
 
 ASKED: Final = {"schema-changes": {"drop": "apply", "rename": "apply"}}
@@ -137,19 +137,19 @@ ASKED: Final = {"schema-changes": {"drop": "apply", "rename": "apply"}}
 )
 def test_drops_and_renames_that_are_asked_for_may_need_something(target: str, kinds: set[str]) -> None:
     every = {"drop", "rename", "shared"}
-    told = config_of(target, defaults=ASKED)
-    assert every & foreseen(told, shape()).keys() == kinds
-    assert every & foreseen(config_of(target), shape()).keys() == set()
+    reported = config_of(target, defaults=ASKED)
+    assert every & preflight(reported, shape()).keys() == kinds
+    assert every & preflight(config_of(target), shape()).keys() == set()
     shared = replace(shape(), shard=Shard("of", "1"))
-    assert every & foreseen(told, shared).keys() == {"shared"}
+    assert every & preflight(reported, shared).keys() == {"shared"}
     logged = config_of(target, tables=[{"name": "shop.orders", "mode": "append"}], defaults=ASKED)
-    assert (every | {"key"}) & foreseen(logged, shape()).keys() == set()
+    assert (every | {"key"}) & preflight(logged, shape()).keys() == set()
 
 
 def test_what_a_target_of_other_capabilities_would_say() -> None:
     able = replace(memory_target.CAPABILITIES, evolves=False, widens=False, nul_in_text=False)
     settings = config_of("memory").table_config(TABLE)
-    changes = [limit.kind for limit in change_limits(able, shape(), settings, told=True)]
+    changes = [limit.kind for limit in change_limits(able, shape(), settings, reported=True)]
     assert changes == ["add", "widen", "type", "key"]
     assert Limit("nul-in-text", NO_NUL, ("name",)) in row_limits(able, shape(), ["id", "name"])
     assert "nul-in-text" not in {limit.kind for limit in row_limits(able, shape(), ["id"])}
@@ -229,8 +229,8 @@ def test_a_table_of_too_many_columns_is_refused_by_target_and_plan(target: str) 
         check_sql_shape(of_columns(room + 1), dialect.limits, dialect.quote)
     assert planned(target, of_columns(room + 1)).problem == refused.value.message
     assert planned(target, of_columns(room)).problem is None
-    assert "row-length" in foreseen(config_of(target), of_columns(room, "text"))
-    assert "row-length" not in foreseen(config_of(target), of_columns(room))
+    assert "row-length" in preflight(config_of(target), of_columns(room, "text"))
+    assert "row-length" not in preflight(config_of(target), of_columns(room))
 
 
 REFUSED: Final = [
@@ -284,7 +284,7 @@ def test_a_mysql_key_whose_length_nothing_tells_is_a_warning_since_the_table_may
     ],
 )
 def test_keys_that_may_be_too_long(target: str, keys: tuple[Column, ...], long: bool) -> None:
-    found = foreseen(config_of(target), shape(*keys))
+    found = preflight(config_of(target), shape(*keys))
     assert found.get("key-length") == (tuple(column.name for column in keys) if long else None)
 
 
@@ -297,10 +297,10 @@ DEBEZIUM: Final = changed(CANAL_JSON, source__protocol="debezium-json", source__
 def test_what_kafka_has_no_message_for(protocol: str, kinds: set[str]) -> None:
     every = {"truncate", "left-out-values"}
     target = {**TARGET["kafka"], "protocol": protocol}
-    assert every & foreseen(right({**DEBEZIUM, "target": target}), shape()).keys() == kinds
+    assert every & preflight(right({**DEBEZIUM, "target": target}), shape()).keys() == kinds
     # TiCDC tells of no truncate, and its rows are whole.
-    told = changed(CANAL_JSON, source__enable_tidb_extension=True)
-    assert every & foreseen(right({**told, "target": target}), shape()).keys() == set()
+    reported = changed(CANAL_JSON, source__enable_tidb_extension=True)
+    assert every & preflight(right({**reported, "target": target}), shape()).keys() == set()
 
 
 def test_what_kafka_would_refuse_at_the_first_row_is_a_problem() -> None:

@@ -201,12 +201,12 @@ _STATEMENTS = {
 def test_no_statement_takes_for_ever(statement: str) -> None:
     definitions = TableDefinitions()
     definitions.declare("CREATE TABLE s.t (id INT PRIMARY KEY)")
-    told = ""
+    reported = ""
     try:
         definitions.apply(statement, "s")
     except ConfigError as error:
-        told = str(error)
-    assert len(told) < 1000
+        reported = str(error)
+    assert len(reported) < 1000
 
 
 @pytest.mark.timeout(60)

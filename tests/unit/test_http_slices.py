@@ -35,7 +35,7 @@ SHAPE = shape_with(
 
 # Retries wait, each for a second or so.
 pytestmark = pytest.mark.slow
-ENTRY = LedgerEntry("shop", ("id",), epoch=1, told_epoch=1, follows=1)
+ENTRY = LedgerEntry("shop", ("id",), epoch=1, sent_epoch=1, follows=1)
 STAMP = Stamp.of(ENTRY, progress(1, 7))
 ROW: dict[str, Any] = {
     "id": 1,
@@ -114,8 +114,8 @@ def test_slices_and_their_keys_do_not_depend_on_arrows_batches_nor_the_epoch(rec
     assert len(set(first)) == 3
     receiver.requests.clear()
     # The same number once more, since the store was lost: older rows may have been sent between the two.
-    anew = Stamp.of(replace(ENTRY, follows=2), progress(1, 7))
-    send(replace(slices(receiver, 4), stamp=anew), rows)
+    once_more = Stamp.of(replace(ENTRY, follows=2), progress(1, 7))
+    send(replace(slices(receiver, 4), stamp=once_more), rows)
     assert not set(first) & {request.headers["idempotency-key"] for request in receiver.requests}
     other = replace(slices(receiver, 4), stamp=replace(STAMP, batch=8))
     send(other, rows[:4])
@@ -235,8 +235,8 @@ def test_secrets_are_hidden_in_whatever_form_an_answer_repeats_them(
     receiver: Receiver, echo: str, status: int
 ) -> None:
     headers = {"X-Auth": "Token t0k3nvalue", "Cookie": 'a=1; session="c00kievalue"', "X-Key": "k3y"}
-    told = {"Location": f"http://h/{echo}"} if status == 308 and "&" not in echo else {}
-    receiver.faults = [Fault(status, told, f"v 2 refused: Invalid Token: {echo} for you")]
+    reported = {"Location": f"http://h/{echo}"} if status == 308 and "&" not in echo else {}
+    receiver.faults = [Fault(status, reported, f"v 2 refused: Invalid Token: {echo} for you")]
     sending = Slices(
         Endpoint(f"{receiver.url}/in?{QUERY}", "POST", "json-lines", headers), SHAPE, STAMP, batch_rows=5
     )

@@ -87,7 +87,7 @@ COUNTED = [
     (3, 0, False, {"added-records": 3, "added-position-deletes": 1}, None, (2, 1, 0, 0)),
     (0, 3, False, {"added-position-deletes": 2}, None, (0, 0, 2, 1)),
     (3, 2, False, {"added-records": 3, "added-position-deletes": 2}, 1, (2, 1, 1, 1)),
-    # A vector of deletes that was there is written anew with more in it.
+    # A vector of deletes that was there is written again with more in it.
     (
         3,
         2,

@@ -134,8 +134,8 @@ def test_a_value_left_out_is_debeziums_placeholder(protocol: str) -> None:
         named("t", ColumnType("text")), named("b", ColumnType("blob")), named("n", ColumnType("int"))
     )
     row = ("upsert", {"id": 1, "t": None, "b": None, "n": 5}, {"id": 1})
-    told = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
-    (event,) = Round(protocol, shape, told).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
+    reported = CodecOptions(debezium=DebeziumModes(unavailable_value_placeholder=PLACEHOLDER))
+    (event,) = Round(protocol, shape, reported).events([row], _commit_ts=[COMMIT_TS], _kept=[["t", "b"]])
     assert event.after == {"id": 1, "n": 5}
     assert set((event.extension or {})["unavailable"]) == {"t", "b"}  # type: ignore[call-overload]
     # Messages of this form are TiCDC's, which has every value, unless the reader is told otherwise.

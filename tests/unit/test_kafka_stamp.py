@@ -10,7 +10,7 @@ from tidesink.sinks.targets.stream.kafka import Stamp
 from tidesink.sinks.targets.stream.ledger import LedgerEntry
 from tidesink.sinks.targets.stream.table import MessageRow
 
-ENTRY = LedgerEntry("shop", ("id",), epoch=1, told_epoch=500, follows=300)
+ENTRY = LedgerEntry("shop", ("id",), epoch=1, sent_epoch=500, follows=300)
 ROW = MessageRow("upsert", {"id": 1}, {"id": 1}, 5, (), ("shop_orders", 0, 7))
 
 
@@ -25,7 +25,7 @@ def _ending(of: Progress, *, topic_id: str = "topic-id", **partitions: int) -> P
 
 def test_a_batch_that_is_sent_again_by_another_epoch_has_the_same_key() -> None:
     first, again = progress(1, 7), progress(2, 7)
-    assert _key(first) == _key(again, replace(ENTRY, epoch=2, told_epoch=501))
+    assert _key(first) == _key(again, replace(ENTRY, epoch=2, sent_epoch=501))
     assert str(_key(first)).startswith("b'shop/shop.orders/7/")
 
 

@@ -1,4 +1,4 @@
-"""A read that several tables share and that fails: who waited for it hears of it and does not wait anew."""
+"""A read that several tables share and that fails: who waited for it hears of it and does not wait again."""
 
 from __future__ import annotations
 

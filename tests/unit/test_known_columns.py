@@ -11,8 +11,8 @@ import pytest
 
 from tests.columns import ID
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.schema_changes import Judgement, KnownColumns
-from tidesink.sinks.schema_sources.base import Decoding, ToldColumns
+from tidesink.sinks.batch.schema_changes import KnownColumns, SchemaDecision
+from tidesink.sinks.schema_sources.base import Decoding, SourceColumns
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.typemap.projection import Layout, laid_out
@@ -30,9 +30,9 @@ def shape(layout: Layout, *columns: Column) -> TableShape:
 
 def decoding(found: TableShape, *former: Column) -> Decoding:
     """All that is asked of one here."""
-    told = ToldColumns(TableSchema(TABLE, ()), former)
+    reported = SourceColumns(TableSchema(TABLE, ()), former)
     columns = SimpleNamespace(shape=found)
-    return cast("Decoding", SimpleNamespace(columns=lambda: columns, told=lambda: told))
+    return cast("Decoding", SimpleNamespace(columns=lambda: columns, reported=lambda: reported))
 
 
 def default_after(store: SqlStateStore, layout: Layout, at: Progress = BEFORE) -> tuple[Any, int]:
@@ -40,8 +40,8 @@ def default_after(store: SqlStateStore, layout: Layout, at: Progress = BEFORE) -
     known = KnownColumns(store, at, layout)
     found = shape(layout, STATUS)
     name = layout.target_name("Status")
-    judged = known.judged(Judgement(found), (name,))
-    return judged.given.by_name[name.lower()].default, len(judged.warnings)
+    schema_decision = known.schema_decision(SchemaDecision(found), (name,))
+    return schema_decision.given.by_name[name.lower()].default, len(schema_decision.warnings)
 
 
 def take_note(known: KnownColumns, of: Decoding) -> None:
@@ -65,7 +65,7 @@ def test_a_column_that_is_chosen_later_brings_no_default(
     assert default_after(store, later) == ("new", 0)
     take_note(KnownColumns(store, BEFORE, layout), decoding(shape(layout, STATUS)))
     assert default_after(store, later) == (None, 1)
-    # Of other rows nothing is known: the table was loaded anew, or is one from an old backup.
+    # Of other rows nothing is known: the table was loaded again, or is one from an old backup.
     assert default_after(store, later, replace(BEFORE, batch=3)) == ("new", 0)
 
 

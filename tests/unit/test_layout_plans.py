@@ -23,7 +23,7 @@ def test_the_targets_columns_are_planned() -> None:
     plan = _plan(except_column_list="amount", rename={"name": "title"}, metadata=["op"], filter="amount > 1")
     assert [column.name for column in plan.columns] == ["id", "title", "_tidesink_op"]
     assert [column.note for column in plan.columns] == ["", "name at the source", "op of the change"]
-    assert (plan.left_out, plan.problem, plan.policies["filter"]) == (("amount",), None, "amount > 1")
+    assert (plan.omitted, plan.problem, plan.policies["filter"]) == (("amount",), None, "amount > 1")
 
 
 def test_a_layout_that_does_not_fit_is_a_problem() -> None:
@@ -82,7 +82,7 @@ RENAME = "ALTER TABLE t RENAME COLUMN phone TO mobile"
 )
 def test_a_list_goes_along_with_ddl_as_in_the_worker(listed: object, warnings: list[str]) -> None:
     plan = _canal_plan(CREATE, RENAME, except_column_list=listed)
-    assert (plan.problem, plan.left_out) == (None, ("mobile",))
+    assert (plan.problem, plan.omitted) == (None, ("mobile",))
     assert [warning[: len("column mobile is left out too")] for warning in plan.warnings] == warnings
 
 
@@ -96,4 +96,4 @@ def test_a_column_that_had_a_listed_name_is_a_warning() -> None:
     (warning,) = plan.warnings
     assert warning.startswith("column mobile: it had the name phone, which except_column_list names")
     assert warning.endswith("the table waits with it, where the target lacks it")
-    assert plan.left_out == ("phone",)
+    assert plan.omitted == ("phone",)

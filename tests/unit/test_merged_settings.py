@@ -12,7 +12,7 @@ from tidesink.config import TableConfig
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.target_schema import shape_of
 
 DATED = changed(CANAL_JSON, source__enable_tidb_extension=True)
@@ -99,7 +99,7 @@ ONLY_PATTERNS = _config({}, {"match": "shop.ord*", "filter": "a <> 1"}, {**ALL, 
 
 
 def test_a_table_that_only_the_run_knows_is_refused_where_its_decoding_opens() -> None:
-    around = Surroundings.__new__(Surroundings)
+    around = WorkerContext.__new__(WorkerContext)
     object.__setattr__(around, "config", right(ONLY_PATTERNS))
     with pytest.raises(ConfigError, match=r"filter of shop\.orders: mode: append keeps every") as caught:
         open_decoding(around, "app", ORDERS, session=cast("Any", None))

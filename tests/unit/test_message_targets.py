@@ -15,7 +15,7 @@ from tidesink.config import HttpSettings, KafkaSettings
 from tidesink.config.table_options import SchemaChanges
 from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId, TableSchema
-from tidesink.sinks.batch.schema_changes import Policies, judge
+from tidesink.sinks.batch.schema_changes import Policies, decide_changes
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.base import ReducedBatch
@@ -59,8 +59,8 @@ def test_a_column_that_was_never_sent_waits_under_add_pause(tmp_path: Path) -> N
     table.claim()
     for policy, waits in (("pause", ["amount"]), ("apply", [])):
         policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, kafka_target.CAPABILITIES)
-        judged = judge(table.gap(after), after, policies, None)
-        assert [one.change.column for one in judged.pending] == waits
+        schema_decision = decide_changes(table.gap(after), after, policies, None)
+        assert [one.change.column for one in schema_decision.pending] == waits
     store.close()
 
 
@@ -250,15 +250,15 @@ def test_a_ledger_knows_the_result_of_its_last_batch(store: SqlStateStore) -> No
 
 
 def test_what_readers_are_told_grows_with_each_claim_whatever_the_clock_says(store: SqlStateStore) -> None:
-    told = [claimed(store, at=at)[1].told_epoch for at in (500, 500, 20, 900)]
-    assert told == [500, 501, 502, 900]
+    reported = [claimed(store, at=at)[1].sent_epoch for at in (500, 500, 20, 900)]
+    assert reported == [500, 501, 502, 900]
 
 
 def test_a_batch_follows_the_same_one_until_it_is_written_down(store: SqlStateStore) -> None:
     held, first = claimed(store, at=500)
-    assert (first.told_epoch, first.follows) == (500, 500)
+    assert (first.sent_epoch, first.follows) == (500, 500)
     held, again = claimed(store, at=600)
-    assert (again.told_epoch, again.follows) == (600, 500), "it was killed, and sends its batch again"
+    assert (again.sent_epoch, again.follows) == (600, 500), "it was killed, and sends its batch again"
     held.write(progress(2, 1), sent_result(1, 0, "600/1"))
     assert held.held().follows == 600
     assert claimed(store, at=700)[1].follows == 600
@@ -271,7 +271,7 @@ def test_a_store_from_a_backup_gives_no_worker_its_table_back(store: SqlStateSto
     lost, before = claimed(store, at=600)
     store.save_document(KIND, name, backup)
     _, now = claimed(store, at=700)
-    assert (now.epoch, now.told_epoch) == (before.epoch, 700)
+    assert (now.epoch, now.sent_epoch) == (before.epoch, 700)
     with pytest.raises(StaleProgressError, match="another worker holds this table"):
         lost.write(progress(2, 1), sent_result(1, 0, "600/1"))
 
@@ -284,7 +284,7 @@ def test_a_ledger_of_before_readers_were_told_the_clock(store: SqlStateStore) ->
     known = {word: value for word, value in document.items() if word not in {"told_epoch", "follows"}}
     store.save_document(KIND, name, known)
     _, entry = claimed(store, at=600)
-    assert (entry.epoch, entry.told_epoch, entry.follows) == (2, 600, 600)
+    assert (entry.epoch, entry.sent_epoch, entry.follows) == (2, 600, 600)
 
 
 def test_a_long_place_has_a_name_that_the_store_takes() -> None:

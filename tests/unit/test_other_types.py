@@ -57,5 +57,5 @@ def test_columns_read_what_single_values_are(name: str, fsp: int | None, zero_da
     zeros = [False] * count if found.zero_dates is None else found.zero_dates.tolist()
     for text, value, left, zero in zip(TEXTS, values, unproven, zeros, strict=True):
         read, verdict = _in_python(text, kind, zero_date)
-        told = "refused" if left else "zero" if zero else "read"
-        assert (text, value, told) == (text, read, verdict)
+        reported = "refused" if left else "zero" if zero else "read"
+        assert (text, value, reported) == (text, read, verdict)

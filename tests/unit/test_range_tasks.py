@@ -306,11 +306,11 @@ def test_defaults_are_values_of_their_columns(
 
 
 def test_hashes_that_came_in_two_partitions_are_found() -> None:
-    def told(partition: int, *hashes: int) -> tuple[tuple[str, int], bytes]:
+    def reported(partition: int, *hashes: int) -> tuple[tuple[str, int], bytes]:
         return ("t", partition), np.array(hashes, np.uint64).tobytes()
 
-    assert mixed_hashes([told(0, 1, 2), told(1, 3), told(0, 2)]).tolist() == []
-    assert mixed_hashes([told(0, 1, 2), told(1, 3, 2)]).tolist() == [2]
+    assert mixed_hashes([reported(0, 1, 2), reported(1, 3), reported(0, 2)]).tolist() == []
+    assert mixed_hashes([reported(0, 1, 2), reported(1, 3, 2)]).tolist() == [2]
     assert mixed_hashes([]).tolist() == []
 
 

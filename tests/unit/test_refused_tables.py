@@ -16,10 +16,10 @@ from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.offsets import PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.control import NOTHING_ASKED, TableControl
-from tidesink.sinks.worker.discovery import Lanes
-from tidesink.sinks.worker.table_task import Lane
+from tidesink.sinks.worker.discovery import TableTasks
+from tidesink.sinks.worker.table_task import TableTask
 
 SALES, LEGACY = TableId("sales", "orders"), TableId("legacy", "orders")
 HTTP = {"type": "http", "url": "http://127.0.0.1:1/x"}
@@ -27,7 +27,7 @@ ROUTED = changed(CANAL_JSON, target=HTTP, routes=[{"match": r"legacy\.orders", "
 
 
 @pytest.fixture
-def around(tmp_path: Path) -> Iterator[Callable[[Config], Surroundings]]:
+def around(tmp_path: Path) -> Iterator[Callable[[Config], WorkerContext]]:
     store = SqlStateStore(str(tmp_path / "state.db"))
     yield partial(surroundings, store=store)
     store.close()
@@ -37,10 +37,10 @@ def _offsets(topic: str) -> TopicOffsets:
     return TopicOffsets(topic, f"id of {topic}", {0: PartitionOffsets(0, 9)})
 
 
-def _followed(around: Surroundings, **tables: tuple[TableId, ...]) -> tuple[Lane, Lane]:
-    lanes = Lanes(around, lambda found, _stuck: tables[found.topic])
-    lanes.follow({topic: _offsets(topic) for topic in tables})
-    first, second = lanes
+def _followed(around: WorkerContext, **tables: tuple[TableId, ...]) -> tuple[TableTask, TableTask]:
+    table_tasks = TableTasks(around, lambda found, _stuck: tables[found.topic])
+    table_tasks.follow({topic: _offsets(topic) for topic in tables})
+    first, second = table_tasks
     return first, second
 
 
@@ -58,7 +58,7 @@ RESTED: Asked = lambda: (NOTHING_ASKED.pause(), NOTHING_ASKED.pause().resume({})
     ],
 )
 def test_going_on_lifts_no_refusal(
-    around: Callable[[Config], Surroundings],
+    around: Callable[[Config], WorkerContext],
     asked: Asked,
     data: dict[str, Any],
     tables: dict[str, tuple[TableId, ...]],
@@ -66,8 +66,8 @@ def test_going_on_lifts_no_refusal(
 ) -> None:
     healthy, refused = _followed(around(right(data)), **tables)
     for control in asked():
-        for lane in (healthy, refused):
-            lane.heed(control)
+        for table_task in (healthy, refused):
+            table_task.apply_control(control)
     assert (healthy.state, refused.state) == ("IDLE", "FAILING")
     assert reason in str(refused.report().error)
     found = _offsets(refused.topic)
@@ -75,28 +75,28 @@ def test_going_on_lifts_no_refusal(
     assert healthy.has_work(found._replace(topic=healthy.topic))
 
 
-def test_a_table_that_failed_for_another_reason_goes_on(around: Callable[[Config], Surroundings]) -> None:
-    lane, _ = _followed(around(right(CANAL_JSON)), app=(SALES, LEGACY))
-    lane.fail(SourceUnavailableError("no answer"))
+def test_a_table_that_failed_for_another_reason_goes_on(around: Callable[[Config], WorkerContext]) -> None:
+    table_task, _ = _followed(around(right(CANAL_JSON)), app=(SALES, LEGACY))
+    table_task.fail(SourceUnavailableError("no answer"))
     for control in RESUMED():
-        lane.heed(control)
-    assert lane.state == "IDLE"
+        table_task.apply_control(control)
+    assert table_task.state == "IDLE"
 
 
 def test_a_topic_whose_only_table_is_refused_when_it_is_met_is_followed_again(
-    around: Callable[[Config], Surroundings],
+    around: Callable[[Config], WorkerContext],
 ) -> None:
     """Nobody else would meet the tables behind it: of a table that waits the next look is told."""
-    told: list[tuple[str, bool]] = []
+    reported: list[tuple[str, bool]] = []
 
     def tables_of(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
-        told.append((found.topic, stuck))
+        reported.append((found.topic, stuck))
         return (SALES,)
 
-    lanes = Lanes(around(right(CANAL_JSON)), tables_of)
+    table_tasks = TableTasks(around(right(CANAL_JSON)), tables_of)
     found = {topic: _offsets(topic) for topic in ("app", "again")}
-    lanes.follow(found)
-    assert lanes.newly_stuck()
-    lanes.follow(found)
-    assert not lanes.newly_stuck()
-    assert told == [("app", False), ("again", False), ("app", False), ("again", True)]
+    table_tasks.follow(found)
+    assert table_tasks.newly_stuck()
+    table_tasks.follow(found)
+    assert not table_tasks.newly_stuck()
+    assert reported == [("app", False), ("again", False), ("app", False), ("again", True)]

@@ -13,7 +13,7 @@ from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.run import BatchPlan, Hold
 from tidesink.sinks.kafka.offsets import TopicOffsets
-from tidesink.sinks.schema_sources.base import Renamed, ToldColumns
+from tidesink.sinks.schema_sources.base import Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTarget
 from tidesink.sinks.worker.replay import ReplayBatch
@@ -30,8 +30,8 @@ class _Renamed:
     def catch_up(self, _ranges: Any, _found: Any) -> None:
         """Nothing is to be learned."""
 
-    def told(self) -> ToldColumns:
-        return ToldColumns(TableSchema(TABLE, (ID,)), renamed={"old": Renamed("new", readable=True)})
+    def reported(self) -> SourceColumns:
+        return SourceColumns(TableSchema(TABLE, (ID,)), renamed={"old": Renamed("new", readable=True)})
 
     def columns(self) -> Any:
         return SimpleNamespace(shape=SHAPE)

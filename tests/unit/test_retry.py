@@ -35,11 +35,11 @@ class _Flaky:
 )
 def test_what_may_pass_is_tried_again(error: type[TidesinkError]) -> None:
     heard: list[tuple[TidesinkError, float]] = []
-    policy = RetryPolicy(10, on_retry=lambda *told: heard.append(told), first_pause=0.001)
+    policy = RetryPolicy(10, on_retry=lambda *reported: heard.append(reported), first_pause=0.001)
     step = _Flaky(error("down"), 3)
     assert policy.call(step) == "done"
     assert step.calls == 4
-    assert [type(told) for told, _ in heard] == [error] * 3
+    assert [type(reported) for reported, _ in heard] == [error] * 3
     assert all(pause > 0 for _, pause in heard)
 
 

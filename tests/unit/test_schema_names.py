@@ -12,7 +12,7 @@ from tidesink.config.table_options import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import Accepted, ChangesWaitError, Policies, settle_names
-from tidesink.sinks.schema_sources.base import Decoding, Renamed, ToldColumns
+from tidesink.sinks.schema_sources.base import Decoding, Renamed, SourceColumns
 from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTable, MemoryTarget
 from tidesink.typemap.target_schema import TableShape, shape_of
 
@@ -23,15 +23,15 @@ def _shape(*names: str) -> TableShape:
     return shape_of(TableSchema(TABLE, (ID, *(Column(name, ColumnType("int")) for name in names))))
 
 
-class _Told:
-    """A decoding that was told of renames, and remembers by which names it is to read."""
+class _Reported:
+    """A decoding that was informed of renames, and remembers by which names it is to read."""
 
     def __init__(self, renamed: Mapping[str, Renamed]) -> None:
         self.renamed = renamed
         self.read: Mapping[str, str] = {}
 
-    def told(self) -> ToldColumns:
-        return ToldColumns(TableSchema(TABLE, (ID,)), renamed=self.renamed)
+    def reported(self) -> SourceColumns:
+        return SourceColumns(TableSchema(TABLE, (ID,)), renamed=self.renamed)
 
     def columns(self) -> Any:
         return _Plan()
@@ -58,7 +58,7 @@ def _settled(
     reused: bool = False,
     accepted: Accepted | None = None,
 ) -> dict[str, str]:
-    decoding = _Told({"Old": Renamed("new", readable, reused=reused)})
+    decoding = _Reported({"Old": Renamed("new", readable, reused=reused)})
     policies = Policies(SchemaChanges.model_validate({"rename": policy}), accepted or {}, CAPABILITIES)
     settle_names(table, cast(Decoding, decoding), policies)
     return dict(decoding.read)

@@ -55,9 +55,9 @@ def test_renames_that_are_done_and_ignored_ones_stay_silent() -> None:
 def test_what_is_told_is_of_one_moment() -> None:
     bed = Bed(AB)
     bed.ddl.later = ["ALTER TABLE t RENAME COLUMN a TO c", "ALTER TABLE t DROP COLUMN b"]
-    told = [bed.decoding.told() for _ in range(3)]
-    assert [list(one.renamed) for one in told] == [[], ["a"], ["a"]]
-    assert [[c.name for c in one.current.columns] for one in told] == [
+    reported = [bed.decoding.reported() for _ in range(3)]
+    assert [list(one.renamed) for one in reported] == [[], ["a"], ["a"]]
+    assert [[c.name for c in one.current.columns] for one in reported] == [
         ["id", "a", "b"],
         ["id", "c", "b"],
         ["id", "c"],
@@ -90,10 +90,10 @@ def test_a_dropped_column_is_dropped_under_the_name_the_target_has() -> None:
     bed.start()
     bed.table.evolve(bed.decoding.columns().shape)
     bed.ddl.alter("ALTER TABLE t DROP COLUMN b")
-    (former,) = bed.decoding.told().former
+    (former,) = bed.decoding.reported().former
     assert former.name == "beta"
     bed.ddl.alter("ALTER TABLE t ADD COLUMN b INT")
-    assert bed.decoding.told().readded == {"beta"}
+    assert bed.decoding.reported().readded == {"beta"}
 
 
 def test_a_rename_is_one_from_the_name_the_target_has_to_the_one_it_gets() -> None:
@@ -101,7 +101,7 @@ def test_a_rename_is_one_from_the_name_the_target_has_to_the_one_it_gets() -> No
     bed.layout = Layout(rename={"b": "beta"})
     bed.start()
     bed.ddl.alter("ALTER TABLE t RENAME COLUMN b TO c")
-    assert bed.decoding.told().renamed["b"][2:4] == ("c", "beta")
+    assert bed.decoding.reported().renamed["b"][2:4] == ("c", "beta")
 
 
 def test_a_list_of_columns_that_has_the_new_name_alone_still_tells_of_the_rename() -> None:
@@ -109,11 +109,11 @@ def test_a_list_of_columns_that_has_the_new_name_alone_still_tells_of_the_rename
     bed.ddl.alter("ALTER TABLE t RENAME COLUMN b TO c")
     bed.layout = Layout(("id", "a", "c"))
     bed.start()
-    assert list(bed.decoding.told().renamed) == ["b"]
+    assert list(bed.decoding.reported().renamed) == ["b"]
     # The target's b is another column of the source's by now.
     bed.layout = Layout(("id", "a", "c"), rename={"a": "b"})
     bed.start()
-    assert bed.decoding.told().renamed == {}
+    assert bed.decoding.reported().renamed == {}
 
 
 def test_an_accepted_drop_is_not_the_next_one() -> None:
@@ -176,15 +176,15 @@ def test_a_column_that_has_the_name_again_that_an_ignored_rename_left_waits() ->
 def test_a_key_column_is_never_renamed(policy: ChangePolicy) -> None:
     bed = Bed("id INT PRIMARY KEY, a INT", rename=policy)
     bed.ddl.alter("ALTER TABLE t RENAME COLUMN a TO b, RENAME COLUMN id TO uid")
-    # Another lane read the DDL: this one's plan is that of before.
+    # Another task read the DDL: this one's plan is that of before.
     with pytest.raises(ChangesWaitError) as waits:
-        settle_names(bed.table, bed.decoding, bed.judging)
+        settle_names(bed.table, bed.decoding, bed.validation)
     assert ("key", "id uid", ()) in said(waits.value.pending)
     assert bed.columns == ("id", "a")
     # A new worker's plan is that of after it, which the target itself refuses.
     bed.start()
     with pytest.raises(SchemaRefusedError) as refused:
-        settle_names(bed.table, bed.decoding, bed.judging)
+        settle_names(bed.table, bed.decoding, bed.validation)
     pending = pending_of(refused.value)
     assert pending is not None
     assert (pending.change.kind, pending.accepts) == ("key", ())

@@ -10,12 +10,19 @@ import pytest
 
 from tests.columns import ID
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.config.table_checks import APPLYING_TARGETS, PASSING_TARGETS, shown_policies, untold_changes
+from tidesink.config.table_checks import APPLYING_TARGETS, PASSING_TARGETS, shown_policies, unreported_changes
 from tidesink.config.table_options import CHANGE_RULES, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
-from tidesink.sinks.batch.schema_changes import Accepted, Judgement, Policies, SchemaChange, judge, pending_of
-from tidesink.sinks.schema_sources.base import ToldColumns
+from tidesink.sinks.batch.schema_changes import (
+    Accepted,
+    Policies,
+    SchemaChange,
+    SchemaDecision,
+    decide_changes,
+    pending_of,
+)
+from tidesink.sinks.schema_sources.base import SourceColumns
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.sinks.targets.memory import CAPABILITIES
@@ -35,25 +42,25 @@ def _shape(*columns: Column) -> TableShape:
 SHAPE = _shape(ID, NAME, PRICE)
 
 
-def _judge(gap: SchemaGap, policies: SchemaChanges, accepted: Accepted | None = None) -> Judgement:
-    return judge(gap, SHAPE, Policies(policies, accepted or {}, CAPABILITIES), None)
+def _judge(gap: SchemaGap, policies: SchemaChanges, accepted: Accepted | None = None) -> SchemaDecision:
+    return decide_changes(gap, SHAPE, Policies(policies, accepted or {}, CAPABILITIES), None)
 
 
-def _judged(**policies: ChangePolicy) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
-    judged = _judge(GAP, SchemaChanges.model_validate(policies))
-    names = tuple(column.name for column in judged.given.columns)
-    return names, judged.left_out, [one.change.kind for one in judged.pending]
+def _schema_decision(**policies: ChangePolicy) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+    schema_decision = _judge(GAP, SchemaChanges.model_validate(policies))
+    names = tuple(column.name for column in schema_decision.given.columns)
+    return names, schema_decision.omitted, [one.change.kind for one in schema_decision.pending]
 
 
 def test_what_only_adds_is_applied_where_nothing_is_said() -> None:
-    assert _judged() == (("id", "Name", "price"), (), [])
+    assert _schema_decision() == (("id", "Name", "price"), (), [])
 
 
 def test_a_column_can_be_left_out_and_is_told() -> None:
-    assert _judged(add="ignore") == (("id", "price"), ("Name",), [])
-    judged = _judge(GAP, SchemaChanges(add="ignore"))
-    assert "Name" in judged.warnings[0]
-    assert "lost" in judged.warnings[0]
+    assert _schema_decision(add="ignore") == (("id", "price"), ("Name",), [])
+    schema_decision = _judge(GAP, SchemaChanges(add="ignore"))
+    assert "Name" in schema_decision.warnings[0]
+    assert "lost" in schema_decision.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -73,8 +80,8 @@ def test_a_change_waits_until_exactly_it_is_accepted(kind: str, accepts: tuple[s
 def test_an_added_column_can_be_accepted_as_left_out() -> None:
     policies = SchemaChanges(add="pause")
     (pending,) = _judge(GAP, policies).pending
-    judged = _judge(GAP, policies, {pending.change.digest: "ignore"})
-    assert (judged.left_out, judged.pending) == (("Name",), ())
+    schema_decision = _judge(GAP, policies, {pending.change.digest: "ignore"})
+    assert (schema_decision.omitted, schema_decision.pending) == (("Name",), ())
 
 
 def test_types_that_cannot_be_one_wait_and_cannot_be_accepted() -> None:
@@ -128,56 +135,58 @@ def test_a_policy_that_is_none_is_refused() -> None:
     assert "defaults.schema-changes.widen" in problems
 
 
-def _told(*gone: Column, readded: tuple[str, ...] = (), current: tuple[Column, ...] = ()) -> ToldColumns:
+def _reported(
+    *gone: Column, readded: tuple[str, ...] = (), current: tuple[Column, ...] = ()
+) -> SourceColumns:
     schema = TableSchema(TABLE, current or (ID, PRICE))
-    return ToldColumns(schema, gone, readded=frozenset(readded))
+    return SourceColumns(schema, gone, readded=frozenset(readded))
 
 
 HAS_ALL = SchemaGap(("id", "name", "price"))
 
 
-def _with_ddl(told: ToldColumns, gap: SchemaGap = HAS_ALL, **policies: ChangePolicy) -> Judgement:
+def _with_ddl(reported: SourceColumns, gap: SchemaGap = HAS_ALL, **policies: ChangePolicy) -> SchemaDecision:
     said = SchemaChanges.model_validate(policies)
-    return judge(gap, SHAPE, Policies(said, {}, CAPABILITIES), told)
+    return decide_changes(gap, SHAPE, Policies(said, {}, CAPABILITIES), reported)
 
 
 def test_a_dropped_column_stays_where_nothing_is_said() -> None:
-    judged = _with_ddl(_told(NAME))
-    assert (judged.drops, judged.left_out, judged.pending) == ((), (), ())
+    schema_decision = _with_ddl(_reported(NAME))
+    assert (schema_decision.drops, schema_decision.omitted, schema_decision.pending) == ((), (), ())
 
 
 def test_a_dropped_column_goes_and_old_rows_do_not_bring_it_back() -> None:
-    judged = _with_ddl(_told(NAME), drop="apply")
-    assert (judged.drops, judged.left_out) == (("name",), ("Name",))
-    later = _with_ddl(_told(NAME), SchemaGap(("id", "price"), ("Name",)), drop="apply")
-    assert (later.drops, later.left_out, later.warnings) == ((), ("Name",), ())
+    schema_decision = _with_ddl(_reported(NAME), drop="apply")
+    assert (schema_decision.drops, schema_decision.omitted) == (("name",), ("Name",))
+    later = _with_ddl(_reported(NAME), SchemaGap(("id", "price"), ("Name",)), drop="apply")
+    assert (later.drops, later.omitted, later.warnings) == ((), ("Name",), ())
 
 
 def test_a_dropped_column_waits_only_where_the_target_has_it() -> None:
-    (pending,) = _with_ddl(_told(NAME), drop="pause").pending
+    (pending,) = _with_ddl(_reported(NAME), drop="pause").pending
     assert pending.accepts == ("ignore", "apply")
-    assert _with_ddl(_told(NAME), SchemaGap(("id", "price"), ("Name",)), drop="pause").pending == ()
+    assert _with_ddl(_reported(NAME), SchemaGap(("id", "price"), ("Name",)), drop="pause").pending == ()
 
 
 def test_a_column_that_was_dropped_and_added_again_is_never_dropped_unasked() -> None:
-    (pending,) = _with_ddl(_told(readded=("name",)), drop="apply").pending
+    (pending,) = _with_ddl(_reported(readded=("name",)), drop="apply").pending
     assert pending.accepts == ("ignore",)
     assert "added again" in pending.reason
-    assert _with_ddl(_told(readded=("name",))).pending == ()
+    assert _with_ddl(_reported(readded=("name",))).pending == ()
 
 
 def test_a_narrower_type_is_told_where_it_is_asked_for() -> None:
-    told = _told(current=(ID, NAME, Column("price", ColumnType("int"))))
+    reported = _reported(current=(ID, NAME, Column("price", ColumnType("int"))))
     gap = HAS_ALL._replace(held={"ID": "bigint", "PRICE": "bigint"})
-    assert _with_ddl(told, gap).pending == ()
-    (pending,) = _with_ddl(told, gap, narrow="pause").pending
+    assert _with_ddl(reported, gap).pending == ()
+    (pending,) = _with_ddl(reported, gap, narrow="pause").pending
     assert pending.change == SchemaChange("narrow", "price", "bigint", "int")
     assert pending.accepts == ("ignore",)
 
 
 def test_a_target_that_cannot_drop_is_not_asked_to() -> None:
     policies = Policies(SchemaChanges(drop="pause"), {}, replace(CAPABILITIES, drops=False))
-    (pending,) = judge(HAS_ALL, SHAPE, policies, _told(NAME)).pending
+    (pending,) = decide_changes(HAS_ALL, SHAPE, policies, _reported(NAME)).pending
     assert pending.accepts == ("ignore",)
 
 
@@ -205,15 +214,15 @@ def test_what_a_target_cannot_do_is_refused() -> None:
 
 
 def test_a_plan_says_what_nothing_tells() -> None:
-    told = right(CANAL_JSON)
-    assert list(untold_changes(told)) == []
-    assert "rename pause" in shown_policies(told.defaults.schema_changes, told)
-    untold = right(FLAT_AVRO)
-    (said,) = untold_changes(untold)
+    reported = right(CANAL_JSON)
+    assert list(unreported_changes(reported)) == []
+    assert "rename pause" in shown_policies(reported.defaults.schema_changes, reported)
+    unreported = right(FLAT_AVRO)
+    (said,) = unreported_changes(unreported)
     assert "flat-avro" in said
-    assert "rename" not in shown_policies(untold.defaults.schema_changes, untold)
+    assert "rename" not in shown_policies(unreported.defaults.schema_changes, unreported)
     passing = right(changed(CANAL_JSON, target={"type": "http", "url": "http://127.0.0.1:1/"}))
-    assert "passes rows on" in next(untold_changes(passing))
+    assert "passes rows on" in next(unreported_changes(passing))
 
 
 def test_what_was_accepted_before_changes_had_a_moment_is_still_ignored() -> None:
@@ -275,6 +284,6 @@ def test_a_column_that_the_config_asks_for_is_nobodys_change(policy: ChangePolic
     layouts = (Layout(metadata={"commit_ts": "Name"}), Layout(rename={"n": "NAME"}), listed)
     for layout in layouts:
         policies = Policies(SchemaChanges.model_validate({"add": policy}), {}, CAPABILITIES, layout=layout)
-        judged = judge(GAP, SHAPE, policies, None)
-        assert (judged.left_out, judged.pending, judged.warnings) == ((), (), ())
+        schema_decision = decide_changes(GAP, SHAPE, policies, None)
+        assert (schema_decision.omitted, schema_decision.pending, schema_decision.warnings) == ((), (), ())
     assert Layout(columns=("n",), rename={"n": "name"}).asked == {"name"}

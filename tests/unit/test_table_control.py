@@ -61,22 +61,22 @@ def test_a_store_that_is_silent_leaves_the_last_word(tmp_path: Path) -> None:
 
 def test_a_table_rests_and_goes_on_once() -> None:
     pauses = Pauses(ORDERS)
-    assert pauses.heed(NOTHING_ASKED, waits=False) is None
-    assert pauses.heed(TableControl(rests=True), waits=False) == "rest"
-    assert pauses.heed(TableControl(rests=True), waits=True) is None
+    assert pauses.apply_control(NOTHING_ASKED, waits=False) is None
+    assert pauses.apply_control(TableControl(rests=True), waits=False) == "rest"
+    assert pauses.apply_control(TableControl(rests=True), waits=True) is None
     assert "tidesink resume shop.orders" in pauses.reason
     assert pauses.details() == {"rests": True}
-    assert pauses.heed(TableControl(resumed=1), waits=True) == "go on"
-    assert pauses.heed(TableControl(resumed=1), waits=False) is None
+    assert pauses.apply_control(TableControl(resumed=1), waits=True) == "go on"
+    assert pauses.apply_control(TableControl(resumed=1), waits=False) is None
 
 
 def test_a_waiting_table_looks_again_when_it_is_told_to() -> None:
     pauses = Pauses(ORDERS)
     # A worker that starts looks by itself: what was asked before is no news.
-    assert pauses.heed(TableControl(resumed=3), waits=True) is None
-    assert pauses.heed(TableControl(resumed=4, accepted={"d": "apply"}), waits=True) == "go on"
+    assert pauses.apply_control(TableControl(resumed=3), waits=True) is None
+    assert pauses.apply_control(TableControl(resumed=4, accepted={"d": "apply"}), waits=True) == "go on"
     assert pauses.accepted == {"d": "apply"}
-    assert pauses.heed(TableControl(resumed=5), waits=False) is None
+    assert pauses.apply_control(TableControl(resumed=5), waits=False) is None
 
 
 def test_a_pending_change_is_shown_with_the_way_on() -> None:

@@ -123,12 +123,12 @@ def test_the_next_worker_tells_of_them_as_well_unless_the_table_was_made_anew(tm
     _, table = marked_table()
     tombstones = Tombstones(table, 40)
     tombstones.collect_if_due(applied((100, None)), "t")
-    told = Tally().forgotten(tombstones)
-    assert told["tombstones"]["kept"] == 1
-    store.save_status(TableStatus("shop", TABLE, "IDLE", details=told))
+    reported = Tally().forgotten(tombstones)
+    assert reported["tombstones"]["kept"] == 1
+    store.save_status(TableStatus("shop", TABLE, "IDLE", details=reported))
     tally = Tally()
     tally.resume(around, TABLE)
-    assert tally.forgotten(None) == tally.forgotten(Tombstones(table, 40)) == told
-    _, anew = marked_table()
-    assert tally.forgotten(Tombstones(anew, 40)) == {}
+    assert tally.forgotten(None) == tally.forgotten(Tombstones(table, 40)) == reported
+    _, again = marked_table()
+    assert tally.forgotten(Tombstones(again, 40)) == {}
     store.close()

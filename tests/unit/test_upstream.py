@@ -140,8 +140,8 @@ def test_the_types_are_the_words_the_topic_uses(moments: Moments) -> None:
     assert plain["mysqlType"] == {"id": "int", "a": "varchar", "n": "bigint unsigned"}
     full = _event(_codec(moments), _cut(mysqlType={"id": "int(11)"})).extension or {}
     assert full["mysqlType"] == {"id": "int(11)", "a": "varchar(10)", "n": "bigint(20) unsigned"}
-    told = _event(_codec(moments, content_compatible=True), _cut()).extension or {}
-    assert told == full
+    reported = _event(_codec(moments, content_compatible=True), _cut()).extension or {}
+    assert reported == full
 
 
 def test_every_identifier_is_quoted_and_every_value_is_a_parameter() -> None:

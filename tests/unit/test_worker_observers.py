@@ -118,9 +118,9 @@ def test_rows_whose_checksum_does_not_match_are_counted_and_told_once_a_batch(
     for listener in (LogListener(), metrics):
         listener.hear(APPLIED)
         listener.hear(event)
-    told = [line for line in capsys.readouterr().out.splitlines() if "checksum does not match" in line]
-    assert len(told) == 1
-    assert all(part in told[0] for part in ("12", "shop_orders[1]@40", "sum 1 is not 2", "shop.orders"))
+    reported = [line for line in capsys.readouterr().out.splitlines() if "checksum does not match" in line]
+    assert len(reported) == 1
+    assert all(part in reported[0] for part in ("12", "shop_orders[1]@40", "sum 1 is not 2", "shop.orders"))
     assert (
         metrics.registry.get_sample_value("tidesink_checksum_mismatches_total", {"table": "shop.orders"})
         == 12

@@ -14,12 +14,12 @@ from tidesink.sinks.batch.schema_changes import (
     ChangesWaitError,
     Pending,
     Policies,
-    judge,
+    decide_changes,
     settle_names,
-    told_of,
+    source_columns_of,
 )
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
-from tidesink.sinks.schema_sources.topic_ddl import ToldTable, told_by
+from tidesink.sinks.schema_sources.topic_ddl import TopicTable, reported_by
 from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTarget
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import ZeroDate
@@ -28,7 +28,7 @@ T = TableId("s", "t")
 
 
 class ToldDdl:
-    """The topic's DDL, without a topic. ``later``: what another lane reads after each answer."""
+    """The topic's DDL, without a topic. ``later``: what another task reads after each answer."""
 
     def __init__(self) -> None:
         self.definitions = TableDefinitions()
@@ -45,8 +45,8 @@ class ToldDdl:
             self.alter(self.later.pop(0))
         return found
 
-    def told(self, table: TableId) -> ToldTable | None:
-        found: ToldTable | None = self._answered(told_by(self.definitions, table))
+    def reported(self, table: TableId) -> TopicTable | None:
+        found: TopicTable | None = self._answered(reported_by(self.definitions, table))
         return found
 
     def get(self, table: TableId) -> TableSchema | None:
@@ -108,17 +108,19 @@ class Bed:
     def batch(self) -> tuple[Pending, ...]:
         """A batch's changes of the target's columns; what waits."""
         self.inner._newer_ddl(cast("Any", None))
-        policies = self.judging
+        policies = self.validation
         try:
             settle_names(self.table, self.decoding, policies)
         except ChangesWaitError as waits:
             return waits.pending
         shape = self.decoding.columns().shape
-        judged = judge(self.table.gap(shape), shape, policies, told_of(self.decoding, policies))
-        if not judged.pending:
-            self.table.drop_columns(judged.drops)
-            self.table.evolve(judged.given)
-        return judged.pending
+        schema_decision = decide_changes(
+            self.table.gap(shape), shape, policies, source_columns_of(self.decoding, policies)
+        )
+        if not schema_decision.pending:
+            self.table.drop_columns(schema_decision.drops)
+            self.table.evolve(schema_decision.given)
+        return schema_decision.pending
 
     def accept(self, pending: tuple[Pending, ...], policy: ChangePolicy) -> tuple[Pending, ...]:
         """Accept what waits; what waits then."""
@@ -126,7 +128,7 @@ class Bed:
         return self.batch()
 
     @property
-    def judging(self) -> Policies:
+    def validation(self) -> Policies:
         """The config's policies, and what was accepted."""
         layout = self.layout or Layout()
         return Policies(self.policies, self.accepted, CAPABILITIES, layout=layout, added=self.added)

@@ -1,4 +1,4 @@
-"""What lanes and a worker need around them before there is anything to read: no Spark, no Kafka."""
+"""What tasks and a worker need around them before there is anything to read: no Spark, no Kafka."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.state.store import StateStore
-from tidesink.sinks.worker.context import Failpoints, Surroundings
+from tidesink.sinks.worker.context import Failpoints, WorkerContext
 from tidesink.sinks.worker.observers import Listeners
 from tidesink.sinks.worker.retry import StopFlag
 
 
 class _Session:
-    """What a lane and its thread ask of Spark before a record is read."""
+    """What a task and its thread ask of Spark before a record is read."""
 
     def __init__(self) -> None:
         self.conf = SimpleNamespace(set=lambda _name, _value: None)
@@ -29,10 +29,10 @@ class _Session:
 
 def surroundings(
     config: Config, *, store: StateStore, registry: SchemaRegistry | None = None
-) -> Surroundings:
+) -> WorkerContext:
     """The parts of a worker that never comes to open a table."""
     nothing: Any = None
-    return Surroundings(
+    return WorkerContext(
         config=config,
         spark=cast("Any", _Session()),
         source=KafkaSource(no_fetch),

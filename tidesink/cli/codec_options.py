@@ -249,7 +249,7 @@ def protocol_named(name: str | None) -> str:
     if name is None:
         raise ConfigError(
             "which protocol? Give --protocol avro, canal-json, debezium-json or debezium-avro (or --config): "
-            "it cannot be told from the bytes with certainty"
+            "it cannot be distinguished from the bytes with certainty"
         )
     if name.lower() in RESERVED:
         raise ConfigError(f"--protocol {name} {RESERVED[name.lower()]}")

@@ -172,7 +172,7 @@ def replay(
     from tidesink.sinks.worker.replay import replay as replayed
 
     settings = chosen_config(None, config)
-    table = _judged(settings, table)
+    table = _replayable_table(settings, table)
     chosen = replace(
         chosen_record(settings.pipeline, table, place) if place else Chosen(settings.pipeline, table),
         kind=error_name(error),
@@ -187,7 +187,7 @@ def replay(
         raise typer.Exit(terminal.UNWELL)
 
 
-def _judged(config: Config, name: str) -> str:
+def _replayable_table(config: Config, name: str) -> str:
     """The table of a name, by what is known without Spark: its mode, and whether a worker is at work.
 
     Raises:
@@ -211,8 +211,8 @@ def _replay_json(report: ReplayReport) -> dict[str, Any]:
     counts = report.account.as_counters()
     still_bad = counts.pop("dead_lettered")
     left = {name: getattr(report, name) for name in ("waiting", "expired", "former")}
-    told = {"still_bad": still_bad, **left, "version": report.version}
-    return {"table": report.table._asdict(), **counts, **told}
+    reported = {"still_bad": still_bad, **left, "version": report.version}
+    return {"table": report.table._asdict(), **counts, **reported}
 
 
 def _show_replay(report: ReplayReport) -> None:
@@ -304,7 +304,7 @@ for _name, _command in (("list", list_letters), ("show", show), ("drop", drop), 
 
 
 ddl_app = typer.Typer(
-    help="DDL events: what the topics told of changed tables.", no_args_is_help=True, rich_markup_mode=None
+    help="DDL events: what the topics said of changed tables.", no_args_is_help=True, rich_markup_mode=None
 )
 
 _EVENT_COLUMNS: Final = ("table", "committed", "kind", "where", "statement")

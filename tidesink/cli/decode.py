@@ -74,7 +74,7 @@ def decode(
     codec = found.open_codec()
     checked = _strict(found) if strict else None
     messages = sources.records(file=file, topic=topic, start=start, limit=limit, brokers=brokers, found=found)
-    logging.getLogger(tidesink.codecs.__name__).addHandler(_TOLD)
+    logging.getLogger(tidesink.codecs.__name__).addHandler(_REPORTED)
     failed = 0
     write = _writer(output, at_once=start == "latest" or sys.stdout.isatty())
     observed = Observed(found)
@@ -98,7 +98,7 @@ def _strict(found: sources.Setting) -> CanalJsonSchema:
     return CanalJsonSchema(found.options)
 
 
-class _Told(logging.Handler):
+class _Reported(logging.Handler):
     """What a codec warns of while it decodes, such as a wrong checksum, on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -106,7 +106,7 @@ class _Told(logging.Handler):
         warn(record.getMessage())
 
 
-_TOLD = _Told()
+_REPORTED = _Reported()
 
 
 def decoded_lines(
@@ -115,7 +115,7 @@ def decoded_lines(
     """The lines of one record: its events, or why it has none; ``checked`` is asked first.
 
     Raises:
-        RegistryError: the registry does not answer, or refuses us, so that no record can be judged.
+        RegistryError: the registry does not answer, or refuses us, so that no record can be checked.
     """
     try:
         if checked is not None:
@@ -259,7 +259,7 @@ _MARKS = {"enable_tidb_extension": "_tidb_commit_ts", "avro_include_before_value
 
 
 class Observed:
-    """Collects what was seen of each declared option; a difference is told once."""
+    """Collects what was seen of each declared option; a difference is shown once."""
 
     def __init__(self, setting: Setting) -> None:
         self._declared = setting.declared
@@ -284,7 +284,7 @@ class Observed:
         try:
             record = json.loads(self._registry.schema_by_id(schema_id))
         except (RegistryError, ValueError):
-            return  # decoding has told of it already
+            return  # decoding has shown it already
         fields = {field["name"]: field for field in record.get("fields", ())}
         for option, mark in _MARKS.items():
             self._note(option, mark in fields)

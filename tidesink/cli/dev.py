@@ -183,12 +183,12 @@ def workload(
 
 def _counting(events: int) -> Callable[[int], None]:
     """Progress on stderr, at most one line for each tenth of the work."""
-    told = 0
+    reported = 0
 
     def tell(sent: int) -> None:
-        nonlocal told
-        if sent * 10 // events > told:
-            told = sent * 10 // events
+        nonlocal reported
+        if sent * 10 // events > reported:
+            reported = sent * 10 // events
             note(f"{sent} of about {events} row events sent")
 
     return tell

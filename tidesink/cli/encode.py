@@ -38,8 +38,8 @@ from tidesink.schema_registry import SchemaRegistry
 
 # TiCDC's default terminator where several canal-json objects share a value (tiflow c7b2588).
 _TERMINATOR = b"\r\n"
-# Refusals that are told one by one; a capture may hold a million lines of one kind.
-_MOST_TOLD: Final = 20
+# Refusals that are shown one by one; a capture may hold a million lines of one kind.
+_MOST_REPORTED: Final = 20
 
 
 class Encoded(NamedTuple):
@@ -100,10 +100,10 @@ def encode(
 
 
 def _tell(error: EncodeError, count: int) -> None:
-    if count <= _MOST_TOLD:
+    if count <= _MOST_REPORTED:
         sys.stderr.write(error_block(error))
-    elif count == _MOST_TOLD + 1:
-        sys.stderr.write(f"more lines cannot be written: the first {_MOST_TOLD} were told\n")
+    elif count == _MOST_REPORTED + 1:
+        sys.stderr.write(f"more lines cannot be written: the first {_MOST_REPORTED} were shown\n")
 
 
 def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
@@ -111,7 +111,7 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
 
     Raises:
         ConfigError: a line is none that ``decode -o json`` prints; the message has its number.
-        RegistryError: the registry does not answer, or refuses us, so that no line can be judged.
+        RegistryError: the registry does not answer, or refuses us, so that no line can be checked.
     """
     for number, line in json_lines(name):
         try:
@@ -249,7 +249,9 @@ class DebeziumLines:
             ConfigError: the line is none that ``decode -o json`` prints.
             EncodeError: nothing defines its table, or TiCDC's protocol cannot write it.
         """
-        event = event_of(line, lambda one: _defined(self._definitions, one, told="a Debezium line has none"))
+        event = event_of(
+            line, lambda one: _defined(self._definitions, one, reported="a Debezium line has none")
+        )
         is_sent = isinstance(event, WatermarkEvent) or (
             isinstance(event, DdlEvent) and self._codec.name == "debezium-avro"
         )
@@ -371,15 +373,15 @@ def _compression(extension: Mapping[str, Any]) -> Compression:
     return cast("Compression", kind)
 
 
-_TOLD = "the line has no schema_id and no extension.mysqlType, and no DDL came before it"
+_REPORTED = "the line has no schema_id and no extension.mysqlType, and no DDL came before it"
 
 
-def _defined(definitions: TableDefinitions, line: Line, *, told: str = _TOLD) -> TableSchema:
+def _defined(definitions: TableDefinitions, line: Line, *, reported: str = _REPORTED) -> TableSchema:
     table = table_of(line)
     schema = definitions.get(table)
     if schema is None:
         raise EncodeError(
-            f"nothing says the column types: {told}; give --table-definition FILE",
+            f"nothing says the column types: {reported}; give --table-definition FILE",
             table=str(table),
         )
     return schema

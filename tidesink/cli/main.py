@@ -48,7 +48,7 @@ def run_worker(
         Until | None, typer.Option(help="End when all that was in the topics is applied.")
     ] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End after N batches of each table.")] = None,
-    log: Annotated[LogFormat, typer.Option(help="How steps are told on stderr.")] = LogFormat.TEXT,
+    log: Annotated[LogFormat, typer.Option(help="How steps are shown on stderr.")] = LogFormat.TEXT,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve Prometheus metrics on this port.")
     ] = None,

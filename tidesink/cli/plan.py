@@ -31,12 +31,12 @@ from tidesink.cli.terminal import (
 from tidesink.config import Config, Problem, check_config
 from tidesink.config.checks import carries_ddl, keeps_bad_records
 from tidesink.config.fields import without_secrets
-from tidesink.config.table_checks import untold_changes
+from tidesink.config.table_checks import unreported_changes
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.worker.preflight import Goals
 
-_TOLD: Final[dict[TypesFrom, str]] = {
+_REPORTED: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
     "ddl": "of the topic's own DDL",
     "avro": "inferred from the Avro schemas alone, whose words are wide: text is CHAR or VARCHAR too",
@@ -66,21 +66,21 @@ def plan(
     settings = chosen_config(config, config_option)
     plans = apart(settings, table_plans(settings, sample=sample))
     unserved = list(unserved_tables(settings, plans))
-    untold = list(untold_changes(settings))
+    unreported = list(unreported_changes(settings))
     zero_dates = _zero_dates(settings)
     refused = letters_refused(settings)
     if output is OutputFormat.JSON:
         tables = [{**entry.as_json(), "zero_dates": zero_dates.get(entry.table, {})} for entry in plans]
-        more = {"warnings": unserved, "untold": untold, "kept": stored_records(settings)}
-        told = {"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables}
-        write_json({**told, **more, "dead_letters_problem": refused})
+        more = {"warnings": unserved, "untold": unreported, "kept": stored_records(settings)}
+        reported = {"pipeline": settings.pipeline, "target": settings.target.type, "tables": tables}
+        write_json({**reported, **more, "dead_letters_problem": refused})
     else:
         _show_plans(settings, plans, zero_dates)
         for warning in unserved:
             typer.echo(f"warning: {warning}")
         for text, named in limits_said(plans):
             typer.echo(f"{settings.target.type}: {text} ({named})")
-        for remark in untold:
+        for remark in unreported:
             typer.echo(f"changes of columns: {remark}")
         for sort, place in stored_records(settings).items():
             typer.echo(f"{_SORTS[sort]}: stored in {place}")
@@ -157,7 +157,7 @@ def _show_plans(
         if entry.policies:
             typer.echo("  " + ", ".join(f"{name}: {value}" for name, value in entry.policies.items()))
         if entry.types_from is not None:
-            typer.echo(f"  source types: {_TOLD[entry.types_from]}")
+            typer.echo(f"  source types: {_REPORTED[entry.types_from]}")
         if entry.columns:
             rows = [
                 ("*" if column.key else "", column.name, column.source_type, column.target_type, column.note)
@@ -165,8 +165,8 @@ def _show_plans(
             ]
             names = ("key", "column", "source", "target", "note")
             show_table(None, names, rows, folded=("source", "note"))
-        if entry.left_out:
-            typer.echo(f"  left out: {', '.join(entry.left_out)}")
+        if entry.omitted:
+            typer.echo(f"  left out: {', '.join(entry.omitted)}")
         if entry.read_as:
             typer.echo(f"  deleted rows stay, marked; read it as: {entry.read_as}")
         for column, count in zero_dates.get(entry.table, {}).items():

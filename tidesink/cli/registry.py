@@ -25,10 +25,10 @@ from tidesink.cli.registry_check import (
     Request,
     Rule,
     candidates,
-    judged,
+    compatibility_of,
     report_json,
     show_changes,
-    show_left_out,
+    show_omitted,
     show_verdicts,
 )
 from tidesink.cli.terminal import Output, OutputFormat, guarded, note, show_table, warn, write_json
@@ -466,11 +466,11 @@ def register(
     request = Request(given, table_definition, database, topic_rule)
     with options.opened(options.Place(schema_registry, registry_file, config)) as found:
         made = _files(request, schema, subject, found)
-        verdicts = judged(found.registry, made, level=None, live=found.live)
+        verdicts = compatibility_of(found.registry, made, level=None, live=found.live)
         refused = bool(made.failed) or not verdicts or not all(item.taken for item in verdicts)
         if output is OutputFormat.TEXT:
             show_verdicts(verdicts, live=found.live)
-            show_left_out(made)
+            show_omitted(made)
         if not refused:
             _confirm(verdicts, yes)
         done = [] if refused else [_registered(found.registry, item) for item in verdicts]

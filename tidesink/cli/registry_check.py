@@ -103,7 +103,7 @@ def check(
 ) -> None:
     """Say per subject and field whether the registry would take the schemas that TiCDC registers.
 
-    The tables come from --table-definition, --topic or --config. They are judged by Avro's rules and, where
+    The tables come from --table-definition, --topic or --config. They are checked by Avro's rules and, where
     there is a live registry, by it. Exit code 1 where a schema is not taken.
     """
     wanted = None if level is None else require_level(level.upper())
@@ -111,18 +111,18 @@ def check(
     request = Request(
         given, table_definition, database, topic_rule, topic, start, brokers, protocol, previous
     )
-    with _judging(place, previous) as found:
+    with _validating(place, previous) as found:
         made = candidates(request, found)
         registry = _before(request, previous, found.config, wanted) if previous else found.registry
         asks = _asks(live, found.live, wanted)
-        verdicts = judged(registry, made, level=wanted, live=asks)
+        verdicts = compatibility_of(registry, made, level=wanted, live=asks)
     _report(verdicts, made, live=asks, output=output)
     if made.failed or not verdicts or not all(item.taken for item in verdicts):
         raise typer.Exit(terminal.FAILED)
 
 
 @contextmanager
-def _judging(place: options.Place, previous: Path | None) -> Iterator[options.Opened]:
+def _validating(place: options.Place, previous: Path | None) -> Iterator[options.Opened]:
     """The registry to judge against; none is needed where a definition of before stands in for it."""
     if previous is None:
         with options.opened(place) as found:
@@ -140,7 +140,7 @@ def _asks(live: bool | None, can: bool, level: CompatibilityLevel | None) -> boo
     if live and not can:
         raise ConfigError("--live needs a registry that can be asked: give --schema-registry or --config")
     if live and level is not None:
-        raise ConfigError("--live and --level exclude each other: a registry judges by its own level")
+        raise ConfigError("--live and --level exclude each other: a registry decides by its own level")
     return can and level is None if live is None else live
 
 
@@ -202,7 +202,7 @@ def _topic_setting(request: Request, found: options.Opened) -> sources.Setting:
     )
 
 
-def judged(
+def compatibility_of(
     registry: SchemaRegistry, made: Candidates, *, level: CompatibilityLevel | None, live: bool
 ) -> list[Verdict]:
     """The verdicts of all candidates, in their order."""
@@ -214,7 +214,7 @@ def _report(verdicts: Sequence[Verdict], made: Candidates, *, live: bool, output
         write_json(report_json(verdicts, made))
         return
     show_verdicts(verdicts, live=live)
-    show_left_out(made)
+    show_omitted(made)
 
 
 def report_json(verdicts: Sequence[Verdict], made: Candidates) -> dict[str, Any]:
@@ -227,10 +227,10 @@ def report_json(verdicts: Sequence[Verdict], made: Candidates) -> dict[str, Any]
     }
 
 
-def show_left_out(made: Candidates) -> None:
-    """What could not be judged, and what TiCDC itself would stop at."""
+def show_omitted(made: Candidates) -> None:
+    """What could not be checked, and what TiCDC itself would stop at."""
     for name, reason in made.skipped.items():
-        warn(f"{name} is not judged: {reason}")
+        warn(f"{name} is not checked: {reason}")
     for name, reason in made.failed.items():
         typer.echo(f"{name}: TiCDC's encoder would stop: {reason}")
 
@@ -286,7 +286,7 @@ def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
     """The tables that statements create, and those of ``before`` that they change.
 
     Raises:
-        ConfigError: there are none, SQL cannot be read, or a table's database is not told.
+        ConfigError: there are none, SQL cannot be read, or a table's database is not given.
     """
     alone, over = TableDefinitions(), TableDefinitions()
     created = alone.declare(sql.text, sql.database)
@@ -487,7 +487,7 @@ def show_verdicts(verdicts: Iterable[Verdict], *, live: bool) -> None:
         for message in item.messages:
             typer.echo(f"  the registry says: {message}")
         if item.disagree:
-            warn(f"{item.subject}: the registry judges otherwise than Avro's rules, and its word counts")
+            warn(f"{item.subject}: the registry decides otherwise than Avro's rules, and its word counts")
 
 
 def _against(item: Verdict) -> str:

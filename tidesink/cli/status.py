@@ -200,15 +200,15 @@ def _remarks(entry: TableStatus) -> list[str]:
 def unmatched_lines(counters: Mapping[str, int]) -> list[str]:
     """How many changes the table's filter made deletes of."""
     count = counters.get("unmatched", 0)
-    told = f"filter: {count} changes whose row does not satisfy it, among applied and superseded"
-    return [told] if count else []
+    reported = f"filter: {count} changes whose row does not satisfy it, among applied and superseded"
+    return [reported] if count else []
 
 
 def row_codec_lines(counters: Mapping[str, int]) -> list[str]:
     """How many records were decoded one by one."""
     count, read = counters.get("row_codec", 0), counters.get("read", 0)
-    told = f"row codec: {count} of {read} records were decoded one by one, which is slower"
-    return [told] if count else []
+    reported = f"row codec: {count} of {read} records were decoded one by one, which is slower"
+    return [reported] if count else []
 
 
 def filtered_lines(entry: TableStatus) -> list[str]:
@@ -282,11 +282,11 @@ def resume(
     settings = chosen_config(None, config_option)
     how: ChangePolicy = "ignore" if ignore else "apply"
 
-    def told(table: TableId, status: TableStatus | None) -> Callable[[TableControl], TableControl]:
+    def reported(table: TableId, status: TableStatus | None) -> Callable[[TableControl], TableControl]:
         accepted = _accepted(table, status, how) if accept else {}
         return lambda control: control.resume(accepted)
 
-    _show(settings, _ask(settings, tables, told), output, word="goes on")
+    _show(settings, _ask(settings, tables, reported), output, word="goes on")
 
 
 def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> dict[str, ChangePolicy]:
@@ -373,7 +373,7 @@ def accept_restored(
 ) -> None:
     """Let a table whose target was brought back from a backup go on from there.
 
-    The next worker reads what came since from Kafka anew. It holds for this one going back, not for a later
+    The next worker reads what came since from Kafka again. It holds for this one going back, not for a later
     one.
     """
     from tidesink.sinks.worker.control import accept_restored

@@ -10,27 +10,27 @@ from typing import Any, Final, Literal, NamedTuple
 from tidesink.cli.kafka import Start, read_topic, topic_names
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
-from tidesink.codecs.debezium.inference import UNTYPED, LoneCodec, Told
+from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
 from tidesink.config import Config, TableConfig
 from tidesink.config.checks import idle_patterns
 from tidesink.config.models import topic_tables
 from tidesink.config.table_checks import check_merged, shown_policies
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ToldNames, followed, left_out_too
+from tidesink.ddl.history import ColumnNames, followed, omitted_too
 from tidesink.errors import ConfigError, DecodeError, SchemaNotFoundError, SchemaRefusedError, TidesinkError
 from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.modes import kept_shape, routed_shape
 from tidesink.sinks.batch.schema_changes import doubt_of
-from tidesink.sinks.targets.base import OWN_COLUMNS, Foreseen, Limit
-from tidesink.sinks.worker.preflight import column_type, foretold
+from tidesink.sinks.targets.base import OWN_COLUMNS, Limit, PreflightResult
+from tidesink.sinks.worker.preflight import column_type, preflight_of
 from tidesink.typemap.projection import laid_out
 from tidesink.typemap.render import CALENDAR_READERS, type_words
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import (
     IDENTITIES,
-    UNTOLD_KEY,
+    UNREPORTED_KEY,
     WHY_OF,
     ShapeColumn,
     TableShape,
@@ -54,12 +54,12 @@ class ColumnPlan(NamedTuple):
 
 
 def column_plan(
-    config: Config, column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], told: str
+    config: Config, column: ShapeColumn, shape: TableShape, sources: Mapping[str, str], reported: str
 ) -> ColumnPlan:
     """The plan of a column of ``shape``; ``sources`` are the source's names of those that it has."""
     was = sources.get(column.name, column.name)  # what a mode adds is not the source's
     there = column_type(config, column)
-    notes = (told, f"{was} at the source" if was != column.name else "", _note(column, shape, there))
+    notes = (reported, f"{was} at the source" if was != column.name else "", _note(column, shape, there))
     note = "; ".join(note for note in notes if note)
     return ColumnPlan(column.name, type_words(column.type), there, column.key, note)
 
@@ -112,7 +112,7 @@ TypesFrom = Literal["definition", "ddl", "avro", "rows", "records"]
 class TablePlan:
     """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look.
 
-    ``types_from`` says who told the source's types, ``left_out`` are columns that the target does not have,
+    ``types_from`` says what gave the source's types, ``omitted`` are columns that the target does not have,
     ``shard`` is what stands in the shard column of its rows. ``read_as`` is the query of the rows that live,
     where deleted ones stay, marked. ``limits``: what the target cannot do, and the table may meet.
     """
@@ -126,7 +126,7 @@ class TablePlan:
     warnings: tuple[str, ...] = ()
     problem: str | None = None
     types_from: TypesFrom | None = None
-    left_out: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
     read_as: str = ""
     shard: str | None = None
     limits: tuple[Limit, ...] = ()
@@ -256,7 +256,7 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
         config.source.protocol, options=options, registry=registry, definitions=stated
     )
     found: ChangeEvent | None = None
-    told: list[Told] = []
+    reported: list[InferredColumn] = []
     for message in read_topic(
         config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
     ):
@@ -267,20 +267,20 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
         for event in events:
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
-                found, told = event, alone.told(event.schema) if alone else []
+                found, reported = event, alone.reported(event.schema) if alone else []
     if found is None or found.schema is None:
         return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
     defined, settings = stated.get(found.table), config.table_config(found.table)
     if settings.sequence_by == "source" and found.commit_ts is None:
         return _unplanned(config, topic, found.table, _NO_ORDER)
     known = defined.by_name if defined else {}
-    columns = tuple(known.get(one.column.name, one.column) for one in told) or found.schema.columns
+    columns = tuple(known.get(one.column.name, one.column) for one in reported) or found.schema.columns
     try:
         schema = dataclasses.replace(found.schema, columns=columns)
         shape = _shape(schema, settings, settings.keys or tuple(found.key or ()))
     except TidesinkError as error:
         return _unplanned(config, topic, found.table, error.message)
-    untyped = [one.column.name for one in told if one.guessed and one.column.name not in known]
+    untyped = [one.column.name for one in reported if one.guessed and one.column.name not in known]
     types_from: TypesFrom = "definition" if defined else "avro" if registry else "records"
     planned = plan_of(config, topic, shape, types_from=types_from)
     warnings = tuple(f"column {name}: {UNTYPED}" for name in untyped)
@@ -306,9 +306,9 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     names = None if stated else definitions.names(table)
     plan = plan_of(config, found.topic, shape, types_from=types_from, names=names)
     if defined is None:
-        told = "types come from the short words in mysqlType: a definition of the table gives full ones"
-        untold_key = (UNTOLD_KEY,) if is_row_keyed(shape) else ()
-        return dataclasses.replace(plan, warnings=(told, *untold_key, *plan.warnings))
+        reported = "types come from the short words in mysqlType: a definition of the table gives full ones"
+        unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
+        return dataclasses.replace(plan, warnings=(reported, *unreported_key, *plan.warnings))
     return plan
 
 
@@ -322,29 +322,31 @@ def _shape(schema: TableSchema, settings: TableConfig, keys: tuple[str, ...] | N
 
 
 def plan_of(
-    config: Config, topic: str, source: TableShape, *, types_from: TypesFrom, names: ToldNames | None = None
+    config: Config, topic: str, source: TableShape, *, types_from: TypesFrom, names: ColumnNames | None = None
 ) -> TablePlan:
-    """The plan of a table whose shape at the source is known; ``names`` are those that its DDL told of."""
-    settings, names = config.table_config(source.table), names or ToldNames()
+    """The plan of a table whose shape at the source is known; ``names`` are those that its DDL named."""
+    settings, names = config.table_config(source.table), names or ColumnNames()
     along = followed(settings.layout, names, source.keys)
     try:
         check_merged(settings)
         past = [name.lower() for name in names.ever]
         shape, sources = laid_out(along.layout, along.marked(source), own=OWN_COLUMNS, past=past)
-        told = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
+        reported = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
         shape = planned_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
         return _unplanned(config, topic, source.table, error.message)
-    seen, problem = _foreseen(config, shape, sources)
+    seen, problem = _preflight(config, shape, sources)
     return TablePlan(
         table=shape.source,
         topic=topic,
         path=_path(config, shape.table),
-        columns=tuple(column_plan(config, c, shape, sources, told.get(c.name, "")) for c in shape.columns),
+        columns=tuple(
+            column_plan(config, c, shape, sources, reported.get(c.name, "")) for c in shape.columns
+        ),
         keys=shape.keys,
         policies=_policies(config, settings),
-        left_out=tuple(column.name for column in source.columns if column.name not in sources.values()),
-        warnings=(*left_out_too(along, names), *seen.warnings, *_warnings(config, shape, sources)),
+        omitted=tuple(column.name for column in source.columns if column.name not in sources.values()),
+        warnings=(*omitted_too(along, names), *seen.warnings, *_warnings(config, shape, sources)),
         problem=problem,
         types_from=types_from,
         read_as="" if problem else _read_as(config, shape),
@@ -353,15 +355,17 @@ def plan_of(
     )
 
 
-def _foreseen(config: Config, shape: TableShape, sources: Mapping[str, str]) -> tuple[Foreseen, str | None]:
+def _preflight(
+    config: Config, shape: TableShape, sources: Mapping[str, str]
+) -> tuple[PreflightResult, str | None]:
     """What the target cannot do, and why there can be no such table, where there can be none."""
     if not shape.keys:
         no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES[config.source.protocol])
-        return Foreseen(), no_key
+        return PreflightResult(), no_key
     try:
-        return foretold(config, shape, sources.keys()), None
+        return preflight_of(config, shape, sources.keys()), None
     except (ConfigError, SchemaRefusedError) as error:
-        return Foreseen(), error.message
+        return PreflightResult(), error.message
 
 
 def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> TablePlan:

@@ -230,7 +230,7 @@ def chosen_config(argument: Path | None, option: Path | None) -> Config:
 
 
 class LogFormat(str, Enum):
-    """How the run's steps are told on stderr."""
+    """How the run's steps are shown on stderr."""
 
     TEXT = "text"
     JSON = "json"
@@ -239,7 +239,7 @@ class LogFormat(str, Enum):
 def log_to_stderr(form: LogFormat) -> None:
     """Send the log to stderr: it must not mix with results, which programs read from stdout.
 
-    As text it tells of warnings and worse, and of all with --debug: steps are told by other lines. As JSON
+    As text it tells of warnings and worse, and of all with --debug: steps are shown by other lines. As JSON
     it tells everything.
     """
     least = logging.WARNING if form is LogFormat.TEXT and not debug() else logging.DEBUG
@@ -254,8 +254,8 @@ def _line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
     """``level: what (name: value, ...)``; a trace stands on lines of its own."""
     rest = {name: value for name, value in event.items() if value is not None}
     level, text, trace = rest.pop("level"), rest.pop("event"), rest.pop("trace", None)
-    told = ", ".join(f"{name}: {_said(value)}" for name, value in rest.items())
-    line = f"{level}: {text} ({told})" if told else f"{level}: {text}"
+    reported = ", ".join(f"{name}: {_said(value)}" for name, value in rest.items())
+    line = f"{level}: {text} ({reported})" if reported else f"{level}: {text}"
     return line if trace is None else f"{line}\n{str(trace).rstrip()}"
 
 

@@ -160,7 +160,7 @@ def _too_large(kind: Compression, most: int) -> FramingError:
 
 
 def _lz4_bound(value: bytes) -> int:
-    """The most bytes that the frames in a value can stand for, told from the sizes of their blocks.
+    """The most bytes that the frames in a value can stand for, known from the sizes of their blocks.
 
     LZ4 frame format 1.6.3; the frame itself need not say its size, and TiCDC's does not.
     """

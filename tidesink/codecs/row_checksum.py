@@ -3,7 +3,8 @@
 Classic TiCDC sums the columns by column id, which is the order of the Avro fields; the new architecture
 sums them in table order and sorts the fields by id all the same (tiflow c7b2588, ticdc b813e76). Where the
 two orders differ, as after ``ADD COLUMN ... FIRST``, the wire does not tell the new architecture's, so that
-its rows cannot be told from damaged ones. No other order is tried: a sum that fits some order would also
+its rows cannot be distinguished from damaged ones. No other order is tried: a sum that fits some order
+would also
 fit rows whose values were swapped, which is what that producer does to such tables.
 """
 
@@ -21,7 +22,7 @@ from tidesink.typemap.table import Reader, row_of
 CHECKSUM: Final = "_tidb_row_level_checksum"
 CORRUPTED: Final = "_tidb_corrupted"
 VERSION: Final = "_tidb_checksum_version"
-# What current TiDB stores; the sum on the wire is computed alike for all.
+# What current TiDB stores; the sum on the wire is computed the same for all.
 CURRENT_VERSION: Final = 2
 # A row of which TiDB keeps no checksum, and the half of a split update.
 NO_CHECKSUM: Final = ("", "0")
@@ -72,7 +73,7 @@ def summed_order(columns: Iterable[Column], options: CodecOptions) -> tuple[Colu
 
 
 class RowSums:
-    """Sums the rows of one table, or judges those of one writer schema, over ``columns`` in this order."""
+    """Sums the rows of one table, or checks those of one writer schema, over ``columns`` in this order."""
 
     def __init__(self, columns: Sequence[Column], time_zone: str) -> None:
         self._names = tuple(column.name for column in columns)

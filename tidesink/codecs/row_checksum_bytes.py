@@ -45,7 +45,7 @@ MISMATCH: Final = (
 )
 
 
-class UntoldError(ValueError):
+class UnreportedError(ValueError):
     """A row whose sum cannot be computed from what the wire says; the text says why."""
 
 
@@ -81,7 +81,7 @@ def row_sums(readers: Sequence[PartReader], values: Iterable[Any]) -> Sequence[i
             continue
         sums = [crc32(part, found) for found in sums for part in parts]
         if len(sums) > MOST_SUMS:
-            raise UntoldError(f"its TIMESTAMP columns can be read in more than {MOST_SUMS} ways")
+            raise UnreportedError(f"its TIMESTAMP columns can be read in more than {MOST_SUMS} ways")
     return sums
 
 
@@ -129,7 +129,7 @@ def _vector(value: str | bytes) -> bytes:
         numbers = [float(part) for part in inside.split(",")] if inside else []
         return struct.pack(f"<I{len(numbers)}f", len(numbers), *numbers)
     except (ValueError, OverflowError, struct.error) as error:
-        raise UntoldError(f"{text:.40} is no vector") from error
+        raise UnreportedError(f"{text:.40} is no vector") from error
 
 
 def _decimal(scale: int, value: Any) -> bytes:
@@ -180,7 +180,7 @@ def _enum(parts: dict[str, bytes | tuple[bytes, ...]], value: str | bytes | int)
     label = _text_of(value)
     found = parts.get(label) or parts.get(_unquoted(label))
     if found is None:
-        raise UntoldError(f"{label[:40]!r} is none of the members of its ENUM")
+        raise UnreportedError(f"{label[:40]!r} is none of the members of its ENUM")
     return found
 
 
@@ -198,7 +198,7 @@ def _set(bits: dict[str, int], value: str | bytes | int) -> bytes:
     for part in label.split(",") if label else ():
         bit = bits.get(part) or bits.get(_unquoted(part))
         if bit is None:
-            raise UntoldError(f"{part[:40]!r} is no certain member of its SET")
+            raise UnreportedError(f"{part[:40]!r} is no certain member of its SET")
         mask |= bit
     return _integer(mask)
 

@@ -90,7 +90,7 @@ def security_problems(properties: KafkaProperties, place: str) -> Iterator[Probl
     """Properties of SASL and TLS that need others, or have no effect."""
     plain = _plain(properties)
     refused = {problem.name for problem in property_problems(plain)}
-    # A name that is refused is told already, and what was meant by it may well have an effect.
+    # A name that is refused is reported already, and what was meant by it may well have an effect.
     taken = {name: value for name, value in plain.items() if name not in refused}
     if _JAAS in refused:
         refused |= {"sasl.mechanism", "sasl.username", "sasl.password"}

@@ -525,7 +525,7 @@ class Config(Model):
         return destination(self.routes, table)
 
     def definitions(self) -> TableDefinitions:
-        """The tables that the config defines, anew for whoever follows their DDL."""
+        """The tables that the config defines, again for whoever follows their DDL."""
         found = TableDefinitions()
         for entry in self.tables:
             if entry.definition and entry.table:

@@ -294,7 +294,8 @@ class SourceSettings(Model):
     """TiCDC: what becomes of rows that are too large for Kafka: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
-    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker must be told; canal-json
+    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker must be configured;
+    canal-json
     only."""
     claim_check_storage_uri: ClaimCheckPlace | None = None
     """TiCDC: where rows lie that were too large: a directory, or a URL that fsspec knows (`s3://bucket/path`).

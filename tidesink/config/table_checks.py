@@ -48,7 +48,7 @@ Section = TableDefaults | TableOverride | TableConfig
 
 
 def words_of(config: Config, section: TableDefaults | TableOverride) -> Words:
-    """The words for what a section is of: a named table's own, or what a pattern's tables are told."""
+    """The words for what a section is of: a named table's own, or what a pattern sets for its tables."""
     if isinstance(section, TableOverride) and section.table is not None:
         settings = config.table_config(section.table)
         return Words(settings.mode, settings.sequence_by)
@@ -178,10 +178,10 @@ def _renames(place: str, section: TableDefaults | TableOverride) -> Iterator[Pro
             "give it another name",
         )
     listed = section.columns
-    left_out = {name.lower() for name in section.except_column_list or ()}
+    omitted = {name.lower() for name in section.except_column_list or ()}
     chosen = None if listed is None else {name.lower() for name in listed}
     for name in renames:
-        if name.lower() in left_out or (chosen is not None and name.lower() not in chosen):
+        if name.lower() in omitted or (chosen is not None and name.lower() not in chosen):
             yield Problem(f"{place}.rename", f"has no effect on {name}, which is left out", "remove it")
 
 
@@ -203,12 +203,12 @@ def _metadata(config: Config, place: str, section: TableDefaults | TableOverride
     if any(not name.strip() for name in names.values()):
         yield Problem(f"{place}.metadata", "has an empty name", "give {kind: column}")
     source = config.source
-    told = source.protocol.startswith("debezium") or source.enable_tidb_extension
+    reported = source.protocol.startswith("debezium") or source.enable_tidb_extension
     for kind in sorted({"commit_ts", "position"} & names.keys()):
-        if not told:
+        if not reported:
             yield Problem(
                 f"{place}.metadata",
-                f"{kind} is told by events only where the changefeed has enable-tidb-extension=true",
+                f"{kind} is known from events only where the changefeed has enable-tidb-extension=true",
                 f"set source.enable-tidb-extension: true if it has, or remove {kind}",
             )
 
@@ -223,7 +223,7 @@ def _null_problems(config: Config, place: str, section: TableDefaults | TableOve
         yield Problem(
             field,
             "Debezium's records can leave a value out, which is not the same as NULL, and the two are not "
-            "told apart in this version",
+            "identified in this version",
             "remove it",
         )
 
@@ -407,7 +407,7 @@ def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
 
 
 # Kinds that only DDL tells for sure: a registry can hold an older schema as its newest.
-TOLD_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
+REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
 # The protocols whose topics tell the worker DDL.
 TELLING_PROTOCOLS: Final = frozenset({"canal-json"})
 # The targets that can carry a kind out, where not all can; held to their capabilities by a test.
@@ -431,7 +431,7 @@ def schema_change_problems(config: Config) -> Iterator[Problem]:
     sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
     for place, section in sections:
         changes = section.schema_changes
-        said = [kind for kind in TOLD_KINDS if changes is not None and kind in changes.model_fields_set]
+        said = [kind for kind in REPORTED_KINDS if changes is not None and kind in changes.model_fields_set]
         logs = bool(said) and _is_all_logs(config, section)
         for kind in said:
             assert changes is not None  # noqa: S101  (some kind is said)
@@ -464,12 +464,12 @@ def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
     passing = logs or config.target.type in PASSING_TARGETS
-    told = config.source.protocol in TELLING_PROTOCOLS and not passing
-    kinds = [kind for kind in CHANGE_RULES if told or kind not in TOLD_KINDS]
+    reported = config.source.protocol in TELLING_PROTOCOLS and not passing
+    kinds = [kind for kind in CHANGE_RULES if reported or kind not in REPORTED_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
 
 
-def untold_changes(config: Config) -> Iterator[str]:
+def unreported_changes(config: Config) -> Iterator[str]:
     """What of a table's changes nothing tells, or the target cannot do."""
     if config.target.type in PASSING_TARGETS:
         yield (

@@ -1,4 +1,4 @@
-"""A Kafka consumer group that commits only what it is told to, and passes over nothing unseen."""
+"""A Kafka consumer group that commits only what it is asked to, and passes over nothing unseen."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ class ConsumerGroup:
             self._consumer.commit(offsets=ends, asynchronous=False)
 
     def _revoked(self, _consumer: Consumer, _places: list[TopicPartition]) -> None:
-        """The group shares the partitions out anew."""
+        """The group shares the partitions out again."""
         self._untaken = self._joined = None
 
     def _beginning(self, place: TopicPartition) -> int:

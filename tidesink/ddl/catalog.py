@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.ddl.history import Key, ToldNames, TypeHistory, read_type, table_key
+from tidesink.ddl.history import ColumnNames, Key, TypeHistory, read_type, table_key
 from tidesink.ddl.statements import (
     Index,
     TableDefinition,
@@ -42,11 +42,11 @@ class TableDefinitions:
     """Table definitions by name, which compares without case as in TiDB.
 
     ``declare`` is what a person states, ``apply`` what a topic's DDL does: a declared table is not made
-    anew by the topic's own CREATE, but follows its ALTERs. ``to_json`` and ``from_json`` carry the state
+    again by the topic's own CREATE, but follows its ALTERs. ``to_json`` and ``from_json`` carry the state
     over a restart. ``version`` grows with every change, so that a reader can tell whether what it built
     still holds. A table declared without a schema's name stands for that table in any schema.
 
-    Where ``apply`` is told when a statement was committed, the columns' ``earlier`` types are known, and
+    Where ``apply`` is given when a statement was committed, the columns' ``earlier`` types are known, and
     a statement sent again behind newer ones of its table changes nothing.
     """
 
@@ -61,7 +61,7 @@ class TableDefinitions:
             self.put(schema)
 
     def get(self, table: TableId) -> TableSchema | None:
-        """The table's columns and keys, or None where nothing told of it."""
+        """The table's columns and keys, or None where nothing named it."""
         key = table_key(table)
         schema = self._schemas.get(key)
         if schema is None:
@@ -126,7 +126,7 @@ class TableDefinitions:
         ``since`` is the TSO the statement was committed at; None: it holds for rows of any time.
 
         A statement about no columns or keys (views, databases, options), and an ALTER of a table
-        nobody told of, changes nothing and gives ``()``. A statement sent twice changes nothing the
+        nothing named, changes nothing and gives ``()``. A statement sent twice changes nothing the
         second time. Several statements may stand in one text.
 
         Raises:
@@ -175,12 +175,12 @@ class TableDefinitions:
         definition = self._find(table)
         return definition.reused if definition else frozenset()
 
-    def names(self, table: TableId) -> ToldNames:
+    def names(self, table: TableId) -> ColumnNames:
         """The names that columns of a table have and had, those of dropped columns and tables too."""
         definition = self._find(table) or TableDefinition(table)
         pairs, reused = self._history.names(table).beside(definition)
         had = (*(name for pair in pairs for name in pair), *(c.name for c in self._history.columns(table)))
-        return ToldNames(definition.names, pairs, reused, tuple(dict.fromkeys(had)))
+        return ColumnNames(definition.names, pairs, reused, tuple(dict.fromkeys(had)))
 
     def to_json(self) -> str:
         """All definitions as JSON text."""

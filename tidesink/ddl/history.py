@@ -80,7 +80,7 @@ _READ_APART: Final[Mapping[Reader, frozenset[Reader]]] = {
 }
 
 
-def reads_alike(now: ColumnType, was: ColumnType) -> bool:
+def reads_same(now: ColumnType, was: ColumnType) -> bool:
     """Whether a text of a column that was ``was`` means the same when it is read as ``now``."""
     new, old = row_of(now).reader, row_of(was).reader
     if new == old and now.members is not None and was.members is not None:
@@ -89,11 +89,11 @@ def reads_alike(now: ColumnType, was: ColumnType) -> bool:
 
 
 def _covers(now: ColumnType, was: ColumnType) -> bool:
-    """Whether ``now`` can stand for ``was`` in the history: it reads alike, and holds all its values."""
+    """Whether ``now`` can stand for ``was`` in the history: it reads the same, and holds all its values."""
     if was.members is not None and row_of(now).reader != row_of(was).reader:
         return False
     now_ddl, was_ddl = spark_type(now).ddl, spark_type(was).ddl
-    return reads_alike(now, was) and wider_ddl(now_ddl, was_ddl) in (None, now_ddl)
+    return reads_same(now, was) and wider_ddl(now_ddl, was_ddl) in (None, now_ddl)
 
 
 class TypeVersion(NamedTuple):
@@ -107,7 +107,7 @@ _Versions = tuple[TypeVersion, ...]
 
 
 class Parting(NamedTuple):
-    """How often columns of a name were dropped or renamed, and the TSO of the last time, where it is told."""
+    """How often columns of a name were dropped or renamed, and the TSO of the last time, if known."""
 
     times: int
     since: int | None
@@ -139,7 +139,7 @@ class Names(NamedTuple):
 
 
 class TypeHistory:
-    """The types of every column the DDL told of, those of dropped columns and tables too.
+    """The types of every column the DDL named, those of dropped columns and tables too.
 
     A statement that the producer sends again after a restart is older than what its table has already,
     and is known by that; or it is the table's last, and is known by its text: a RENAME of two tables, done
@@ -288,19 +288,19 @@ def read_type(found: Mapping[str, Any]) -> ColumnType:
     return ColumnType(**{**found, "members": members if members is None else tuple(members)})
 
 
-_LEFT_OUT_TOO: Final = (
+_OMITTED_TOO: Final = (
     "column {name} is left out too: DDL says that it is, or was, one that except_column_list names, under "
     "another name. Add {name} to except_column_list, or name in columns instead what the target is to hold"
 )
 
 
 @dataclass(frozen=True)
-class ToldNames:
-    """What DDL told of the names of a table's columns, also of a table of this name before it.
+class ColumnNames:
+    """What DDL says of the names of a table's columns, also of a table of this name before it.
 
     ``now``: its columns' names, and ``reused`` those that several columns had in turn, both folded.
     ``pairs``: names that columns had, each with one they had later; of columns that are gone, too. ``ever``:
-    every name that was told of.
+    every name that was informed of.
     """
 
     now: frozenset[str] = frozenset()
@@ -336,30 +336,30 @@ class Followed:
         return replace(shape, columns=tuple(columns))
 
 
-def followed(layout: Layout, told: ToldNames, keys: Iterable[str]) -> Followed:
+def followed(layout: Layout, reported: ColumnNames, keys: Iterable[str]) -> Followed:
     """The layout without its columns to leave out under the names they have now, or had.
 
     ``keys``: names of the table's key columns, which cannot be left out.
     """
     listed = {name.casefold(): name.lower() for name in layout.except_columns}
     kept = {key.casefold() for key in keys}
-    pairs = [(old.casefold(), new.casefold()) for old, new in told.pairs if new.casefold() not in kept]
+    pairs = [(old.casefold(), new.casefold()) for old, new in reported.pairs if new.casefold() not in kept]
     later = [(old, new) for old, new in pairs if old in listed and new not in listed]
-    unsure = told.now | told.reused
+    unsure = reported.now | reported.reused
     found = {new for old, new in later if old not in unsure}
     # Rows from before bring it under the old name, unless what had that name since is another column.
     wanted = listed.keys() | found
-    found |= {old for old, new in pairs if new in wanted - told.reused and old not in wanted | kept}
+    found |= {old for old, new in pairs if new in wanted - reported.reused and old not in wanted | kept}
     doubted: dict[str, frozenset[str]] = {}
     for old, new in later:
         if new not in found:
             doubted[new] = doubted.get(new, frozenset()) | {listed[old]}
-    spelt = {name.casefold(): name for pair in told.pairs for name in pair}
+    spelt = {name.casefold(): name for pair in reported.pairs for name in pair}
     names = tuple(spelt[name] for name in sorted(found))
     without = replace(layout, except_columns=(*layout.except_columns, *names)) if names else layout
-    return Followed(without, names, doubted, told.reused)
+    return Followed(without, names, doubted, reported.reused)
 
 
-def left_out_too(found: Followed, told: ToldNames) -> Iterator[str]:
+def omitted_too(found: Followed, reported: ColumnNames) -> Iterator[str]:
     """A warning of each column that the table has and that is left out though it is not listed."""
-    return (_LEFT_OUT_TOO.format(name=name) for name in found.names if name.casefold() in told.now)
+    return (_OMITTED_TOO.format(name=name) for name in found.names if name.casefold() in reported.now)

@@ -56,7 +56,7 @@ class StackAddresses(NamedTuple):
 
 
 class ServiceStatus(NamedTuple):
-    """One service as it is now. ``detail`` is for people; a stopped one has no port: ``up`` is told it."""
+    """One service as it is now. ``detail`` is for people; a stopped one has no port: ``up`` is given it."""
 
     name: str
     state: State
@@ -173,7 +173,7 @@ def _status(service: Service) -> ServiceStatus:
     name, running, said = service.files.name, find_running(service.files), read_pid_file(service.files)
     if running is None and said is not None:
         return ServiceStatus(
-            name, "stale pid file", None, said.port, f"pid {said.pid} is gone; up starts anew"
+            name, "stale pid file", None, said.port, f"pid {said.pid} is gone; up starts again"
         )
     if running is None:
         return ServiceStatus(name, "stopped", None, None, "")

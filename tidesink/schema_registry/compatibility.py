@@ -522,7 +522,8 @@ def verdict(
 ) -> Verdict:
     """Judge a schema against what a registry holds.
 
-    ``level`` stands in for the subject's own; ``live`` also asks the registry, which judges by its own level.
+    ``level`` stands in for the subject's own; ``live`` also asks the registry, which decides by its own
+    level.
 
     Raises:
         RegistryError: the registry does not answer, or the text is no Avro schema.

@@ -215,7 +215,7 @@ def run_import(
 ) -> Iterator[Step]:
     """Do the steps; each is given back with the id that the schema got.
 
-    Versions are registered in the order of their ids, so that a new registry numbers them alike; a
+    Versions are registered in the order of their ids, so that a new registry numbers them the same; a
     subject's own keep their order. Levels come last. ``new_ids``: do not ask for the old ids.
 
     Raises:

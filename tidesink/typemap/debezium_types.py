@@ -146,7 +146,7 @@ def semantic_type(name: str | None, wire: str) -> SemanticType | None:
 
 @dataclass(frozen=True)
 class SourceType:
-    """Types of one database that arrive alike: as ``wire``, named ``name`` where they have a name."""
+    """Types of one database that arrive in one form: as ``wire``, named ``name`` where they have a name."""
 
     database: str
     types: str

@@ -81,7 +81,7 @@ def _tokens(sql: str, escapes: bool) -> Iterator[Token]:
     at = 0
     while at < len(sql):
         if sql.startswith("/*", at) and sql.find("*/", at + 2) < 0:
-            # Looked for anew at each of them, the end of a thousand comments takes a thousand times as long.
+            # Looked for again at each of them, the end of a thousand comments takes a thousand times as long.
             raise ConfigError(f"a comment is never closed in SQL at {sql[at : at + 30]!r}")
         executable = _EXECUTABLE.match(sql, at) if sql.startswith("/*", at) else None
         if executable is not None:

@@ -1,7 +1,7 @@
 """What a table's target holds of its source: which columns, under which names, of which rows.
 
 A layout is the config's word about one table; laid over the source's shape it gives the target's. Names
-are told apart without regard to case, as in shapes.
+are identified without regard to case, as in shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Layout:
     def chooses(self, name: str) -> bool:
         """Whether the target holds a column of the source's."""
         name = name.lower()
-        if name in {left_out.lower() for left_out in self.except_columns}:
+        if name in {omitted.lower() for omitted in self.except_columns}:
             return False
         return self.columns is None or name in {wanted.lower() for wanted in self.columns}
 
@@ -49,7 +49,7 @@ class Layout:
         return frozenset(name.lower() for name in names)
 
     def doubts(self, column: ShapeColumn) -> bool:
-        """Whether a column of the target's may be one that is left out, under a new name nobody told of."""
+        """Whether a column of the target's may be one that is left out, under an unknown new name."""
         return bool(self.doubted(column.instead_of | column.had)) and column.name.lower() not in self.asked
 
     def doubts_kept(self, column: ShapeColumn) -> bool:
@@ -105,9 +105,9 @@ def laid_out(
     named = tuple(replace(column, name=names.get(column.name.lower(), column.name)) for column in chosen)
     columns = (*named, *metadata_columns(layout.metadata))
     _check_apart(columns, source, own)
-    left_out = source.by_name.keys() - {column.name.lower() for column in chosen}
+    omitted = source.by_name.keys() - {column.name.lower() for column in chosen}
     keys = tuple(column.name for column in columns if column.key)
-    shape = replace(source, columns=columns, keys=keys, left_out=frozenset(left_out))
+    shape = replace(source, columns=columns, keys=keys, omitted=frozenset(omitted))
     return LaidOut(shape, {new.name: old.name for new, old in zip(named, chosen, strict=True)})
 
 
@@ -140,7 +140,7 @@ def _check_named(
         if source.by_name[name.lower()].hidden and setting != "filter":
             raise ConfigError(
                 f"{setting}: {name} is no column of {source.table}'s but the row key by which its rows are "
-                "told apart, always there under this name: take it out, or name columns that tell the rows "
+                "identified, always there under this name: take it out, or name columns that tell the rows "
                 "apart under keys",
                 table=str(source.table),
                 column=name,
@@ -149,7 +149,7 @@ def _check_named(
             raise SchemaRefusedError(
                 f"{setting} names {name}, a column that the source has dropped or renamed: rows from then on "
                 f"have no value for it. Take it out of {setting}, or name the column that took its place, "
-                "and load the table anew where the rows already there are not what you want",
+                "and load the table again where the rows already there are not what you want",
                 table=str(source.table),
                 column=name,
             )
@@ -161,7 +161,7 @@ def _check_keys(chosen: Iterable[ShapeColumn], source: TableShape) -> None:
     if missing:
         raise ConfigError(
             f"the key of {source.table} is ({', '.join(source.keys)}), and {', '.join(missing)} is left out: "
-            "rows could not be told apart. Add it to columns, or take it out of except_column_list",
+            "rows could not be identified. Add it to columns, or take it out of except_column_list",
             table=str(source.table),
         )
 

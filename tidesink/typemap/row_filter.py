@@ -118,7 +118,7 @@ def read_filter(text: str) -> RowFilter | None:
     refuse_patterns(text)
     mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
     if not mentions:
-        raise ConfigError("names no column: every row would fare alike")
+        raise ConfigError("names no column: it would keep every row or none")
     return RowFilter(text, mentions)
 
 

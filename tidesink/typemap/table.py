@@ -1,7 +1,7 @@
 """THE table of types: the only place in tidesink where a type is spelt.
 
 Sources: TiCDC classic (tiflow c7b2588) and TiCDC new architecture (ticdc b813e76), checked against
-bytes from their encoders. The Avro side is told apart by ``connect.parameters.tidb_type`` first and
+bytes from their encoders. The Avro side is identified by ``connect.parameters.tidb_type`` first and
 by the Avro type second; canal-json by the ``mysqlType`` word.
 
 ``docs/types.md`` is generated from this table (``scripts/generate_docs.py``).

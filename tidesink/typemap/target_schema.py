@@ -83,7 +83,7 @@ class TableShape:
     """The columns of one table at the target, in order, and its keys in column order.
 
     ``time_zone`` is the zone in which TIMESTAMP texts of this table are read. ``origin`` is the source table
-    where the target's has another name, ``shard`` is given where several source tables share it. ``left_out``
+    where the target's has another name, ``shard`` is given where several source tables share it. ``omitted``
     are the source's columns that the config leaves out, in lower case.
     """
 
@@ -94,7 +94,7 @@ class TableShape:
     time_zone: str = "UTC"
     origin: TableId | None = None
     shard: Shard | None = None
-    left_out: frozenset[str] = field(default=frozenset(), compare=False)
+    omitted: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def source(self) -> TableId:
@@ -260,11 +260,11 @@ def with_gone(shape: TableShape, columns: Iterable[Column]) -> TableShape:
     return replace(shape, columns=(*shape.columns, *added))
 
 
-def with_defaults(shape: TableShape, told: TableShape) -> TableShape:
-    """The shape with the defaults that ``told`` has for its columns, which knows more of their past."""
+def with_defaults(shape: TableShape, reported: TableShape) -> TableShape:
+    """The shape with the defaults that ``reported`` has for its columns, which knows more of their past."""
     columns = []
     for column in shape.columns:
-        found = told.by_name.get(column.name.lower())
+        found = reported.by_name.get(column.name.lower())
         if found is not None:
             column = replace(column, default=default_as(found.default, found.type, column.type))  # noqa: PLW2901
         columns.append(column)
@@ -470,13 +470,13 @@ OTHER_ROW_KEY: Final = (
 )
 # Of a target that writes flat-avro.
 NO_FLAT_AVRO: Final = (
-    "the table has no key, its rows are told apart by TiDB's row keys, and flat-avro has no place for them: "
+    "the table has no key, its rows are identified by TiDB's row keys, and flat-avro has no place for them: "
     "readers take a field whose name begins with _tidb_ for one of TiCDC's own and no column. Write "
     "canal-json, debezium-json or debezium-avro, or name columns that tell the rows apart under keys"
 )
 # Of a table that nothing but its rows tells of.
-UNTOLD_KEY: Final = (
-    "rows are told apart by TiDB's row keys, since no pkNames and no DDL in the topic name a key: if the "
+UNREPORTED_KEY: Final = (
+    "rows are identified by TiDB's row keys, since no pkNames and no DDL in the topic name a key: if the "
     "table has a unique key of columns that are not null, name it under tables: keys, because the changefeed "
     "may send a row whose key changes to another partition"
 )
@@ -490,7 +490,7 @@ WHY_OF: Final = {ROW_ID: _WHY.format("the row"), TABLE_ID: _WHY.format("the tabl
 
 
 def is_row_keyed(shape: TableShape) -> bool:
-    """Whether a shape's rows are told apart by their row keys."""
+    """Whether a shape's rows are identified by their row keys."""
     return any(column.hidden for column in shape.columns)
 
 

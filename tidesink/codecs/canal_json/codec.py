@@ -209,7 +209,7 @@ class CanalJsonCodec:
 
 
 _OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
-# Members of an enum are looked up anew each time, which is felt a row.
+# Members of an enum are looked up again each time, which is felt a row.
 _UPDATE, _DELETE = Op.UPDATE, Op.DELETE
 _WATERMARK = "TIDB_WATERMARK"
 Parsed = dict[str, Any]
@@ -359,8 +359,8 @@ class CanalJsonReader:
         key = None if only is None else values.get(only)
         before = None if op is not _UPDATE else _before(old, values, shape)
         # Where commit_ts says it all, there is nothing to keep beside the event.
-        told = commit_ts is not None and commit_ts >> 18 == es and len(extension) == 1  # type: ignore[arg-type]
-        untold = not told or op is _UPDATE or shape.wire_types is not None
+        reported = commit_ts is not None and commit_ts >> 18 == es and len(extension) == 1  # type: ignore[arg-type]
+        unreported = not reported or op is _UPDATE or shape.wire_types is not None
         return _event(
             (
                 op,
@@ -372,7 +372,7 @@ class CanalJsonReader:
                 _position((message.topic, message.partition, message.offset, index, source)),
                 shape.schema,
                 None,
-                _extension(parsed, commit_ts, shape, old) if untold else None,
+                _extension(parsed, commit_ts, shape, old) if unreported else None,
             )
         )
 
@@ -437,13 +437,13 @@ def _extension(
 ) -> dict[str, object] | None:
     """What an encoder needs to write the message again and the event does not hold."""
     es, members = parsed.get("es"), parsed.get("_tidb")
-    as_told = es is None or (commit_ts is not None and commit_ts >> 18 == es)
+    as_reported = es is None or (commit_ts is not None and commit_ts >> 18 == es)
     partial = old is not None and len(old) < len(shape.names)  # type: ignore[arg-type]  # was read as a row
     no_more = not members or (len(members) == 1 and "commitTs" in members)
-    if as_told and shape.wire_types is None and not partial and no_more:
+    if as_reported and shape.wire_types is None and not partial and no_more:
         return None
     extension: dict[str, object] = {}
-    if not as_told:
+    if not as_reported:
         extension["es"] = kept(es, "es")
     if shape.wire_types is not None:
         extension["mysqlType"] = shape.wire_types

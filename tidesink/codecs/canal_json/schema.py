@@ -433,11 +433,11 @@ def _column(
     if defined is None:
         column_type = wire or ColumnType("text", sql=word)
         return Column(name, column_type, nullable=not primary, handle=primary, primary_key=primary)
-    told = defined.type_at(commit_ts)
+    reported = defined.type_at(commit_ts)
     return replace(
         defined,
         name=name,
-        type=told if wire is None or agrees(told, wire) else wire,
+        type=reported if wire is None or agrees(reported, wire) else wire,
         nullable=defined.nullable and not primary,
         handle=defined.handle or primary,
         primary_key=primary,

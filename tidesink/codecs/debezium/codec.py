@@ -417,8 +417,8 @@ def _ddl(payload: Payload, source: Payload, position: Position) -> DdlEvent:
 
 def _ddl_table(payload: Payload, source: Payload) -> TableId:
     schema, name = table_of_source(source)
-    told = (payload.get("schemaName"), payload.get("databaseName"), schema)
-    return TableId(next((part for part in told if isinstance(part, str) and part), ""), name)
+    reported = (payload.get("schemaName"), payload.get("databaseName"), schema)
+    return TableId(next((part for part in reported if isinstance(part, str) and part), ""), name)
 
 
 def _ddl_kind(changes: object) -> str:

@@ -327,7 +327,7 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
     key = _read_key(plan, some, left)
     cut = _key_alone(plan, some, left)
     source, commit_ts = _positions(plan.connector, some, left)
-    told = _Told(some, deleted, cut)
+    reported = _Reported(some, deleted, cut)
     columns = {
         "record": pa.array(some.where + records.start),
         "index": pa.array(np.zeros(count, np.int32)),
@@ -338,9 +338,9 @@ def _add_changes(records: Records, some: Envelopes, plan: _Plan, found: Changes)
         "key": key,
         "before": _struct(before, some.before, plan.types.row, cut),
         "after": _struct(after, some.after, plan.types.row, None),
-        "unavailable": told.unavailable(after),
-        "unavailable_before": told.unavailable_before(before, plan.schema),
-        "zero_dates": told.zero_dates(before, after),
+        "unavailable": reported.unavailable(after),
+        "unavailable_before": reported.unavailable_before(before, plan.schema),
+        "zero_dates": reported.zero_dates(before, after),
     }
     ordered = [columns[name] for name in plan.types.table.names]
     table = pa.Table.from_arrays(ordered, schema=plan.types.table)
@@ -415,7 +415,7 @@ class _Cut(NamedTuple):
     names: frozenset[str]
 
 
-class _Told:
+class _Reported:
     """Lists of column names a row: what was not sent, what was made null."""
 
     def __init__(self, some: Envelopes, deleted: Mask, cut: _Cut | None) -> None:

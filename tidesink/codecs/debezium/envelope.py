@@ -606,7 +606,8 @@ def _is_key_alone(change: Change) -> bool:
 
     The other columns are then null, or, where they are NOT NULL, their default or their type's zero. A
     schema tells the defaults: all must be such. Without one a delete with any such column counts as cut
-    down, since a default cannot be told from a value; an update, whose old row most often is whole, only
+    down, since a default cannot be distinguished from a value; an update, whose old row most often is
+    whole, only
     where all are.
     """
     schema, raw = change.row_schema, change.raw_before or {}

@@ -41,26 +41,32 @@ _TEXT: Final = ColumnType("text")
 _MOST_SCHEMAS: Final = 1024
 
 
-class Told(NamedTuple):
-    """A column that a record has; ``guessed``: nothing told its type, so it is text."""
+class InferredColumn(NamedTuple):
+    """A column that a record has; ``guessed``: nothing gave its type, so it is text."""
 
     column: Column
     guessed: bool
 
     @property
     def text(self) -> str:
-        """The column as text, for ``told_column``."""
-        told = {"name": self.column.name, "type": asdict(self.column.type), "default": self.column.default}
-        return json.dumps({**told, "guessed": self.guessed})
+        """The column as text, for ``inferred_column``."""
+        reported = {
+            "name": self.column.name,
+            "type": asdict(self.column.type),
+            "default": self.column.default,
+        }
+        return json.dumps({**reported, "guessed": self.guessed})
 
 
-def told_column(text: str) -> Told:
-    """A column out of ``Told.text``."""
+def inferred_column(text: str) -> InferredColumn:
+    """A column out of ``InferredColumn.text``."""
     found = json.loads(text)
     kind: dict[str, Any] = {
         name: tuple(one) if isinstance(one, list) else one for name, one in found["type"].items()
     }
-    return Told(Column(found["name"], ColumnType(**kind), default=found["default"]), bool(found["guessed"]))
+    return InferredColumn(
+        Column(found["name"], ColumnType(**kind), default=found["default"]), bool(found["guessed"])
+    )
 
 
 class FirstRow(NamedTuple):
@@ -71,7 +77,7 @@ class FirstRow(NamedTuple):
     """
 
     table: TableId
-    columns: tuple[Told, ...]
+    columns: tuple[InferredColumn, ...]
     keys: tuple[str, ...]
     flattened: bool
     bare: bool
@@ -132,11 +138,11 @@ class LoneCodec(DebeziumCodec):
         """Whether the last record came without a schema."""
         return self._watched.bare
 
-    def told(self, schema: TableSchema) -> list[Told]:
+    def reported(self, schema: TableSchema) -> list[InferredColumn]:
         """The columns of the last record, of which this is the schema."""
         guessed = [self.bare and self._types.get(one.name) != one.type for one in schema.columns]
         return [
-            Told(replace(column, type=_TEXT) if guess else column, guess)
+            InferredColumn(replace(column, type=_TEXT) if guess else column, guess)
             for column, guess in zip(schema.columns, guessed, strict=True)
         ]
 
@@ -200,9 +206,9 @@ class TextCodec(LoneCodec):
         return found
 
     def _new(self, schema: TableSchema, *, flattened: bool) -> _Known:
-        told = self.told(schema)
-        columns = tuple(one.column for one in told)
-        guessed = frozenset(one.column.name for one in told if one.guessed)
+        reported = self.reported(schema)
+        columns = tuple(one.column for one in reported)
+        guessed = frozenset(one.column.name for one in reported if one.guessed)
         # Another object for each, so that it stands for the facts.
         typed = replace(schema, columns=columns) if self.bare or flattened else schema
         return _Known(schema, typed, RowFacts(self.bare, flattened, guessed))
@@ -235,7 +241,7 @@ def first_row(
         if event is not None and event.schema is not None:
             return FirstRow(
                 event.table,
-                tuple(codec.told(event.schema)),
+                tuple(codec.reported(event.schema)),
                 tuple(event.key or ()),
                 flattened=SOURCE not in (event.extension or {}),
                 bare=codec.bare,

@@ -4,7 +4,7 @@ Source: Debezium 3.5.0.Final (captured with ``add.fields`` op, table, source.ts_
 and ``delete.tombstone.handling.mode`` rewrite-with-tombstone), and its documentation for the rest: an
 added field is ``__op``, ``__table``, ``__lsn`` or ``__source_lsn``, and ``__deleted`` comes with rewrite.
 
-Such a record is told from any other JSON by one of these fields, by a header ``__op``, or by a schema
+Such a record is known from any other JSON by one of these fields, by a header ``__op``, or by a schema
 whose name ends in ``.Value``. One that has none of them is refused rather than guessed at.
 """
 
@@ -141,9 +141,9 @@ def _source(message: Message, added: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and (name.startswith(_SOURCE_PREFIX) or rest in _SOURCE):
             found.setdefault(rest, value)
     connector = found.get("connector") or header(message, _CONNECTOR_HEADER)
-    told = next((connector for member, connector in _TELLING if member in found), None)
-    if connector or told:
-        found["connector"] = connector or told
+    reported = next((connector for member, connector in _TELLING if member in found), None)
+    if connector or reported:
+        found["connector"] = connector or reported
     return found
 
 

@@ -1,4 +1,4 @@
-"""Flat-avro bytes to change events: both producers, told apart by what the bytes hold."""
+"""Flat-avro bytes to change events: both producers, identified by what the bytes hold."""
 
 from __future__ import annotations
 

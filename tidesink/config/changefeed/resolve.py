@@ -51,7 +51,7 @@ _RULE_MEMBERS: Final = (
 
 @dataclass(frozen=True)
 class Changefeed:
-    """What a changefeed does. ``options`` has TiCDC's names; ``warnings`` is what it takes and does not heed.
+    """What a changefeed does. ``options`` has TiCDC's names; ``warnings`` is what it takes and ignores.
 
     ``given`` may hold secrets: it is no part of the repr, and ``options`` has none but the registry's URL.
     """
@@ -99,7 +99,7 @@ def read_changefeed(
             f"sink-uri: the changefeed writes to {given.scheme}, and tidesink reads Kafka: give kafka://…"
         )
     options = _resolved(facts, changefeed_id)
-    return Changefeed(options, router, given, producer, (*warnings, *_unheeded(facts)))
+    return Changefeed(options, router, given, producer, (*warnings, *_without_effect(facts)))
 
 
 def _refused(refusals: list[Refusal]) -> ChangefeedRefusedError:
@@ -244,7 +244,7 @@ def _client_id(changefeed_id: str) -> str:
     return _NOT_IN_CLIENT_ID.sub("_", f"TiCDC_producer__default_{changefeed_id}")
 
 
-def _unheeded(facts: Facts) -> Iterator[str]:
+def _without_effect(facts: Facts) -> Iterator[str]:
     options, protocol = facts.options, facts.protocol
     if options["content-compatible"] and protocol != "canal-json":
         yield f"content-compatible has no effect with protocol {protocol}"

@@ -28,7 +28,7 @@ SUMS: Final = (
     "bad",
     "unplanned",
     "doubted",
-    "left_out",
+    "omitted",
     "unmatched",
 )
 
@@ -92,7 +92,7 @@ class BatchSummary:
     ``zero_dates``: values made null, by column, among the rows to apply. ``key_range`` holds the
     smallest and largest value of the first key column among the rows to apply. ``doubted`` counts those
     among them whose checksum does not match, where that is asked and they are applied all the same;
-    ``left_out`` those that leave out values which the target is to keep. ``unmatched`` counts row events, to
+    ``omitted`` those that leave out values which the target is to keep. ``unmatched`` counts row events, to
     apply or superseded, whose row the table's filter took out.
     """
 
@@ -108,7 +108,7 @@ class BatchSummary:
     bad: int = 0
     unplanned: int = 0
     doubted: int = 0
-    left_out: int = 0
+    omitted: int = 0
     unmatched: int = 0
     max_commit_ts: int | None = None
     min_commit_ts: int | None = None

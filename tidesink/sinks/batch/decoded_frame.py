@@ -110,7 +110,8 @@ class Decode(Protocol):
     def keeps_values(self) -> bool:
         """Whether the decoded frame has ``_kept``: a row may lack values that are to stay as stored.
 
-        It does not change with a topic's records: a config that asks for what this forbids is told at once.
+        It does not change with a topic's records: a config that asks for what this forbids is refused at
+        once.
         """
 
     @property

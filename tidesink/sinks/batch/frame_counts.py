@@ -103,7 +103,7 @@ def _aggregates(shape: TableShape, *, keeps_values: bool) -> list[Column]:
         F.collect_set(F.when(unplanned, detail.getField("value_id"))).alias("value_ids"),
         F.collect_set(F.when(unplanned, detail.getField("fields"))).alias("fields"),
         F.slice(F.collect_set(F.when(F.col("_mixed"), F.to_json("key"))), 1, _SHOWN_KEYS).alias("mixed"),
-        (F.count_if(F.col("_kept").isNotNull()) if keeps_values else F.lit(0)).alias("left_out"),
+        (F.count_if(F.col("_kept").isNotNull()) if keeps_values else F.lit(0)).alias("omitted"),
         *_zero_counts(shape),
     ]
 

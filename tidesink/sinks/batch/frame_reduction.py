@@ -97,19 +97,19 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
     rows = _halves(decoded) if changes_keys else decoded.withColumn("part", F.lit(_WHOLE))
     keys = [column.name for column in shape.key_columns]
     key_names = [f"key_{number}" for number in range(len(keys))]
-    told = (*_OF_THE_EVENT, POSITION) if positions else _OF_THE_EVENT
-    output = [*_output(keys, key_names, told), *([F.col("_unmatched")] if filters else [])]
+    reported = (*_OF_THE_EVENT, POSITION) if positions else _OF_THE_EVENT
+    output = [*_output(keys, key_names, reported), *([F.col("_unmatched")] if filters else [])]
     unmatched = [F.count_if("_unmatched").alias("_unmatched")] if filters else []
     more = [*([_own_unmatched()] if filters else []), *([F.col(POSITION)] if positions else [])]
     if versions:
         grouped = _prepared(rows, keys, more=more).groupBy(
             "group_hash", *key_names, _moment().alias("moment")
         )
-        return grouped.agg(*_aggregates(_first_write(), told), *unmatched).select(*output)
+        return grouped.agg(*_aggregates(_first_write(), reported), *unmatched).select(*output)
     order = _order(sequence_by, changes_keys=changes_keys)
     kept = [] if kept_columns is None else [F.col("_kept")]
     groups = _prepared(rows, keys, more=[*kept, *more]).groupBy("group_hash", *key_names)
-    aggregates = [*_aggregates(order, told), *unmatched]
+    aggregates = [*_aggregates(order, reported), *unmatched]
     if sequence_by == "source":
         greatest = F.max(order).alias("greatest")
         return groups.agg(*aggregates, greatest).select(*output, _sequence(F.col("greatest")))
@@ -120,7 +120,7 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
     if not may_lack:
         nothing = (null(STRINGS).alias("_kept"), F.lit(False).alias("_anew"))
         return groups.agg(*aggregates).select(*output, *nothing)
-    values = ToldValues(names, may_lack, order)
+    values = AvailableValues(names, may_lack, order)
     completed = values.completed(groups.agg(*aggregates, *values.aggregates()))
     return completed.select(*output, "_kept", "_anew")
 
@@ -156,7 +156,7 @@ def _own_unmatched() -> Column:
 def _prepared(rows: DataFrame, keys: list[str], *, more: Sequence[Column]) -> DataFrame:
     """What is grouped by, and what the group keeps.
 
-    The hash comes first, so that sorting compares one number; rows whose hashes meet are still told
+    The hash comes first, so that sorting compares one number; rows whose hashes meet are still known
     apart by their keys. What is no row has no key and a hash of its own place: of one topic-partition
     no two offsets have the same hash, since hashing one bigint loses nothing.
     """
@@ -197,11 +197,11 @@ def detail_of() -> Column:
     )
 
 
-def _aggregates(order: Column, told: Sequence[str]) -> list[Column]:
+def _aggregates(order: Column, reported: Sequence[str]) -> list[Column]:
     whole = F.when(~F.col("_half"), 1).otherwise(0)
     message = F.when(~F.col("_half") & (F.col("_index") == 0), 1).otherwise(0)
     return [
-        F.max_by(F.struct(*told), order).alias("kept"),
+        F.max_by(F.struct(*reported), order).alias("kept"),
         F.sum(whole).alias("events"),
         F.sum(message).alias("messages"),
         F.max("_offset").alias("max_offset"),
@@ -239,14 +239,14 @@ def _sequence(order: Column) -> Column:
     return F.struct(source, order.getField("writes").alias("writes"), *kafka).alias("_seq")
 
 
-def _output(keys: list[str], key_names: list[str], told: Sequence[str]) -> list[Column]:
+def _output(keys: list[str], key_names: list[str], reported: Sequence[str]) -> list[Column]:
     kept = F.col("kept")
     is_row = kept.getField("_op").isin(*ROW_KINDS)
     key = F.struct(*(F.col(name).alias(key) for name, key in zip(key_names, keys, strict=True)))
     own_event = F.when(is_row & ~kept.getField("_half"), 1).otherwise(0)
     return [
         F.when(is_row, key).alias("key"),
-        *(kept.getField(name).alias(name) for name in told),
+        *(kept.getField(name).alias(name) for name in reported),
         F.col("events").alias("_events"),
         F.when(is_row, F.col("events") - own_event).otherwise(0).alias("_superseded"),
         F.col("messages").alias("_messages"),
@@ -265,7 +265,7 @@ def null(ddl: str) -> Column:
     return F.lit(None).cast(ddl)
 
 
-class ToldValues(NamedTuple):
+class AvailableValues(NamedTuple):
     """A table's columns, those among them that may be left out, and what a key's events are ordered by."""
 
     columns: Sequence[str]
@@ -275,20 +275,20 @@ class ToldValues(NamedTuple):
     def aggregates(self) -> Iterator[Column]:
         """For each column the latest value that was sent, and its place in the order."""
         deleted = F.col("_op") == DELETE
-        yield F.max_by(F.col("_kept"), self.order).alias("left_out")
+        yield F.max_by(F.col("_kept"), self.order).alias("omitted")
         yield F.max(F.when(deleted, self.order)).alias(_LAST_DELETE)
         for number, name in enumerate(self.names):
             sent = ~deleted & ~F.coalesce(F.array_contains("_kept", name), F.lit(False))
             value = F.struct(F.col("after").getField(name).alias("value"), self.order.alias("at"))
-            yield F.max_by(value, F.when(sent, self.order)).alias(_told(number))
+            yield F.max_by(value, F.when(sent, self.order)).alias(_reported(number))
 
     def completed(self, grouped: DataFrame) -> DataFrame:
-        """The groups, their row with what was told, and the names of what is still left out."""
+        """The groups, their row with what is known, and the names of what is still left out."""
         after = F.col("kept").getField("after")
-        told = {name: self._is_told(number, name) for number, name in enumerate(self.names)}
-        row = F.struct(*(self._value(name, after, told).alias(name) for name in self.columns))
+        reported = {name: self._is_available(number, name) for number, name in enumerate(self.names)}
+        row = F.struct(*(self._value(name, after, reported).alias(name) for name in self.columns))
         left = F.array_compact(
-            F.array(*(F.when(_is_left_out(name) & ~answer, F.lit(name)) for name, answer in told.items()))
+            F.array(*(F.when(_is_omitted(name) & ~answer, F.lit(name)) for name, answer in reported.items()))
         )
         kept = F.when(after.isNotNull() & (F.size(left) > 0), left)
         return grouped.withColumns(
@@ -299,21 +299,23 @@ class ToldValues(NamedTuple):
             }
         )
 
-    def _value(self, name: str, after: Column, told: Mapping[str, Column]) -> Column:
+    def _value(self, name: str, after: Column, reported: Mapping[str, Column]) -> Column:
         own = after.getField(name)
-        if name not in told:
+        if name not in reported:
             return own
-        return F.when(told[name], F.col(_told(self.names.index(name))).getField("value")).otherwise(own)
+        return F.when(reported[name], F.col(_reported(self.names.index(name))).getField("value")).otherwise(
+            own
+        )
 
-    def _is_told(self, number: int, name: str) -> Column:
-        at = F.col(_told(number)).getField("at")
+    def _is_available(self, number: int, name: str) -> Column:
+        at = F.col(_reported(number)).getField("at")
         since_delete = F.col(_LAST_DELETE).isNull() | (at > F.col(_LAST_DELETE))
-        return _is_left_out(name) & at.isNotNull() & since_delete
+        return _is_omitted(name) & at.isNotNull() & since_delete
 
 
-def _is_left_out(name: str) -> Column:
-    return F.coalesce(F.array_contains("left_out", name), F.lit(False))
+def _is_omitted(name: str) -> Column:
+    return F.coalesce(F.array_contains("omitted", name), F.lit(False))
 
 
-def _told(number: int) -> str:
-    return f"told_{number}"
+def _reported(number: int) -> str:
+    return f"reported_{number}"

@@ -138,8 +138,8 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
     named = [F.col(f"`{name.replace('`', '``')}`").alias(key) for name, key in zip(names, keys, strict=True)]
     spans = stored.select(*named, F.col(FROM_COLUMN).alias("start"), F.col(TO_COLUMN).alias("until"))
     touched = spans.join(events.select(*keys), list(keys), "left_semi")
-    told = touched.select(*keys, F.explode(_told()).alias("told")).select(*keys, "told.*")
-    both = events.unionByName(told, allowMissingColumns=True)
+    reported = touched.select(*keys, F.explode(_reported()).alias("reported")).select(*keys, "reported.*")
+    both = events.unionByName(reported, allowMissingColumns=True)
     return (
         both.repartition(*keys)
         .groupBy(*keys, "at")
@@ -153,7 +153,7 @@ def _joined(events: DataFrame, stored: DataFrame, names: Sequence[str], keys: Se
     )
 
 
-def _told() -> Column:
+def _reported() -> Column:
     """The events that one stored row tells of: a version's write, and the delete it may have ended with."""
     start, until = F.col("start"), F.col("until")
     mark = F.coalesce(start == until, F.lit(False))

@@ -31,7 +31,7 @@ from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
 from tidesink.sinks.spark.record_frames import RECORD_DDL
 from tidesink.sinks.state.ddl_events import StoredDdl, store_ddl
 from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -180,7 +180,7 @@ class PlannedRanges(Protocol):
 
 
 def keep_ddl(
-    around: Surroundings, reduction: ReducedRanges, reader: RecordReader, progress: Progress
+    around: WorkerContext, reduction: ReducedRanges, reader: RecordReader, progress: Progress
 ) -> dict[str, Any] | None:
     """Store the DDL events of a reduced batch; the newest one's commit_ts, kind and query.
 
@@ -202,7 +202,7 @@ def keep_ddl(
     return {"commit_ts": last.commit_ts, "kind": last.kind, "query": last.query[:_SHOWN]}
 
 
-def _codec(around: Surroundings) -> Codec:
+def _codec(around: WorkerContext) -> Codec:
     source = around.config.source
     # Values are opened where they are read.
     options = replace(source.codec_options(), large_message_handle_compression="none")

@@ -51,7 +51,7 @@ def kept_shape(shape: TableShape, settings: TableConfig) -> TableShape:
 def first_shape(shape: TableShape, settings: TableConfig) -> TableShape:
     """``kept_shape`` of a table that is made now.
 
-    A column that may be one left out, under a new name nobody told of, is not in it: it is judged as one
+    A column that may be one left out, under an unknown new name, is not in it: it is checked as one
     that comes later.
 
     Raises: as ``kept_shape``.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from tidesink.config.models import Destination
-from tidesink.ddl.history import Followed, followed, left_out_too
+from tidesink.ddl.history import Followed, followed, omitted_too
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId
 from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.kafka.offsets import OffsetRange
-from tidesink.sinks.schema_sources.base import Decoding, DecodingAround, ToldColumns
+from tidesink.sinks.schema_sources.base import Decoding, DecodingAround, SourceColumns
 from tidesink.sinks.targets.base import OWN_COLUMNS
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.target_schema import TableShape
@@ -74,10 +74,10 @@ class LaidOutDecoding(DecodingAround):
         """
         from tidesink.sinks.batch.projection_frames import LaidOutColumns
 
-        told = self._decoding.told()
-        found = self._along = self._followed(told, inner.shape)
-        # Another lane may have read DDL that this plan does not know of.
-        past = [name.lower() for name in told.names.ever] if told else []
+        reported = self._decoding.reported()
+        found = self._along = self._followed(reported, inner.shape)
+        # Another task may have read DDL that this plan does not know of.
+        past = [name.lower() for name in reported.names.ever] if reported else []
         shape = found.marked(inner.shape)
         laid = laid_out(found.layout, shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
         return LaidOutColumns(inner, laid, found.layout, self._session)
@@ -85,20 +85,20 @@ class LaidOutDecoding(DecodingAround):
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """As the decoding inside; what is left out then goes by the DDL that was read."""
         super().catch_up(ranges, found)
-        self._lays_out_anew()
+        self._projects_again()
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """As the decoding inside; what is left out then goes by the DDL that was read."""
         super().read_as(renamed, dict(self._at_source(held)))
-        self._lays_out_anew()
+        self._projects_again()
 
     def _at_source(self, held: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Of the target's columns those that the source has no more, by their names there, folded."""
-        told = self._decoding.told()
-        if told is None:
+        reported = self._decoding.reported()
+        if reported is None:
             return
-        holders = self._holders(told)
-        for name in (*(column.name for column in told.former), *told.renamed):
+        holders = self._holders(reported)
+        for name in (*(column.name for column in reported.former), *reported.renamed):
             found = held.get(holders.layout.target_name(name).casefold())
             if found is not None and holders.own(name):
                 yield name.casefold(), found
@@ -106,70 +106,72 @@ class LaidOutDecoding(DecodingAround):
     def learn(self, missed: Missed) -> bool:
         """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
         changed = super().learn(missed)
-        return self._lays_out_anew() or changed
+        return self._projects_again() or changed
 
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
         """As the decoding inside; the plan is another one, too, where DDL changes what is left out."""
         changed = super().take_ddl(reduced, missed)
-        return self._lays_out_anew() or changed
+        return self._projects_again() or changed
 
-    def _lays_out_anew(self) -> bool:
+    def _projects_again(self) -> bool:
         """Forget a plan that other DDL was laid out by: names may change hands and the columns stay."""
         if self._plans is None or not self._layout.except_columns:
             return False
-        stale = self._followed(self._decoding.told(), self._plans[0].shape) != self._along
+        stale = self._followed(self._decoding.reported(), self._plans[0].shape) != self._along
         if stale:
             self._plans = None
         return stale
 
-    def _followed(self, told: ToldColumns | None, shape: TableShape) -> Followed:
+    def _followed(self, reported: SourceColumns | None, shape: TableShape) -> Followed:
         """The layout, whose columns to leave out are left out under the names that DDL gave them, too."""
-        if told is None or not self._layout.except_columns:
+        if reported is None or not self._layout.except_columns:
             return Followed(self._layout)
-        found = followed(self._layout, told.names, shape.keys)
-        warnings = tuple(left_out_too(found, told.names))
+        found = followed(self._layout, reported.names, shape.keys)
+        warnings = tuple(omitted_too(found, reported.names))
         for warning in warnings:
             if warning not in self._warnings:
-                _log.warning("column left out", table=str(told.current.table), warning=warning)
+                _log.warning("column left out", table=str(reported.current.table), warning=warning)
         self._warnings = warnings
         return found
 
-    def told(self) -> ToldColumns | None:
+    def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns that the target holds, by their names there.
 
         A column that was renamed keeps the source's names beside them.
         """
-        told = self._decoding.told()
-        if told is None:
+        reported = self._decoding.reported()
+        if reported is None:
             return None
-        holders = self._holders(told)
+        holders = self._holders(reported)
         layout, current, own = holders.layout, holders.current, holders.own
         excluded = {name.lower() for name in layout.except_columns}
         # A list of columns names a column by what it is called now: the old name need not be in it.
         renamed = {
             old: new._replace(was=layout.target_name(old), target=layout.target_name(new.name))
-            for old, new in told.renamed.items()
+            for old, new in reported.renamed.items()
             if layout.chooses(new.name) and old.lower() not in excluded and own(old)
         }
         # What the target holds would go on under a name that is left out: somebody is to say so.
         renamed |= {
             old: new._replace(was=layout.target_name(old), readable=False, why=_ONTO.format(new.name))
-            for old, new in told.renamed.items()
+            for old, new in reported.renamed.items()
             if new.name.lower() in excluded and layout.chooses(old) and own(old)
         }
-        former = tuple(column for column in told.former if layout.chooses(column.name) and own(column.name))
-        readded = (layout.target_name(name).casefold() for name in told.readded if layout.chooses(name))
-        named = replace(told.current, columns=tuple(self._named(current)))
+        former = tuple(
+            column for column in reported.former if layout.chooses(column.name) and own(column.name)
+        )
+        readded = (layout.target_name(name).casefold() for name in reported.readded if layout.chooses(name))
+        named = replace(reported.current, columns=tuple(self._named(current)))
         partings = {
             layout.target_name(name).casefold(): at
-            for name, at in told.partings.items()
+            for name, at in reported.partings.items()
             if layout.chooses(name) and own(name)
         }
-        return ToldColumns(named, tuple(self._named(former)), renamed, frozenset(readded), partings)
+        return SourceColumns(named, tuple(self._named(former)), renamed, frozenset(readded), partings)
 
-    def _holders(self, told: ToldColumns) -> _Holders:
-        layout = self._followed(told, self._decoding.columns().shape).layout
-        return _Holders(layout, tuple(c for c in told.current.columns if layout.chooses(c.name)))
+    def _holders(self, reported: SourceColumns) -> _Holders:
+        layout = self._followed(reported, self._decoding.columns().shape).layout
+        return _Holders(layout, tuple(c for c in reported.current.columns if layout.chooses(c.name)))
 
     def _named(self, columns: Iterable[TableColumn]) -> Iterator[TableColumn]:
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
@@ -200,6 +202,6 @@ class RoutedDecoding(DecodingAround):
             return None
         return replace(inner, plan=inner.plan.with_shape(routed_shape(inner.plan.shape, self._goal)))
 
-    def told(self) -> ToldColumns | None:
+    def reported(self) -> SourceColumns | None:
         """What DDL tells; nothing where several tables share one: the next still has its column as it was."""
-        return self._decoding.told() if self._goal.shard is None else None
+        return self._decoding.reported() if self._goal.shard is None else None

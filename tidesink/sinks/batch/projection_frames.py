@@ -17,7 +17,7 @@ from tidesink.sinks.batch.decoded_frame import POSITION, Decode
 from tidesink.sinks.batch.frame_reduction import null
 from tidesink.sinks.batch.modes import OP, routed_shape
 from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRules
-from tidesink.sinks.batch.schema_changes import Judgement
+from tidesink.sinks.batch.schema_changes import SchemaDecision
 from tidesink.sinks.schema_sources.base import ColumnsAround
 from tidesink.typemap.projection import LaidOut, Layout
 from tidesink.typemap.row_filter import RowFilter
@@ -41,7 +41,7 @@ _NOT_SENT: Final = (
 )
 _TWO_MEANINGS: Final = (
     "ignore_null_updates: a record of this protocol can leave a value out, which is not the same as NULL, "
-    "and the two are not told apart in this version: remove ignore_null_updates"
+    "and the two are not identified in this version: remove ignore_null_updates"
 )
 _NAMES: Final = ("_zero_dates", "_kept")
 
@@ -89,7 +89,9 @@ class LaidOutColumns(ColumnsAround):
         """The decoded frame of a raw Kafka frame."""
         decoded = self._inner.decode(raw, rules)
         if self._filter is not None:
-            decoded = decoded.withColumn(_VERDICT, self._verdict).withColumns(self._judged).drop(_VERDICT)
+            decoded = (
+                decoded.withColumn(_VERDICT, self._verdict).withColumns(self._schema_decision).drop(_VERDICT)
+            )
         old = self._logged if "before" in decoded.columns else {}
         return decoded.withColumns({**self._projected, **old})
 
@@ -105,7 +107,7 @@ class LaidOutColumns(ColumnsAround):
         return F.when(F.col("_kind") == UPSERT, said)
 
     @cached_property
-    def _judged(self) -> dict[str, Column]:
+    def _schema_decision(self) -> dict[str, Column]:
         """What the verdict makes of an upsert: itself, a delete, or a bad record."""
         assert self._filter is not None  # noqa: S101  (asked by decode alone)
         verdict, upsert = F.col(_VERDICT), F.col("_kind") == UPSERT
@@ -252,18 +254,18 @@ def stamped(rows: DataFrame, shape: TableShape, settings: TableConfig, batch: in
     names = settings.metadata_columns
     if not names:
         return rows
-    told = {name: _value(kind, settings, batch) for kind, name in names.items() if kind != "position"}
+    reported = {name: _value(kind, settings, batch) for kind, name in names.items() if kind != "position"}
     if "position" in names:
-        told[names["position"]] = _position(rows)
-    fields = (_field(column, told).alias(column.name) for column in shape.columns)
+        reported[names["position"]] = _position(rows)
+    fields = (_field(column, reported).alias(column.name) for column in shape.columns)
     upserts = F.col("_op") == UPSERT
     written = upserts | (F.col("_op") == DELETE) if settings.deletes == "soft" else upserts
     return rows.withColumn("after", F.when(written, F.struct(*fields)))
 
 
-def _field(column: ShapeColumn, told: Mapping[str, Column]) -> Column:
-    if column.name in told:
-        return told[column.name].cast(column.spark)
+def _field(column: ShapeColumn, reported: Mapping[str, Column]) -> Column:
+    if column.name in reported:
+        return reported[column.name].cast(column.spark)
     return F.col("after").getField(column.name)
 
 
@@ -282,14 +284,14 @@ def _value(kind: MetadataKind, settings: TableConfig, batch: int) -> Column:
     return F.col(f"_{kind}")
 
 
-def leaving_out(frame: DataFrame, judged: Judgement) -> DataFrame:
+def omitting(frame: DataFrame, schema_decision: SchemaDecision) -> DataFrame:
     """The rows of a reduced frame with the columns that the target gets."""
-    if not judged.left_out:
+    if not schema_decision.omitted:
         return frame
     after = F.col("after")
-    given = [after.getField(column.name).alias(column.name) for column in judged.given.columns]
+    given = [after.getField(column.name).alias(column.name) for column in schema_decision.given.columns]
     changed = {"after": F.when(after.isNotNull(), F.struct(*given))}
     if "_kept" in frame.columns:
-        left_out = F.array(*(F.lit(name) for name in judged.left_out))
-        changed["_kept"] = F.array_except("_kept", left_out)
+        omitted = F.array(*(F.lit(name) for name in schema_decision.omitted))
+        changed["_kept"] = F.array_except("_kept", omitted)
     return frame.withColumns(changed)

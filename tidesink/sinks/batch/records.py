@@ -1,6 +1,6 @@
 """What a batch of Kafka records holds for one table: row changes that fit its shape, and all other records.
 
-A ``RecordDecoder`` decodes; here is judged what a table of the target makes of the result. A change that
+A ``RecordDecoder`` decodes; here is decided what a table of the target makes of the result. A change that
 names no row, or whose values do not fit, is a bad record; one with a column that the shape lacks is
 *unplanned*: the driver looks its writer's schema up and decodes the batch again.
 """
@@ -269,24 +269,26 @@ def decoded_records(
     if not known.all():
         records = records.filter(pa.array(known))
         places = _Places(records, decoder)
-    _decode(records, decoder, _Judging(decoder, rows, places, logs=logs, rules=rules), whole)
+    _decode(records, decoder, _Validation(decoder, rows, places, logs=logs, rules=rules), whole)
     return whole
 
 
 def _decode(
-    records: pa.RecordBatch, decoder: RecordDecoder, judging: _Judging, whole: DecodedRecords
+    records: pa.RecordBatch, decoder: RecordDecoder, validation: _Validation, whole: DecodedRecords
 ) -> None:
     decoded = decoder.decode_batch(records)
     whole.row_codec_records = _row_codec_records(decoded, decoder)
-    _take(records, decoded, judging, whole)
+    _take(records, decoded, validation, whole)
     # A value that is none may stand in an old row, of which a table that keeps rows takes the key alone.
-    again = [fault.record for fault in decoded.faults if judging.may_be_old(fault.error)]
-    faults = (fault for fault in decoded.faults if not judging.may_be_old(fault.error))
-    whole.others += [judging.places.bad(fault.record, 0, fault.error) for fault in faults]
+    again = [fault.record for fault in decoded.faults if validation.may_be_old(fault.error)]
+    faults = (fault for fault in decoded.faults if not validation.may_be_old(fault.error))
+    whole.others += [validation.places.bad(fault.record, 0, fault.error) for fault in faults]
     if again:
         some = records.take(pa.array(again))
-        found = decoder.decode_new_rows(some, judging.rows.keys)
-        inner = _Judging(decoder, judging.rows, _Places(some, decoder), logs=False, rules=judging.rules)
+        found = decoder.decode_new_rows(some, validation.rows.keys)
+        inner = _Validation(
+            decoder, validation.rows, _Places(some, decoder), logs=False, rules=validation.rules
+        )
         _take(some, found, inner, whole)
         whole.others += [inner.places.bad(fault.record, 0, fault.error) for fault in found.faults]
 
@@ -298,19 +300,21 @@ def _row_codec_records(decoded: DecodedBatch, decoder: RecordDecoder) -> int:
     return max(0, decoded.row_codec_records - len(control))
 
 
-def _take(records: pa.RecordBatch, decoded: DecodedBatch, judging: _Judging, whole: DecodedRecords) -> None:
+def _take(
+    records: pa.RecordBatch, decoded: DecodedBatch, validation: _Validation, whole: DecodedRecords
+) -> None:
     """All but the faults."""
     silent = np.ones(records.num_rows, np.bool_)
     for table in decoded.tables:
         silent[table.rows["record"].to_numpy()] = False
-        sound, bad = judging.of(table)
+        sound, bad = validation.of(table)
         whole.others += bad
         if sound is not None:
             whole.tables.append(sound)
     silent[[fault.record for fault in decoded.faults]] = False
     for record, event in zip(decoded.event_records, decoded.events, strict=True):
         silent[record] = False
-        whole.others.append(judging.places.control(record, event))
+        whole.others.append(validation.places.control(record, event))
     if silent.any():
         whole.silent.append(records.select(["topic", "partition", "offset"]).filter(pa.array(silent)))
 
@@ -378,7 +382,7 @@ def _signed(moment: int | None) -> int | None:
     return moment if moment is not None and moment < _END_OF_LONGS else None
 
 
-class _Judging:
+class _Validation:
     """Which row changes are sound: of this table, naming a row, with values that fit the shape."""
 
     def __init__(

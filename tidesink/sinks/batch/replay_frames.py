@@ -180,5 +180,5 @@ def outcomes(letters: DataFrame, decoded: DataFrame, topic_id: str) -> DataFrame
     first = F.min_by(F.struct(F.col("_error").alias("error"), F.col("_reason").alias("reason")), "_index")
     bad = decoded.where(F.col("_kind") == BAD).groupBy(*_EVENT_PLACE).agg(first.alias("fault"))
     bad = bad.select(*(F.col(f"_{name}").alias(name) for name in PLACE), "fault.error", "fault.reason")
-    told = letters.select(*PLACE).join(bad, list(PLACE), "left")
-    return told.withColumn("topic_id", F.lit(topic_id))
+    reported = letters.select(*PLACE).join(bad, list(PLACE), "left")
+    return reported.withColumn("topic_id", F.lit(topic_id))

@@ -40,18 +40,18 @@ from tidesink.sinks.batch.counts import (
 from tidesink.sinks.batch.frame_counts import summarise
 from tidesink.sinks.batch.letters import bad_records, keep_ddl, write_bad_records
 from tidesink.sinks.batch.modes import kept_shape, names_of, row_shape
-from tidesink.sinks.batch.projection_frames import leaving_out, on_delete, stamped
+from tidesink.sinks.batch.projection_frames import omitting, on_delete, stamped
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.schema_changes import (
     Accepted,
     ChangesWaitError,
-    Judgement,
     KnownColumns,
     Pending,
     Policies,
-    judge,
+    SchemaDecision,
+    decide_changes,
     settle_names,
-    told_of,
+    source_columns_of,
 )
 from tidesink.sinks.batch.source import KafkaRead, RecordReader, translated_read_errors
 from tidesink.sinks.batch.staging import rows_to_write, staged_frame
@@ -61,7 +61,7 @@ from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before
 from tidesink.sinks.schema_sources.base import Decoding, Missed
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, TargetTable
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.target_schema import TableShape
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Hold:
     """An open table, the epoch this worker holds it in, and what is applied.
 
     ``horizon``: the commit_ts up to which the table's deletes may be forgotten. ``accepted``: changes of
-    the columns that a person accepted. ``known``: the columns of the batches before, where they are told.
+    the columns that a person accepted. ``known``: the columns of the batches before, where they are known.
     """
 
     table: TargetTable
@@ -160,7 +160,7 @@ class Batch:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: WorkerContext,
         hold: Hold,
         decoding: Decoding,
         *,
@@ -337,21 +337,21 @@ class Batch:
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
         around, summary = self._around, reduction.summary
-        judged = self._judged(self._shape())
-        if judged.pending:
-            return BatchOutcome(self._hold.progress, pending=judged.pending)
+        schema_decision = self._schema_decision(self._shape())
+        if schema_decision.pending:
+            return BatchOutcome(self._hold.progress, pending=schema_decision.pending)
         progress = next_progress(self._hold, reduction)
         around.stop.check()
         with self._step("recorded"):
             around.store.record_progress(progress)
         with self._step("evolved"):
-            evolved = self._evolved(judged)
+            evolved = self._evolved(schema_decision)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
             last_ddl = keep_ddl(around, reduction, self._reader, progress) if summary.ddl else None
         around.failpoints.reach("committing")
         with self._step("committed"):
-            result = self._commit(self._reduced_batch(reduction, judged, progress), progress)
+            result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
         account = self._checked_account(reduction, result, rejected)
         around.failpoints.reach("accounted")
         return BatchOutcome(
@@ -363,7 +363,7 @@ class Batch:
             zero_dates=summary.zero_dates,
             doubted=summary.doubted,
             doubts=summary.doubts,
-            warnings=(*evolved.warnings, *judged.warnings),
+            warnings=(*evolved.warnings, *schema_decision.warnings),
             seconds=self._seconds,
             filtered=filtered_of(summary, last_ddl),
         )
@@ -382,34 +382,36 @@ class Batch:
         account.check(table=str(self._settings.table))
         return account
 
-    def _judged(self, shape: TableShape) -> Judgement:
+    def _schema_decision(self, shape: TableShape) -> SchemaDecision:
         """What becomes of the changes between the target's columns and the shape."""
-        told = told_of(self._decoding, self._policies)
+        reported = source_columns_of(self._decoding, self._policies)
         gap = self._hold.table.gap(kept_shape(shape, self._settings))
-        judged, known = judge(gap, shape, self._policies, told), self._hold.known
-        return judged if known is None else known.judged(judged, gap.added)
+        schema_decision, known = decide_changes(gap, shape, self._policies, reported), self._hold.known
+        return schema_decision if known is None else known.schema_decision(schema_decision, gap.added)
 
-    def _evolved(self, judged: Judgement) -> EvolveResult:
-        if judged.drops:
-            self._hold.table.drop_columns(judged.drops)
-        return self._hold.table.evolve(kept_shape(judged.given, self._settings))
+    def _evolved(self, schema_decision: SchemaDecision) -> EvolveResult:
+        if schema_decision.drops:
+            self._hold.table.drop_columns(schema_decision.drops)
+        return self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
 
-    def _reduced_batch(self, reduction: Reduction, judged: Judgement, progress: Progress) -> ReducedBatch:
-        shape, summary = judged.given, reduction.summary
+    def _reduced_batch(
+        self, reduction: Reduction, schema_decision: SchemaDecision, progress: Progress
+    ) -> ReducedBatch:
+        shape, summary = schema_decision.given, reduction.summary
         first = shape.key_columns[0].name
         return ReducedBatch(
             shape,
             upserts=summary.upserts,
             deletes=summary.deletes,
             frame=stamped(
-                leaving_out(rows_to_write(reduction.frame, summary.rows, self._settings), judged),
+                omitting(rows_to_write(reduction.frame, summary.rows, self._settings), schema_decision),
                 shape,
                 self._settings,
                 progress.batch,
             ),
             key_range={first: summary.key_range} if summary.key_range else {},
             delete_mode=self._settings.deletes,
-            keeps=summary.left_out > 0,
+            keeps=summary.omitted > 0,
             truncates=reduction.truncates,
             sequenced=self._sequenced,
             mode=self._settings.mode,
@@ -417,16 +419,16 @@ class Batch:
             since=summary.min_commit_ts,
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
-            payloads=self._payloads(reduction, judged),
+            payloads=self._payloads(reduction, schema_decision),
             checkpointed=reduction.stored is not None and self._around.target.capabilities.rereads,
             on_staged=lambda: self._around.failpoints.reach("staged"),
         )
 
-    def _payloads(self, reduction: Reduction, judged: Judgement) -> DataFrame | None:
+    def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
         """The rows as the tasks packed them, where nothing is changed about them."""
         if reduction.stored is None or self._sequenced:
             return None
-        if judged.left_out or self._settings.metadata_columns:
+        if schema_decision.omitted or self._settings.metadata_columns:
             return None
         return reduction.stored.select("payload", "error")
 

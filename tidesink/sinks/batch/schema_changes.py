@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 from tidesink.config.table_options import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.modes import names_of
-from tidesink.sinks.schema_sources.base import Decoding, Renamed, ToldColumns
+from tidesink.sinks.schema_sources.base import Decoding, Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.store import StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
@@ -31,7 +31,8 @@ Accepted = Mapping[str, ChangePolicy]
 class SchemaChange(NamedTuple):
     """One change: of which column, from what to what (types, or key columns); empty where there is none.
 
-    ``at``: the moment of the DDL that told of a drop or a rename. The next drop of a column that came back is
+    ``at``: the moment of the DDL that reported a drop or a rename. The next drop of a column that came
+    back is
     another change, whatever was made of this one.
     """
 
@@ -44,14 +45,14 @@ class SchemaChange(NamedTuple):
     @property
     def digest(self) -> str:
         """Tells this very change from any other of the table."""
-        told = list(self) if self.at else list(self)[:4]
+        reported = list(self) if self.at else list(self)[:4]
         if self.kind == "add" and self.before:
             # Whose values it may have is what somebody decides, once: not its type, which may get wider.
-            told = [self.kind, self.column.casefold(), self.before.casefold()]
+            reported = [self.kind, self.column.casefold(), self.before.casefold()]
         if self.at and self.kind == "drop":
             # The moment says which column it was; its type is not known any more once it was added again.
-            told = [self.kind, self.column.casefold(), self.after, self.at]
-        return hashlib.sha256(json.dumps(told, ensure_ascii=True).encode()).hexdigest()[:16]
+            reported = [self.kind, self.column.casefold(), self.after, self.at]
+        return hashlib.sha256(json.dumps(reported, ensure_ascii=True).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         """The change in words."""
@@ -83,7 +84,7 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class Policies:
-    """By what changes are judged: the config's policies, what people accepted, what the target can do.
+    """By what changes are decided: the config's policies, what people accepted, what the target can do.
 
     ``logs``: the table is a log of changes (``mode: append``). ``layout``: to add a column that it asks for
     is no change at the source. ``added``: the target's columns that the table's mode adds to the source's.
@@ -142,7 +143,7 @@ class Policies:
         return Pending(change, tuple(ways), reason)
 
 
-class Judged(NamedTuple):
+class DecidedChange(NamedTuple):
     """A change and what becomes of it; ``reason`` is why it cannot be carried out, ``doubt`` why it waits."""
 
     change: SchemaChange
@@ -152,43 +153,51 @@ class Judged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class SchemaDecision:
     """What is done with a batch: ``given`` is the shape the target gets, unless some change waits.
 
-    ``left_out``: columns of the rows that the target does not get. ``drops``: columns to drop first.
+    ``omitted``: columns of the rows that the target does not get. ``drops``: columns to drop first.
     """
 
     given: TableShape
-    left_out: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
     pending: tuple[Pending, ...] = ()
     drops: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def judge(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns | None) -> Judgement:
-    """What becomes of the changes between a target's columns, a shape, and what DDL told of the table."""
-    dropped = list(_dropped(gap, shape, policies, told)) if told else []
-    gone = {judged.change.column.lower() for judged in dropped if judged.policy == "apply"}
+def decide_changes(
+    gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns | None
+) -> SchemaDecision:
+    """What becomes of the changes between a target's columns, a shape, and what DDL says of the table."""
+    dropped = list(_dropped(gap, shape, policies, reported)) if reported else []
+    gone = {
+        schema_decision.change.column.lower()
+        for schema_decision in dropped
+        if schema_decision.policy == "apply"
+    }
     grown = [
-        _judged_growth(change, gap, shape, policies)
+        _decided_growth(change, gap, shape, policies)
         for change in _grown(gap, shape, policies.layout)
         if not (change.kind == "add" and change.column.lower() in gone)
     ]
     narrowed = (
-        [Judged(change, policies.decide(change)) for change in _narrowed(gap, shape, told)] if told else []
+        [DecidedChange(change, policies.decide(change)) for change in _narrowed(gap, shape, reported)]
+        if reported
+        else []
     )
     ignored = tuple(one.change.column for one in grown if (one.change.kind, one.policy) == ("add", "ignore"))
-    left_out = (*ignored, *(c.name for c in shape.columns if c.name.lower() in gone))
-    return Judgement(
-        without(shape, left_out),
-        left_out,
+    omitted = (*ignored, *(c.name for c in shape.columns if c.name.lower() in gone))
+    return SchemaDecision(
+        without(shape, omitted),
+        omitted,
         tuple(_waiting(one, policies) for one in (*dropped, *grown, *narrowed) if one.policy == "pause"),
         tuple(name for name in gap.columns if name.lower() in gone),
-        tuple(_LEFT_OUT.format(name) for name in ignored),
+        tuple(_OMITTED.format(name) for name in ignored),
     )
 
 
-_LEFT_OUT = "column {} is new at the source and not taken (schema-changes: add: ignore): its values are lost"
+_OMITTED = "column {} is new at the source and not taken (schema-changes: add: ignore): its values are lost"
 _DOUBTED = (
     "it came when {} went, which except_column_list names: if it is that column under a new name, add it to "
     "except_column_list"
@@ -198,17 +207,19 @@ _HAD = (
     "to be left out, add it to except_column_list"
 )
 _READDED = (
-    "the column was dropped and added again, and rows from before the two cannot be told apart from rows "
+    "the column was dropped and added again, and rows from before the two cannot be identified from rows "
     "after them: accept it as ignore to go on with the column as it is at the target, or load the table again"
 )
 
 
-def _waiting(judged: Judged, policies: Policies) -> Pending:
-    found = policies.pending(judged.change, reason=judged.reason)
-    return found._replace(reason=judged.doubt) if judged.doubt else found
+def _waiting(schema_decision: DecidedChange, policies: Policies) -> Pending:
+    found = policies.pending(schema_decision.change, reason=schema_decision.reason)
+    return found._replace(reason=schema_decision.doubt) if schema_decision.doubt else found
 
 
-def _judged_growth(change: SchemaChange, gap: SchemaGap, shape: TableShape, policies: Policies) -> Judged:
+def _decided_growth(
+    change: SchemaChange, gap: SchemaGap, shape: TableShape, policies: Policies
+) -> DecidedChange:
     """What becomes of a new column or a wider one.
 
     One that may be a column left out under a new name waits, unless it is left out anyway. What the target
@@ -216,17 +227,17 @@ def _judged_growth(change: SchemaChange, gap: SchemaGap, shape: TableShape, poli
     """
     policy = policies.decide(change)
     if change.kind != "add" or not change.before or policies.accepted_as(change):
-        return Judged(change, policy)
+        return DecidedChange(change, policy)
     column = shape.by_name[change.column.lower()]
     waits = policy == "apply" or change.column not in gap.added
-    return Judged(change, "pause" if waits else policy, doubt=doubt_of(column, policies.layout))
+    return DecidedChange(change, "pause" if waits else policy, doubt=doubt_of(column, policies.layout))
 
 
 def doubt_of(column: ShapeColumn, layout: Layout) -> str:
     """Why a column waits that a layout ``doubts``."""
     went = layout.doubted(column.instead_of)
-    told = _DOUBTED if went else _HAD
-    return told.format(", ".join(went or layout.doubted(column.had)))
+    reported = _DOUBTED if went else _HAD
+    return reported.format(", ".join(went or layout.doubted(column.had)))
 
 
 def _grown(gap: SchemaGap, shape: TableShape, layout: Layout) -> Iterator[SchemaChange]:
@@ -247,29 +258,31 @@ def _added(column: ShapeColumn, layout: Layout) -> SchemaChange:
     return SchemaChange("add", column.name, ", ".join(before), column.comment)
 
 
-def _dropped(gap: SchemaGap, shape: TableShape, policies: Policies, told: ToldColumns) -> Iterator[Judged]:
+def _dropped(
+    gap: SchemaGap, shape: TableShape, policies: Policies, reported: SourceColumns
+) -> Iterator[DecidedChange]:
     """Columns that the source has no more, at the target or in rows from before."""
     there = {name.lower() for name in gap.columns} - policies.own
-    for column in told.former:
+    for column in reported.former:
         if column.name.lower() in there | (shape.by_name.keys() - policies.own):
             change = SchemaChange("drop", column.name, before=column.type.sql or column.type.name)
-            change = change._replace(at=told.partings.get(column.name.casefold(), ""))
+            change = change._replace(at=reported.partings.get(column.name.casefold(), ""))
             policy = policies.decide(change)
             at_target = column.name.lower() in there
             # A column that only rows from before have is no change that anybody waits for.
-            yield Judged(change, "ignore" if policy == "pause" and not at_target else policy)
-    for name in sorted(told.readded & there):
-        at = told.partings.get(name.casefold(), "")
+            yield DecidedChange(change, "ignore" if policy == "pause" and not at_target else policy)
+    for name in sorted(reported.readded & there):
+        at = reported.partings.get(name.casefold(), "")
         change = SchemaChange("drop", name, before="dropped", after="added again", at=at)
         # Where a person had the old column dropped, what rows of before it bring is as unwanted.
         drops = "apply" in (policies.said.drop, policies.accepted_as(SchemaChange("drop", name, at=at)))
         if drops and policies.accepted_as(change) is None:
-            yield Judged(change, "pause", _READDED)
+            yield DecidedChange(change, "pause", _READDED)
 
 
-def _narrowed(gap: SchemaGap, shape: TableShape, told: ToldColumns) -> Iterator[SchemaChange]:
+def _narrowed(gap: SchemaGap, shape: TableShape, reported: SourceColumns) -> Iterator[SchemaChange]:
     present = {name.lower(): found for name, found in gap.held.items()}
-    for column in told.current.columns:
+    for column in reported.current.columns:
         held = present.get(column.name.lower())
         now = spark_type(column.type, zero_date=shape.zero_date).ddl
         if held is not None and held != now and wider_ddl(held, now) == held:
@@ -303,9 +316,9 @@ class ChangesWaitError(Exception):
         self.pending = pending
 
 
-def told_of(decoding: Decoding, policies: Policies) -> ToldColumns | None:
-    """What DDL told of a table's columns, where the target keeps rows to follow it."""
-    return decoding.told() if policies.follows else None
+def source_columns_of(decoding: Decoding, policies: Policies) -> SourceColumns | None:
+    """What DDL says of a table's columns, where the target keeps rows to follow it."""
+    return decoding.reported() if policies.follows else None
 
 
 def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> None:
@@ -315,10 +328,10 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
         ChangesWaitError: a rename waits for a person.
         TidesinkError: as ``gap``, ``rename_column`` and ``read_as``.
     """
-    told = told_of(decoding, policies)
-    if told is None:
+    reported = source_columns_of(decoding, policies)
+    if reported is None:
         return
-    if not told.renamed and not told.former:
+    if not reported.renamed and not reported.former:
         decoding.read_as({}, {})
         return
     shape = decoding.columns().shape
@@ -327,16 +340,16 @@ def settle_names(table: TargetTable, decoding: Decoding, policies: Policies) -> 
     keys = frozenset(name.lower() for name in shape.keys)
     decided = {
         old: _key_waits(old, new, present, keys) or _decided(old, new, present, policies)
-        for old, new in _told_apart(told, present)
+        for old, new in _distinct_renames(reported, present)
     }
     waiting = tuple(found for found in decided.values() if isinstance(found, Pending))
     if waiting:
         raise ChangesWaitError(waiting)
     for old, found in decided.items():
         if found == "apply":
-            new = told.renamed[old]
+            new = reported.renamed[old]
             table.rename_column(present[(new.was or old).lower()], new.target or new.name)
-    read = {old: told.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
+    read = {old: reported.renamed[old].name for old, found in decided.items() if found in ("apply", "read")}
     held = {name.casefold(): found for name, found in gap.held.items() if name.lower() in present}
     decoding.read_as(read, held)
 
@@ -349,20 +362,20 @@ def _key_waits(old: str, new: Renamed, present: Mapping[str, str], keys: frozens
     return Pending(SchemaChange("key", was, was, name, new.at), reason=_KEY)
 
 
-def _told_apart(told: ToldColumns, present: Mapping[str, str]) -> Iterator[tuple[str, Renamed]]:
+def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> Iterator[tuple[str, Renamed]]:
     """Renames that are to be decided, newest first.
 
     One to a name that some column had left before says as little as one to a reused name. Of several names
     that one column had, the newest that the target has is the column: an older one there was ignored.
     """
     goals = set()
-    for old, new in told.renamed.items():
+    for old, new in reported.renamed.items():
         goal = (new.target or new.name).casefold()
         if (new.was or old).lower() in present:
             if goal in goals and not new.reused:
                 continue
             goals.add(goal)
-        yield old, new._replace(returned=goal in told.partings)
+        yield old, new._replace(returned=goal in reported.partings)
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:
@@ -399,26 +412,26 @@ class KnownColumns:
         self._known = _columns_of(self._kept, progress)
         self._unkept: Mapping[str, Any] | None = None
 
-    def judged(self, judgement: Judgement, added: Collection[str]) -> Judgement:
-        """The judgement, by which columns that are not new bring no default; ``added``: those that come."""
-        given = judgement.given
+    def schema_decision(self, decision: SchemaDecision, added: Collection[str]) -> SchemaDecision:
+        """The decision, by which columns that are not new bring no default; ``added``: those that come."""
+        given = decision.given
         known = {
             c.name for c in given.columns if c.default is not None and self._source(c.name) in self._known
         }
         columns = tuple(replace(c, default=None) if c.name in known else c for c in given.columns)
         warnings = tuple(_NOT_NEW.format(name) for name in added if name in known)
         return replace(
-            judgement,
+            decision,
             given=replace(given, columns=columns) if known else given,
-            warnings=(*judgement.warnings, *warnings),
+            warnings=(*decision.warnings, *warnings),
         )
 
     def applied(self, decoding: Decoding, progress: Progress) -> None:
         """Take note of a batch's columns, once it is applied; ``keep`` writes them down."""
-        shape, told = decoding.columns().shape, decoding.told()
+        shape, reported = decoding.columns().shape, decoding.reported()
         # One that was dropped is new when it is added again.
-        dropped = {self._source(column.name) for column in told.former} if told else set()
-        now = frozenset({*map(self._source, shape.by_name), *shape.left_out} - dropped)
+        dropped = {self._source(column.name) for column in reported.former} if reported else set()
+        now = frozenset({*map(self._source, shape.by_name), *shape.omitted} - dropped)
         if now != self._known:
             self._unkept = {"batch": progress.batch, "columns": sorted(now)}
             self._known = now
@@ -437,7 +450,7 @@ class KnownColumns:
 
 
 def _columns_of(kept: Mapping[str, Any] | None, progress: Progress) -> frozenset[str]:
-    """What is kept, unless it is of other rows: the table was loaded anew, or is from an old backup."""
+    """What is kept, unless it is of other rows: the table was loaded again, or is from an old backup."""
     if kept is None or kept["batch"] > progress.batch:
         return frozenset()
     return frozenset(kept["columns"])

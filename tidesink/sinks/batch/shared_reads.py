@@ -196,7 +196,7 @@ class _Open(Generic[K]):
 
 
 class TopicReads(Generic[K]):
-    """The reads of one topic. Used by the lanes of all its tables, from several threads.
+    """The reads of one topic. Used by the tasks of all its tables, from several threads.
 
     ``keep`` makes what is kept of ranges; nothing is read before somebody asks it for records.
     """
@@ -355,7 +355,7 @@ class KeptRead:
         return _Records(frame, counts)
 
     def _tell(self, frame: DataFrame, counts: Mapping[str | None, KafkaRead]) -> None:
-        """Tell of tables nobody knows which have a row here: they get lanes of their own."""
+        """Tell of tables nobody knows which have a row here: they get tasks of their own."""
         known = {full_name(table) for table in self._tables.known()}
         strangers = [name for name in counts if name is not None and name not in known]
         if strangers:

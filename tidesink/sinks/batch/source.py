@@ -76,7 +76,7 @@ class ReadFrame(NamedTuple):
             return observed
         counted = self.counted()
         if counted != observed:
-            _log.info("records read were counted anew", observed=observed.records, counted=counted.records)
+            _log.info("records read were counted again", observed=observed.records, counted=counted.records)
         return counted
 
 

@@ -37,7 +37,7 @@ _ROWS_A_FILE: Final = 100_000
 
 
 def staged_frame(decoded: DataFrame, columns: Decode, settings: TableConfig) -> DataFrame:
-    """The rows to apply and what is told of the rest, as ``batch.frame_reduction`` lays them out; lazy."""
+    """The rows to apply and the counts of the rest, as ``batch.frame_reduction`` lays them out; lazy."""
     positions = "position" in settings.metadata_columns and POSITION in decoded.columns
     if settings.mode == "append":
         return append_frame(

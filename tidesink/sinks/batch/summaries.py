@@ -71,7 +71,7 @@ def range_summary(
         watermarks=events[WATERMARK],
         bad=events[BAD],
         unplanned=events[UNPLANNED],
-        left_out=sum(_given(one, "_kept") for one in rows),
+        omitted=sum(_given(one, "_kept") for one in rows),
         max_commit_ts=last,
         min_commit_ts=least([_extreme(one, "min", "_commit_ts") for one in rows]),
         key_range=_key_range(rows, shape),

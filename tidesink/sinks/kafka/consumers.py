@@ -27,7 +27,7 @@ MOST_IDLE: Final = 4
 
 # How records are fetched, unless the user's properties say otherwise. Measured by benchmarks/fetch.py.
 FETCH_SETTINGS: Final[Mapping[str, Any]] = {
-    # librdkafka waits a second, unless told otherwise, once its queue is full.
+    # librdkafka waits a second, unless set otherwise, once its queue is full.
     "fetch.queue.backoff.ms": 2,
     "queued.min.messages": 50_000,
     "queued.max.messages.kbytes": 32_768,

@@ -223,7 +223,7 @@ class _RangeReader:
                         chunk = _Chunk(timestamps=timestamps)
                     chunk.add(messages, size)
         except KafkaException as exc:
-            self._heed(exc.args[0])
+            self._note_error(exc.args[0])
             raise self._unavailable(exc.args[0]) from exc
         if chunk:
             yield chunk.record_batch(wanted)
@@ -279,7 +279,7 @@ class _RangeReader:
             if error is None:
                 records.append(message)
             elif error.code() != KafkaError._PARTITION_EOF:
-                self._heed(error)
+                self._note_error(error)
             elif self._is_ours(message):
                 self._see_end(_offset(message))
         return records
@@ -291,7 +291,7 @@ class _RangeReader:
         else:
             self._short_end = end
 
-    def _heed(self, error: KafkaError) -> None:
+    def _note_error(self, error: KafkaError) -> None:
         """Raise an error that librdkafka does not get over by itself; remember the others."""
         code = error.code()
         if code in _OF_THE_GROUP:
@@ -319,7 +319,7 @@ class _RangeReader:
         waited = time.monotonic() - self._heard
         refused = self._opened.client_error
         if refused is not None and refused.code() in _ABSENT and waited > _ABSENT_SECONDS:
-            self._heed(refused)
+            self._note_error(refused)
         if waited > self._limits.refusal:
             if self._short_end is not None:
                 raise self._ends_early(self._short_end)

@@ -110,7 +110,7 @@ def _present(futures: Iterable[tuple[str, Future[Any]]]) -> Iterator[tuple[str, 
         try:
             yield name, future.result()
         except KafkaException as exc:
-            # Gone between two looks: whoever reads the topic is told by its absence.
+            # Gone between two looks: whoever reads the topic learns it by its absence.
             if exc.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
 
@@ -217,7 +217,7 @@ def topic_progress(progress: Progress, topic: str) -> TopicProgress | None:
             f"{progress.table} was fed from topic {', '.join(sorted(progress.topics))} until now, and the "
             f"config says {topic}: rows of the one would stay and go stale beside those of the other. "
             "Nothing was read or skipped: name the topic of before again, or load the new one into a table "
-            "anew (another target.path, or remove the table at the target)",
+            "again (another target.path, or remove the table at the target)",
             table=str(progress.table),
         )
     return progress.topics.get(topic)
@@ -243,7 +243,7 @@ def check_continuity(progress: TopicProgress, found: TopicOffsets | None) -> Non
 
 _WAY_OUT: Final = (
     "Nothing was read or skipped: start the changefeed again from a snapshot into a new topic, and the table "
-    "anew (remove it at the target, or choose another pipeline name)"
+    "again (remove it at the target, or choose another pipeline name)"
 )
 
 
@@ -371,7 +371,7 @@ class _Seen(NamedTuple):
 
 
 class TopicGrowth:
-    """The growth of one topic. Shared by the lanes of its tables."""
+    """The growth of one topic. Shared by the tasks of its tables."""
 
     def __init__(self, topic: str, *, pipeline: str, store: StateStore) -> None:
         self._name = f"{pipeline}/{topic}"

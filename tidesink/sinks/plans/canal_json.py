@@ -21,7 +21,7 @@ from tidesink.codecs.canal_json.codec import CanalJsonCodec, keyed_by_row
 from tidesink.codecs.canal_json.schema import DefinedShapes
 from tidesink.codecs.large_messages import LargeMessages
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import reads_alike
+from tidesink.ddl.history import reads_same
 from tidesink.errors import FramingError
 from tidesink.events import ChangeEvent, Column, Event, Message, Op, TableId, TableSchema
 from tidesink.sinks.batch.decoded_frame import DecodePlan
@@ -246,10 +246,9 @@ def _column(column: ShapeColumn) -> Column:
     """A column as rows are read; types of before that read as the present one are read as it."""
     types = [was.type for was in column.earlier]
     earlier = tuple(
-        was._replace(type=column.type) if reads_alike(column.type, was.type) else was
-        for was in column.earlier
+        was._replace(type=column.type) if reads_same(column.type, was.type) else was for was in column.earlier
     )
-    apart = not all(reads_alike(column.type, was) for was in types)
+    apart = not all(reads_same(column.type, was) for was in types)
     return Column(
         column.name,
         column.type,

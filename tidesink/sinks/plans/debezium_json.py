@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch
-from tidesink.codecs.debezium.inference import FirstRow, TextCodec, Told, told_column
+from tidesink.codecs.debezium.inference import FirstRow, InferredColumn, TextCodec, inferred_column
 from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.decoded_frame import DecodePlan
@@ -58,7 +58,7 @@ class JsonWriter:
     them.
     """
 
-    columns: tuple[Told, ...]
+    columns: tuple[InferredColumn, ...]
     keys: tuple[str, ...] = ()
     bare: bool = False
     flattened: bool = False
@@ -81,7 +81,7 @@ def writer_of(text: str) -> JsonWriter:
     """A writer out of ``JsonWriter.text``."""
     found: dict[str, Any] = json.loads(text)
     return JsonWriter(
-        tuple(told_column(one) for one in found.pop("columns")),
+        tuple(inferred_column(one) for one in found.pop("columns")),
         tuple(found.pop("keys")),
         place=Place(*found.pop("place")),
         **found,
@@ -99,15 +99,17 @@ def first_writer(row: FirstRow) -> JsonWriter:
 class Writers:
     """The writers known of a topic.
 
-    ``with_schema`` are in the order in which they were met; ``told`` are the columns of all rows without a
-    schema by name, ``told_keys`` those of their keys. ``told_later``: names of such columns, in lower case,
+    ``with_schema`` are in the order in which they were met; ``reported`` are the columns of all rows
+    without a
+    schema by name, ``reported_keys`` those of their keys. ``reported_later``: names of such columns, in
+    lower case,
     that came after the first plan was made.
     """
 
     with_schema: tuple[JsonWriter, ...] = ()
-    told: Mapping[str, Told] = field(default_factory=dict)
-    told_keys: tuple[str, ...] = ()
-    told_later: frozenset[str] = frozenset()
+    reported: Mapping[str, InferredColumn] = field(default_factory=dict)
+    reported_keys: tuple[str, ...] = ()
+    reported_later: frozenset[str] = frozenset()
     flattened: bool = False
 
     def with_new(self, new: Iterable[JsonWriter], *, later: bool = False) -> Writers:
@@ -122,13 +124,13 @@ class Writers:
         return replace(found, with_schema=tuple(sorted(known.values(), key=_age)))
 
     def _with_bare(self, one: JsonWriter, *, later: bool) -> Writers:
-        told = {column.column.name: column for column in one.columns}
-        new = {name.lower() for name in told.keys() - self.told.keys()} if later else set()
+        reported = {column.column.name: column for column in one.columns}
+        new = {name.lower() for name in reported.keys() - self.reported.keys()} if later else set()
         return replace(
             self,
-            told={**self.told, **told},
-            told_keys=self.told_keys or one.keys,
-            told_later=self.told_later | new,
+            reported={**self.reported, **reported},
+            reported_keys=self.reported_keys or one.keys,
+            reported_later=self.reported_later | new,
         )
 
 
@@ -202,9 +204,11 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             known = known and (self.keyed or not keys)
         if known:
             return ()
-        told = tuple(Told(column, column.name in facts.guessed) for column in changes.schema.columns)
+        reported = tuple(
+            InferredColumn(column, column.name in facts.guessed) for column in changes.schema.columns
+        )
         place = self._first_place(changes)
-        return (JsonWriter(told, keys, bare, facts.flattened, is_ticdc, place).text,)
+        return (JsonWriter(reported, keys, bare, facts.flattened, is_ticdc, place).text,)
 
     def refusal(self, changes: ChangeTable, _rows: TargetRows) -> TidesinkError | None:
         """A column that nothing types in these records, and that is not text at the target."""
@@ -225,8 +229,10 @@ class DebeziumJsonDecoder(DebeziumDecoder):
             if len(self._schemas) >= _MOST_SCHEMAS:
                 self._schemas.clear()
             facts = self._codec.facts_of(schema)
-            told = tuple(Told(column, column.name in facts.guessed) for column in schema.columns)
-            found = schema, JsonWriter(told).identity, self._holds(schema)
+            reported = tuple(
+                InferredColumn(column, column.name in facts.guessed) for column in schema.columns
+            )
+            found = schema, JsonWriter(reported).identity, self._holds(schema)
             self._schemas[id(schema)] = found
         return found[1], found[2]
 
@@ -314,7 +320,7 @@ def debezium_json_plan(  # noqa: PLR0913  (all that a plan rests on)
         shape_of(TableSchema(table, columns), keys=named, zero_date=zero_date, time_zone=time_zone)
         for columns in found
     ]
-    shape = _doubted(merged_in_order(shapes, base), writers.told_later)
+    shape = _doubted(merged_in_order(shapes, base), writers.reported_later)
     keyed = any(one.keys for one in writers.with_schema)
     is_ticdc = any(one.is_ticdc for one in writers.with_schema)
     decoder = DebeziumJsonDecoder(
@@ -348,8 +354,8 @@ def _key_names(writers: Writers, definition: TableSchema | None) -> tuple[str, .
     for one in writers.with_schema:
         if one.keys:
             return one.keys
-    if writers.told_keys or definition is None:
-        return writers.told_keys
+    if writers.reported_keys or definition is None:
+        return writers.reported_keys
     return tuple(column.name for column in definition.handle_columns)
 
 
@@ -359,8 +365,8 @@ def _column_lists(
     """The columns of each writer, oldest first, then those of rows without a schema."""
     defined = definition.by_name if definition is not None else {}
     lists = [one.columns for one in writers.with_schema]
-    told = [tuple(writers.told.values())] if writers.told else []
-    found = [tuple(defined.get(one.column.name, one.column) for one in some) for some in (*lists, *told)]
+    reported = [tuple(writers.reported.values())] if writers.reported else []
+    found = [tuple(defined.get(one.column.name, one.column) for one in some) for some in (*lists, *reported)]
     if not lists and definition is not None:
         found.insert(0, definition.columns)
     if not found:
@@ -382,7 +388,7 @@ def _dropped(writers: Sequence[JsonWriter]) -> dict[frozenset[str], frozenset[st
     found: dict[frozenset[str], frozenset[str]] = {}
     had: frozenset[str] = frozenset()
     for one in writers:
-        there = _names(told.column for told in one.columns)
+        there = _names(reported.column for reported in one.columns)
         found.setdefault(there, had - there)
         had |= there
     return found
@@ -393,6 +399,6 @@ def _gone(shape: TableShape, writers: Writers, definition: TableSchema | None) -
 
     Of rows without a schema it is not known before they are read.
     """
-    if writers.told or definition is not None or not writers.with_schema:
+    if writers.reported or definition is not None or not writers.with_schema:
         return frozenset()
-    return frozenset(shape.by_name) - _names(told.column for told in writers.with_schema[-1].columns)
+    return frozenset(shape.by_name) - _names(reported.column for reported in writers.with_schema[-1].columns)

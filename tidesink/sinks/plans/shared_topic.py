@@ -6,7 +6,7 @@ names one. What names no table (watermarks, DDL about a whole database), and wha
 table's, but for a damaged record that begins as a known table's do: it is that table's alone.
 
 TiCDC (tiflow c7b2588, ticdc b813e76) begins each message with id, database and table, so that nearly all
-records are told apart by their first bytes, and those repeat.
+records are identified by their first bytes, and those repeat.
 """
 
 from __future__ import annotations

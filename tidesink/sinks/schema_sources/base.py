@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tidesink.config.models import Definition
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ToldNames
+from tidesink.ddl.history import ColumnNames
 from tidesink.errors import ConfigError
 from tidesink.events import Column as TableColumn
 from tidesink.events import TableId, TableSchema
@@ -63,13 +63,13 @@ class Renamed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ToldColumns:
+class SourceColumns:
     """What a topic's own DDL tells of a table's columns.
 
     ``current``: the table now. ``former``: columns it had and has no more, with the types they had.
     ``renamed``: by the names they had before, columns that it has. ``readded``: names, folded, of columns
     that were dropped and added again. ``partings``: by name, folded, the moments at which columns were last
-    dropped or renamed. ``names``: all that was told of names at the source.
+    dropped or renamed. ``names``: all that was informed of names at the source.
     """
 
     current: TableSchema
@@ -77,7 +77,7 @@ class ToldColumns:
     renamed: Mapping[str, Renamed] = field(default_factory=dict)
     readded: frozenset[str] = frozenset()
     partings: Mapping[str, str] = field(default_factory=dict)
-    names: ToldNames = field(default_factory=ToldNames)
+    names: ColumnNames = field(default_factory=ColumnNames)
 
 
 class Decoding(Protocol):
@@ -111,7 +111,7 @@ class Decoding(Protocol):
         None where the batch is decoded in the JVM.
         """
 
-    def told(self) -> ToldColumns | None:
+    def reported(self) -> SourceColumns | None:
         """What DDL tells of the columns beside the plan's shape; None where no DDL is read."""
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
@@ -124,7 +124,7 @@ class Decoding(Protocol):
         """
 
     def apart(self) -> Apart | None:
-        """How other tables' records are told apart; None where the topic can only have one table."""
+        """How other tables' records are identified; None where the topic can only have one table."""
 
     def meet_others(self, missed: Missed) -> None:
         """Take note that the batch has records of tables nobody knows.
@@ -193,9 +193,9 @@ class DecodingAround(ABC):
         """None: what is around the plan is built for the JVM's path."""
         return None
 
-    def told(self) -> ToldColumns | None:
+    def reported(self) -> SourceColumns | None:
         """As the decoding inside."""
-        return self._decoding.told()
+        return self._decoding.reported()
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
         """As the decoding inside."""

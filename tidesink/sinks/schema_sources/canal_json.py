@@ -15,22 +15,22 @@ import orjson
 
 from tidesink.codecs.canal_json.schema import RowShapes
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import reads_alike
+from tidesink.ddl.history import reads_same
 from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
 from tidesink.sinks.plans.shared_topic import SharedTopic
-from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, ToldColumns, declared_table
+from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION
 from tidesink.sinks.spark.record_frames import foreign_to, is_row, last_ddl_offset, row_forms
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.typemap.render import ZeroDate, spark_type
 from tidesink.typemap.target_schema import (
     IDENTITIES,
-    UNTOLD_KEY,
+    UNREPORTED_KEY,
     TableShape,
     is_row_keyed,
     shape_of,
@@ -68,7 +68,7 @@ class _RowWords(NamedTuple):
 class CanalJsonDecoding(PlannedDecoding):
     """One table's types, and the plan they make."""
 
-    def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
+    def __init__(self, around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(around, topic, table, session=session)
         self._ddl = around.topics.ddl(topic)
         self._tables = around.topics.tables(topic)
@@ -87,12 +87,14 @@ class CanalJsonDecoding(PlannedDecoding):
             f"column {name}: nothing tells its type, so it is kept as text; give a table definition"
             for name in self._text_columns
         ]
-        told = self._ddl.warnings(self._table, defined=self._declared is not None)
-        keyed = [UNTOLD_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_untold else []
-        return (*super().warnings, *texts, *keyed, *told)
+        reported = self._ddl.warnings(self._table, defined=self._declared is not None)
+        keyed = (
+            [UNREPORTED_KEY] if self._plan and is_row_keyed(self._plan.shape) and self._is_unreported else []
+        )
+        return (*super().warnings, *texts, *keyed, *reported)
 
     @property
-    def _is_untold(self) -> bool:
+    def _is_unreported(self) -> bool:
         """Whether rows alone tell of the table."""
         return self._declared is None and self._ddl.get(self._table) is None
 
@@ -138,9 +140,9 @@ class CanalJsonDecoding(PlannedDecoding):
         columns = self._plan.shape.columns if self._plan else ()
         return any(column.type.members is not None for column in columns)
 
-    def told(self) -> ToldColumns | None:
-        """What the topic's DDL told of the table, where no definition in the config comes before it."""
-        known = self._ddl.told(self._table)
+    def reported(self) -> SourceColumns | None:
+        """What the topic's DDL says of the table, where no definition in the config comes before it."""
+        known = self._ddl.reported(self._table)
         if self._declared is not None or known is None:
             return None
         former = {column.name.casefold(): column for column in known.former}
@@ -153,10 +155,12 @@ class CanalJsonDecoding(PlannedDecoding):
             at = known.partings.get(old.casefold(), "")
             renamed[old] = Renamed(new, reads_on, reused=reused, at=at)
         former_columns = tuple(former.values())
-        return ToldColumns(known.current, former_columns, renamed, known.readded, known.partings, known.names)
+        return SourceColumns(
+            known.current, former_columns, renamed, known.readded, known.partings, known.names
+        )
 
     def read_as(self, renamed: Mapping[str, str], held: Mapping[str, str]) -> None:
-        """Plan anew where other columns are read by their old names than before, or are held besides."""
+        """Plan again where other columns are read by their old names than before, or are held besides."""
         there = {*map(str.casefold, self._known_columns()), *map(str.casefold, renamed)}
         lacking = {name: found for name, found in held.items() if name not in there}
         zero_date = self._settings.zero_date
@@ -166,20 +170,20 @@ class CanalJsonDecoding(PlannedDecoding):
             self._make(kept)
 
     def apart(self) -> Apart:
-        """What the messages' own names say; made anew when another table is met.
+        """What the messages' own names say; made again when another table is met.
 
         Each name is a call to the JVM, and topics have hundreds.
         """
         known = self._tables.known()
         if self._apart is None or self._apart[0] != known:
             others = (table for table in known if table != self._table)
-            # A table gets a lane by its first row: a CREATE alone leaves nothing to apply.
+            # A table gets a task by its first row: a CREATE alone leaves nothing to apply.
             stranger = foreign_to(self._table, *others) & is_row()
             self._apart = known, Apart(foreign_to(self._table), stranger)
         return self._apart[1]
 
     def meet_others(self, missed: Missed) -> None:
-        """Take note of the other tables in a batch; they get lanes of their own."""
+        """Take note of the other tables in a batch; they get tasks of their own."""
         self._tables.census(self._session, missed.ranges)
 
     def learn(self, missed: Missed) -> bool:
@@ -219,7 +223,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._newer_ddl(missed.found)
 
     def _newer_ddl(self, found: TopicOffsets) -> bool:
-        """Plan anew where the topic's DDL says other than the plan, whichever lane read it."""
+        """Plan again where the topic's DDL says other than the plan, whichever task read it."""
         self._ddl.scan(self._session, found)
         if self._schema() == self._planned:
             return False
@@ -243,10 +247,10 @@ class CanalJsonDecoding(PlannedDecoding):
         """The table by its definition, and columns that only rows tell of behind them."""
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         columns: dict[str, Column] = {c.name.casefold(): c for c in defined.columns} if defined else {}
-        # What rows from before a DROP or RENAME have: the DDL told of it too.
+        # What rows from before a DROP or RENAME have: the DDL says so too.
         former = self._former()
-        told = TableSchema(self._table, (*columns.values(), *former))
-        definitions = TableDefinitions([told] if told.columns else [])
+        reported = TableSchema(self._table, (*columns.values(), *former))
+        definitions = TableDefinitions([reported] if reported.columns else [])
         shapes = RowShapes(definitions, None)
         for words in self._words:
             shape = shapes.find(
@@ -262,7 +266,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return TableSchema(self._table, tuple(columns.values())) if columns else None
 
     def _former(self) -> tuple[Column, ...]:
-        """What the DDL told that the table had and has no more."""
+        """What the DDL says that the table had and has no more."""
         return () if self._declared is not None else self._ddl.former(self._table)
 
     def _make(self, kept: Sequence[Column] = ()) -> None:
@@ -291,8 +295,8 @@ class CanalJsonDecoding(PlannedDecoding):
             renamed=self._renamed,
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
-        told = {column.name.lower() for column in defined.columns} if defined else set()
-        self._plan = plan.with_shape(_doubted(plan.shape, self._words, told))
+        reported = {column.name.lower() for column in defined.columns} if defined else set()
+        self._plan = plan.with_shape(_doubted(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
         """Whether the table has no key but the row keys that its rows are declared to carry."""
@@ -311,7 +315,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
 
 
-def _doubted(shape: TableShape, words: Iterable[_RowWords], told: Container[str]) -> TableShape:
+def _doubted(shape: TableShape, words: Iterable[_RowWords], reported: Container[str]) -> TableShape:
     """The shape; a column that rows alone tell of came instead of those that no row has beside it."""
     forms = [{name.lower() for name in one.names} for one in words]
     columns = []
@@ -319,13 +323,13 @@ def _doubted(shape: TableShape, words: Iterable[_RowWords], told: Container[str]
         name = column.name.lower()
         beside = [form for form in forms if name in form]
         alone = frozenset(shape.by_name) - frozenset().union(*beside) if beside else frozenset[str]()
-        columns.append(replace(column, instead_of=frozenset() if name in told else alone))
+        columns.append(replace(column, instead_of=frozenset() if name in reported else alone))
     return replace(shape, columns=tuple(columns))
 
 
 def _reads_on(column: Column, was: Column | None) -> bool:
     """Whether texts of a column that was renamed are read right by what it is now."""
-    if was is None or was.earlier or column.earlier or not reads_alike(column.type, was.type):
+    if was is None or was.earlier or column.earlier or not reads_same(column.type, was.type):
         return False
     return wider_ddl(spark_type(was.type).ddl, spark_type(column.type).ddl) is not None
 
@@ -356,7 +360,7 @@ def _json(text: str | None, default: Any) -> Any:
 
 
 def open_decoding(
-    around: Surroundings, topic: str, table: TableId, *, session: SparkSession
+    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> CanalJsonDecoding:
     """The decoding of one table of a topic."""
     return CanalJsonDecoding(around, topic, table, session=session)

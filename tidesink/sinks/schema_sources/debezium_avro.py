@@ -15,7 +15,7 @@ from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
 from tidesink.sinks.schema_sources.base import declared_table
 from tidesink.sinks.schema_sources.registered import LAG_SECONDS, RegisteredDecoding, WriterSchemas, may_lag
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ class DebeziumAvroDecoding(RegisteredDecoding):
 
     def __init__(
         self,
-        around: Surroundings,
+        around: WorkerContext,
         topic: str,
         table: TableId,
         *,
@@ -66,7 +66,7 @@ def subject_of(topic: str, part: SubjectPart) -> str:
 
 
 def open_decoding(
-    around: Surroundings, topic: str, table: TableId, *, session: SparkSession
+    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumAvroDecoding:
     """The decoding of one topic's table.
 

@@ -17,7 +17,7 @@ from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, firs
 from tidesink.sinks.schema_sources.base import Missed, declared_table
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.spark.record_frames import with_values
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ _PEEKED_RECORDS: Final = 1_000
 class DebeziumJsonDecoding(LoneDecoding):
     """One table's writers, and the plan they make."""
 
-    def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
+    def __init__(self, around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         super().__init__(around, topic, table, session=session)
         self._declared = declared_table(self._settings.definition, table)
         self._options = around.config.source.codec_options()
@@ -39,8 +39,8 @@ class DebeziumJsonDecoding(LoneDecoding):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Columns whose type at the target is not the nearest one, with the reason; those nothing tells."""
-        told = self._writers.told.values()
-        texts = [f"column {one.column.name}: {UNTYPED}" for one in told if one.guessed]
+        reported = self._writers.reported.values()
+        texts = [f"column {one.column.name}: {UNTYPED}" for one in reported if one.guessed]
         return (*super().warnings, *texts)
 
     def prepare(self, found: TopicOffsets) -> None:
@@ -62,7 +62,7 @@ class DebeziumJsonDecoding(LoneDecoding):
         return True
 
     def _tells(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Look at some records; whether one of them told the table's columns."""
+        """Look at some records; whether one of them gave the table's columns."""
         with translated_read_errors(self._topic):
             rows = with_values(self._around.source.frame(self._session, ranges))
             found = first_row(rows, self._options, self._declared)
@@ -87,7 +87,7 @@ class DebeziumJsonDecoding(LoneDecoding):
 
 
 def open_decoding(
-    around: Surroundings, topic: str, table: TableId, *, session: SparkSession
+    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumJsonDecoding:
     """The decoding of one topic's table.
 

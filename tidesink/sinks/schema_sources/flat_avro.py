@@ -9,7 +9,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
 from tidesink.sinks.schema_sources.registered import LAG_SECONDS, RegisteredDecoding, WriterSchemas, may_lag
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ class FlatAvroDecoding(RegisteredDecoding):
 
 
 def open_decoding(
-    around: Surroundings, topic: str, table: TableId, *, session: SparkSession
+    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> FlatAvroDecoding:
     """The decoding of one topic's table.
 

@@ -16,8 +16,8 @@ from tidesink.sinks.batch.projection import routed
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
-from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, ToldColumns
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.schema_sources.base import Apart, Decoding, Missed, SourceColumns
+from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +36,7 @@ DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
+def open_decoding(around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
     """The decoding of one table by the config's protocol, laid out and named as its target has it.
 
     Raises:
@@ -58,7 +58,7 @@ def open_decoding(around: Surroundings, topic: str, table: TableId, *, session: 
 class PlannedDecoding:
     """One table's settings, and the plan they make with what its records tell."""
 
-    def __init__(self, around: Surroundings, topic: str, table: TableId, *, session: SparkSession) -> None:
+    def __init__(self, around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         self._around = around
         self._topic = topic
         self._table = table
@@ -105,7 +105,7 @@ class LoneDecoding(PlannedDecoding, ABC):
     def catch_up(self, _ranges: Sequence[OffsetRange], _found: TopicOffsets) -> None:
         """Nothing: a record that needs more than is known says so."""
 
-    def told(self) -> ToldColumns | None:
+    def reported(self) -> SourceColumns | None:
         """Nothing: no DDL is read."""
         return None
 

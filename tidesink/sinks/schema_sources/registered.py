@@ -22,7 +22,7 @@ from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, plan_ranges
 from tidesink.sinks.schema_sources.base import Missed
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.spark.record_frames import schema_heads
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class RegisteredDecoding(LoneDecoding):
 
     def __init__(
         self,
-        around: Surroundings,
+        around: WorkerContext,
         topic: str,
         table: TableId,
         *,
@@ -56,7 +56,7 @@ class RegisteredDecoding(LoneDecoding):
 
     @abstractmethod
     def _found_subjects(self) -> bool:
-        """Whether the topic's subjects told enough to plan with."""
+        """Whether the topic's subjects say enough to plan with."""
 
     def prepare(self, found: TopicOffsets) -> None:
         """Read the topic's subjects; where they are not there, the ids in its first records."""
@@ -91,7 +91,7 @@ class RegisteredDecoding(LoneDecoding):
 
 
 def peeked_heads(
-    around: Surroundings, session: SparkSession, found: TopicOffsets
+    around: WorkerContext, session: SparkSession, found: TopicOffsets
 ) -> dict[SubjectPart, list[str | None]]:
     """How a topic's first records begin, keys and values: five bytes each as hexadecimal text."""
     everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]

@@ -16,7 +16,7 @@ import orjson
 import structlog
 
 from tidesink.ddl.catalog import TableDefinitions
-from tidesink.ddl.history import ToldNames, ddl_moment
+from tidesink.ddl.history import ColumnNames, ddl_moment
 from tidesink.ddl.unapplied import altered_tables, moved_tables, unapplied
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError, shown
 from tidesink.events import Column, TableId, TableSchema
@@ -37,7 +37,7 @@ _MOST_WARNINGS: Final = 100
 
 _REKEYED: Final = (
     "the rows of a table without a key have other row keys from here on, which no event says: where they are "
-    "told apart by TiDB's row keys, load the table anew"
+    "identified by TiDB's row keys, load the table again"
 )
 
 _log = structlog.get_logger("tidesink.worker")
@@ -64,7 +64,7 @@ class DdlWarning(NamedTuple):
 
     text: str
     table: TableId | None = None
-    untold: bool = False
+    unreported: bool = False
 
     def is_about(self, table: TableId) -> bool:
         """Whether it is worth a word at this table."""
@@ -74,8 +74,8 @@ class DdlWarning(NamedTuple):
         return schema == table.schema.casefold() and name in ("", table.name.casefold())
 
 
-class ToldTable(NamedTuple):
-    """What DDL told of one table's columns, as ``TableDefinitions`` names it; names alone are folded."""
+class TopicTable(NamedTuple):
+    """What DDL says of one table's columns, as ``TableDefinitions`` names it; names alone are folded."""
 
     current: TableSchema
     former: tuple[Column, ...]
@@ -83,16 +83,16 @@ class ToldTable(NamedTuple):
     reused: frozenset[str]
     readded: frozenset[str]
     partings: dict[str, str]
-    names: ToldNames
+    names: ColumnNames
 
 
-def told_by(definitions: TableDefinitions, table: TableId) -> ToldTable | None:
+def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | None:
     """What the definitions tell of a table; None where they do not know it."""
     current = definitions.get(table)
     if current is None:
         return None
     readded = frozenset(name.casefold() for known, name in definitions.readded() if known == table)
-    return ToldTable(
+    return TopicTable(
         current,
         definitions.former(table),
         definitions.renamed(table),
@@ -112,7 +112,7 @@ class _Unread(NamedTuple):
 
 
 class TopicDdl:
-    """The definitions of one topic. Shared by the lanes of its tables."""
+    """The definitions of one topic. Shared by the tasks of its tables."""
 
     def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
         self._topic = topic
@@ -131,7 +131,7 @@ class TopicDdl:
     def warnings(self, table: TableId, *, defined: bool = False) -> tuple[str, ...]:
         """What to say at a table of the DDL read so far; ``defined``: the config has its definition."""
         about = [warning for warning in self._warnings if warning.is_about(table)]
-        return tuple(warning.text for warning in about if not (defined and warning.untold))
+        return tuple(warning.text for warning in about if not (defined and warning.unreported))
 
     def get(self, table: TableId) -> TableSchema | None:
         """A table as the topic's DDL has it so far."""
@@ -143,10 +143,10 @@ class TopicDdl:
         with self._lock:
             return self._definitions.former(table)
 
-    def told(self, table: TableId) -> ToldTable | None:
-        """All that the DDL told of a table so far, as of one moment; None where it told of none."""
+    def reported(self, table: TableId) -> TopicTable | None:
+        """All that the DDL says of a table so far, as of one moment; None where it names none."""
         with self._lock:
-            return told_by(self._definitions, table)
+            return reported_by(self._definitions, table)
 
     def tables(self) -> tuple[TableId, ...]:
         """Every table the topic's DDL knows."""
@@ -268,8 +268,8 @@ class TopicDdl:
         return [statement for statement in found if statement is not None]
 
 
-def _warning(text: str, table: list[str] | None, untold: bool) -> DdlWarning:
-    return DdlWarning(text, None if table is None else TableId(*table), untold)
+def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning:
+    return DdlWarning(text, None if table is None else TableId(*table), unreported)
 
 
 def applied(
@@ -293,14 +293,14 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         altered = altered_tables(statement.sql, statement.database)
         if statement.odd_time:
             yield from (_untimed(table, statement.odd_time) for table in altered)
-        untold = [table for table in altered if table not in definitions]
+        unreported = [table for table in altered if table not in definitions]
         definitions.apply(statement.sql, statement.database, since=statement.since)
     except ConfigError as exc:
         yield DdlWarning(f"a DDL of topic {topic} cannot be read ({exc.message})")
         return
-    for table in untold:
+    for table in unreported:
         if table not in definitions:
-            yield _untold(table)
+            yield _unreported(table)
     for table, column in sorted(definitions.readded() - readded):
         yield DdlWarning(
             f"not applied, column {column} was dropped and is added again: rows from before keep their old "
@@ -314,16 +314,16 @@ def _untimed(table: TableId, said: str) -> DdlWarning:
         f"the DDL of {table} says a time that cannot be ({said}), which is not used: rows from before it "
         "are read by the types after it; see whether the producer's es is in milliseconds",
         table,
-        untold=True,
+        unreported=True,
     )
 
 
-def _untold(table: TableId) -> DdlWarning:
+def _unreported(table: TableId) -> DdlWarning:
     return DdlWarning(
         f"the DDL changes {table}, whose definition is unknown, so that its types and defaults are not "
         "used; give a definition under tables",
         table,
-        untold=True,
+        unreported=True,
     )
 
 
@@ -345,18 +345,20 @@ def _statement(value: bytes) -> DdlStatement | None:
 
 
 def _odd_time(commit_ts: object, es: object) -> str:
-    told = {"commitTs": commit_ts, "es": es}
+    reported = {"commitTs": commit_ts, "es": es}
     # 0 says none, as a missing one does.
-    return ", ".join(f"{name} {shown(value, 40)}" for name, value in told.items() if value not in (None, 0))
+    return ", ".join(
+        f"{name} {shown(value, 40)}" for name, value in reported.items() if value not in (None, 0)
+    )
 
 
 _TABLES_KIND: Final = "topic-tables"
-# So many records of a new topic are looked into at first; tables that come later are met by the lanes.
+# So many records of a new topic are looked into at first; tables that come later are met by the tasks.
 _FIRST_RECORDS: Final = 20_000
 
 
 class TopicTables:
-    """The tables of one topic that are known. Shared by the lanes of its tables."""
+    """The tables of one topic that are known. Shared by the tasks of its tables."""
 
     def __init__(self, topic: str, *, pipeline: str, source: KafkaSource, store: StateStore) -> None:
         self._topic = topic
@@ -399,7 +401,7 @@ class TopicTables:
     def look(self, session: SparkSession, found: TopicOffsets, *, stuck: bool = False) -> tuple[TableId, ...]:
         """The tables of a topic; where none is known, it is looked into until a row names one.
 
-        Lanes meet the other tables as they read. ``stuck``: none of them reads on, so that the topic is
+        Tasks meet the other tables as they read. ``stuck``: none of them reads on, so that the topic is
         looked into to its end. What was looked into once, watermarks say, is not looked into again.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tidesink.errors import ContextValue, TidesinkError, ValueNotStoredError, told
+from tidesink.errors import ContextValue, TidesinkError, ValueNotStoredError, error_text
 from tidesink.sinks.targets.base import NOT_STORED
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _texts(error: BaseException) -> Iterator[str]:
     for _ in range(_DEPTH):
         if cause is None:
             return
-        yield told(cause)
+        yield error_text(cause)
         yield from _java_texts(cause)
         cause = cause.__cause__
 
@@ -144,11 +144,11 @@ def row_not_stored(exc: BaseException) -> TidesinkError | None:
 
 def _not_stored(text: str) -> TidesinkError | None:
     try:
-        told = json.loads(text)
-        columns = ", ".join(told.pop("_kept"))
+        error_text = json.loads(text)
+        columns = ", ".join(error_text.pop("_kept"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # raised by a constraint of the table's own
-    place = {name.removeprefix("_"): value for name, value in told.items()}
+    place = {name.removeprefix("_"): value for name, value in error_text.items()}
     return ValueNotStoredError(NOT_STORED.format(columns=columns), **place)
 
 
@@ -188,7 +188,7 @@ def said(exc: BaseException) -> str:
     """What the causes of an exception say, Python's and Java's. To search: it may hold values of rows."""
     texts, cause = list[str](), exc.__cause__
     while cause is not None:
-        texts += [str(java.toString()) for java in _causes(cause)] or [told(cause)]
+        texts += [str(java.toString()) for java in _causes(cause)] or [error_text(cause)]
         cause = cause.__cause__
     return "\n".join(texts)
 

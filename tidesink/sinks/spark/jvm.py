@@ -457,13 +457,13 @@ def _proxy_options() -> list[str]:
 def _locked(path: Path, progress: Progress) -> Iterator[int]:
     deadline = time.monotonic() + _LOCK_SECONDS
     with path.open("w") as file:
-        told = False
+        reported = False
         while not _try_lock(file.fileno()):
             if time.monotonic() > deadline:
                 raise DevStackError(f"another process has held {path} for half an hour; end it and try again")
-            if not told:
+            if not reported:
                 progress(f"{path.stem}: another process fetches the same jars, waiting for it")
-                told = True
+                reported = True
             time.sleep(0.2)
         yield file.fileno()
 

@@ -224,7 +224,7 @@ def named_table() -> Column:
 def foreign_to(*tables: TableId) -> Column:
     """Whether a record says it is of none of these tables; false for what names no table, or cannot be read.
 
-    TiCDC's messages begin with id, database and table, so that most of the first table's are told by
+    TiCDC's messages begin with id, database and table, so that most of the first table's are known by
     their first bytes.
     """
     schema, name = (json.dumps(part, ensure_ascii=False) for part in tables[0])

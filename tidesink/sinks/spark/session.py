@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("tidesink.spark")
 # The generated code of a wide table's MERGE is one method of more than 8,000 bytes of bytecode, which
-# HotSpot only interprets unless told otherwise.
+# HotSpot only interprets unless set otherwise.
 _JAVA_OPTIONS: Final = "-XX:+IgnoreUnrecognizedVMOptions -XX:-DontCompileHugeMethods"
 # The JVM of a local master, unless a user gives options of their own. What is left to it, MERGE and a table's
 # log, is over before C2's code pays for its compilation (docs/adr/0028-one-jvm.md).
@@ -72,7 +72,8 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Each call on a Column would ask the JVM for its place in the source: half the time of planning.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # A MERGE has some 120 generated classes. Spark keeps 100, so that each batch would compile them all anew.
+    # A MERGE has some 120 generated classes. Spark keeps 100, so that each batch would compile them all
+    # again.
     "spark.sql.codegen.cache.maxEntries": "4000",
     # A worker lives for months: Spark keeps 1,000 finished jobs and queries otherwise.
     "spark.ui.retainedJobs": "20",
@@ -126,7 +127,7 @@ def build_session(
 def _with_jars(found: Sequence[Path], settings: Mapping[str, str], *, master: str) -> dict[str, str]:
     """The settings that bring the connectors: on the class path of the one JVM, else shipped by Spark.
 
-    A session of one JVM would otherwise copy them all for itself, and read their classes anew each time.
+    A session of one JVM would otherwise copy them all for itself, and read their classes again each time.
     """
     if not found:
         return {}
@@ -297,8 +298,8 @@ def _fingerprint(runtime: JavaRuntime, connectors: Sequence[Path]) -> str:
     jars = sorted(spark_jars_directory().glob("*.jar"))
     release = runtime.home / "release"
     files = [*connectors, *jars, *([release] if release.is_file() else [])]
-    told = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(repr((str(runtime.path), told)).encode()).hexdigest()[:16]
+    reported = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((str(runtime.path), reported)).encode()).hexdigest()[:16]
 
 
 def archive_options(connectors: Sequence[Path]) -> str:

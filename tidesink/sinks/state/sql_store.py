@@ -1,4 +1,4 @@
-"""The state store on SQLAlchemy: SQLite unless told otherwise.
+"""The state store on SQLAlchemy: SQLite unless set otherwise.
 
 Four tables, one version row. Each call is one short transaction on a connection of its
 own, so that threads of a worker share the store. Tested on SQLite, Postgres and MariaDB.

@@ -30,7 +30,7 @@ class TableStatus:
     ``counters``: row events by kind, summed over all batches. ``zero_dates``: per column, how many dates
     no calendar has were turned to NULL. ``error``: class name and message of the last error.
     ``epoch``: of the hold on the table in which this was said; 0 before any, and in what earlier versions
-    saved. ``life``: how often the table's epochs were seen to begin again, since it was made anew or brought
+    saved. ``life``: how often the table's epochs were seen to begin again, since it was made again or brought
     back from a backup. ``updated``: set by the store, UTC.
     """
 

@@ -43,7 +43,7 @@ class Capabilities:
 
     ``exactly_once``: progress and data become visible in one commit. ``evolves``: columns can be added.
     ``widens``: an integer or decimal column can grow. ``soft_deletes``: rows can be marked deleted.
-    ``keeps_rows``: what is stored can be looked at and changed: inserts and updates are told apart, values
+    ``keeps_rows``: what is stored can be looked at and changed: inserts and updates are identified, values
     left out stay, rows already there get a new column's default. False: changes are passed on as messages.
     ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
     older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
@@ -52,7 +52,7 @@ class Capabilities:
     each with a ledger of its own (``TableShape.shard``). ``drops`` and ``renames``: columns can be.
     ``rereads``: a batch's frame is read several times and must not come from Spark's cache.
     ``caveats``: what a kind of change needs that not every server or table has. ``tidesink plan`` says before
-    the run what is not there (``sinks.foretelling``).
+    the run what is not there (``sinks.preflight``).
     """
 
     name: str
@@ -87,7 +87,7 @@ class ReducedRow(NamedTuple):
     """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
 
     Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text. Of
-    ``kept`` columns the target keeps what it has; ``anew``: what it has is of a row that was deleted.
+    ``kept`` columns the target keeps what it has; ``again``: what it has is of a row that was deleted.
     ``sequence`` is given where the batch is ``sequenced``, ``commit_ts`` where its mode is ``history``.
     """
 
@@ -95,7 +95,7 @@ class ReducedRow(NamedTuple):
     key: Mapping[str, Any]
     after: Mapping[str, Any] | None
     kept: tuple[str, ...] = ()
-    anew: bool = False
+    again: bool = False
     sequence: RowSequence | None = None
     commit_ts: int | None = None
 
@@ -258,7 +258,7 @@ def check_order(batch: ReducedBatch, columns: Mapping[str, str], *, table: Table
         raise SchemaRefusedError(
             "the table is ordered by the source (it has the column "
             f"{SEQUENCE_COLUMN}), and the config says sequence_by: kafka. Set sequence_by: source again, or "
-            "load the table anew under another name",
+            "load the table again under another name",
             table=str(table),
         )
 
@@ -385,7 +385,7 @@ class TargetModule(Protocol):
     """The names in a target's module. Nothing but ``open_target`` and ``try_target`` asks the target."""
 
     CAPABILITIES: Capabilities
-    FORESIGHT: Foresight
+    PREFLIGHT: PreflightChecks
 
     def open_target(self, config: Config, spark: SparkSession, store: StateStore) -> Target:
         """The target of a config.
@@ -441,14 +441,14 @@ class Limit(NamedTuple):
     columns: tuple[str, ...] = ()
 
 
-class Foreseen(NamedTuple):
+class PreflightResult(NamedTuple):
     """``warnings`` are of this table: the target refuses it unless somebody does something first."""
 
     limits: tuple[Limit, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-class Foresight(ABC):
+class PreflightChecks(ABC):
     """What a kind of target says of its tables."""
 
     @abstractmethod
@@ -456,7 +456,7 @@ class Foresight(ABC):
         """A column's type in the target's own words; ``settings`` are the target's."""
 
     @abstractmethod
-    def foresee(self, config: Config, shape: TableShape) -> Foreseen:
+    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
         """What may become of a table, beside what the capabilities say.
 
         Raises:
@@ -465,7 +465,7 @@ class Foresight(ABC):
         """
 
 
-class SparkForesight(Foresight):
+class SparkPreflight(PreflightChecks):
     """Of tables with Spark's types; ``check`` refuses a shape of which there can be none."""
 
     def __init__(self, check: Callable[[TableShape], None]) -> None:
@@ -475,10 +475,10 @@ class SparkForesight(Foresight):
         """As Spark has it."""
         return column.spark
 
-    def foresee(self, config: Config, shape: TableShape) -> Foreseen:  # noqa: ARG002
-        """Nothing more than the capabilities say; raises as ``Foresight`` says."""
+    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:  # noqa: ARG002
+        """Nothing more than the capabilities say; raises as ``PreflightChecks`` says."""
         self._check(shape)
-        return Foreseen()
+        return PreflightResult()
 
 
 class Reserved(NamedTuple):

@@ -156,7 +156,7 @@ _VERSION: Final = "spark.databricks.delta.write.txnVersion"
 
 # Measured in docs/adr/0006-delta-small-batches.md.
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
-    # A snapshot's state is computed anew for each version: 50 partitions cost more than they save.
+    # A snapshot's state is computed again for each version: 50 partitions cost more than they save.
     "spark.databricks.delta.snapshotPartitions": "2",
     # The batch is persisted by whoever made it: a second copy would only cost.
     "spark.databricks.delta.merge.materializeCachedSource": "false",

@@ -232,14 +232,14 @@ def _values(batch: ReducedBatch, present: Mapping[str, str], *, stored: bool = F
 
 def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft: bool) -> str:
     """The value, or where the source left it out the stored one; without one ``absent``."""
-    left_out = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
+    omitted = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
     if not stored:
-        return f"CASE WHEN {left_out} THEN {absent} ELSE {value} END"
+        return f"CASE WHEN {omitted} THEN {absent} ELSE {value} END"
     gone = quote_path(SOURCE, "_anew")
     if soft:
         gone += f" OR {quote_path(TARGET, SOFT_DELETE_COLUMN)}"
     kept = quote_path(TARGET, column.name)
-    return f"CASE WHEN {left_out} AND ({gone}) THEN {absent} WHEN {left_out} THEN {kept} ELSE {value} END"
+    return f"CASE WHEN {omitted} AND ({gone}) THEN {absent} WHEN {omitted} THEN {kept} ELSE {value} END"
 
 
 def _value(column: ShapeColumn, ddl: str) -> str:

@@ -93,7 +93,7 @@ def not_shared(place: str, shard: Shard, *, table: TableId) -> StaleProgressErro
     """The error of a shard whose table was loaded without shards."""
     return StaleProgressError(
         f"{place} holds the rows of one source table, without the shard column {shard.column}: give the "
-        "route another table (to), or remove the table and let the worker load it anew",
+        "route another table (to), or remove the table and let the worker load it again",
         table=str(table),
     )
 

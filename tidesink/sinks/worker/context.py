@@ -1,7 +1,7 @@
 """What all tables of a worker share, and the failpoints of its batches.
 
 ``TIDESINK_FAILPOINT=name`` or ``name:N`` (the N-th time it is reached) appends one line to the file in
-``TIDESINK_FAILPOINT_LOG`` and then sends SIGKILL to the whole process group, Python and JVM alike.
+``TIDESINK_FAILPOINT_LOG`` and then sends SIGKILL to the whole process group, both Python and the JVM.
 ``name:N:stop`` sends SIGSTOP: until SIGCONT the worker is one that its machine has suspended. Without the
 variable a failpoint costs one look-up. Start the worker in a session of its own.
 """
@@ -44,7 +44,7 @@ _log = structlog.get_logger("tidesink.worker")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerContext:
     """The parts of a running worker. All of them may be used from several threads.
 
     ``registry`` is None where the config names none, ``dead_letters`` gives those of the pipeline when
@@ -72,7 +72,7 @@ class Surroundings:
     def noted(self, table: TableId, step: Callable[[], T], *, unless: str) -> T | None:
         """What a step of the state store's gives, tried again; None where the store stays silent.
 
-        That is said, in the words of ``unless``, and the lane goes on: what is applied is in the target.
+        That is said, in the words of ``unless``, and the task goes on: what is applied is in the target.
         """
         try:
             return self.retry(table).call(step)
@@ -87,7 +87,7 @@ class Surroundings:
         seconds: float | None = None,
         passes: Callable[[BaseException], bool] = may_pass,
     ) -> RetryPolicy:
-        """A retry policy, the config's own if not told otherwise, which tells the listeners what it does."""
+        """A retry policy, the config's own unless one is given, which tells the listeners what it does."""
 
         def tell(error: TidesinkError, pause: float) -> None:
             self.listeners.hear(StepRetried(table, error, pause))

@@ -24,7 +24,7 @@ _TRIES: Final = 20
 class TableControl:
     """What is asked of one table.
 
-    ``rests``: it is to rest until it is told to go on. ``resumed`` counts how often it was told to.
+    ``rests``: it is to rest until it is asked to go on. ``resumed`` counts how often it was asked to.
     ``accepted``: by a change's digest, what a person wants made of it.
     """
 
@@ -37,7 +37,7 @@ class TableControl:
         return replace(self, rests=True)
 
     def resume(self, accepted: Accepted) -> TableControl:
-        """Told to go on, with changes that are accepted from now on."""
+        """Asked to go on, with changes that are accepted from now on."""
         return TableControl(False, self.resumed + 1, {**self.accepted, **accepted})
 
 
@@ -184,7 +184,7 @@ def _refusal(known: int, progress: Progress, place: str) -> StaleProgressError:
         f"{place} stands at batch {progress.batch}, and batch {known} was committed to it: it was brought "
         "back from a backup. Either bring the newer one back; or, where the rows are those of that moment, "
         f"go on from it with `tidesink accept-restored {table}` and start the worker again, which reads what "
-        "came since from Kafka anew; or remove the table and its progress, and let the worker load it again "
+        "came since from Kafka again; or remove the table and its progress, and let the worker load it again "
         "from the start of its topic",
         table=str(table),
     )
@@ -194,7 +194,7 @@ Turn = Literal["rest", "go on"]
 
 
 class Pauses:
-    """What one lane was asked, and what it waits for. Used by one thread at a time."""
+    """What one task was asked, and what it waits for. Used by one thread at a time."""
 
     def __init__(self, table: TableId) -> None:
         self._table = table
@@ -203,7 +203,7 @@ class Pauses:
         self._pending: tuple[Pending, ...] = ()
         self.accepted: Accepted = {}
 
-    def heed(self, asked: TableControl, *, waits: bool) -> Turn | None:
+    def apply_control(self, asked: TableControl, *, waits: bool) -> Turn | None:
         """What to do now; ``waits``: the table is paused or failing. The first look finds no news."""
         before, self._resumed = self._resumed, asked.resumed
         self.accepted = asked.accepted
@@ -211,8 +211,8 @@ class Pauses:
             news, self._asked = not self._asked, True
             return "rest" if news else None
         rested, self._asked = self._asked, False
-        told = before is not None and asked.resumed > before
-        return "go on" if rested or (told and waits) else None
+        reported = before is not None and asked.resumed > before
+        return "go on" if rested or (reported and waits) else None
 
     def wait_for(self, pending: tuple[Pending, ...]) -> None:
         """Changes that wait for a person."""

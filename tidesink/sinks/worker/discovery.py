@@ -14,9 +14,9 @@ from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, topic_gone
 from tidesink.sinks.spark.record_frames import with_values
 from tidesink.sinks.state.store import UNKNOWN_SCHEMA
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.preflight import Goals
-from tidesink.sinks.worker.table_task import Lane
+from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:
     from tidesink.codecs.base import Codec
@@ -29,7 +29,7 @@ _FIRST_RECORDS: Final = 100
 class DebeziumTables:
     """The table of each topic, once it is known. May be used from several threads."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: WorkerContext) -> None:
         self._around = around
         self._lock = threading.Lock()
         self._tables: dict[str, TableId] = {}
@@ -82,11 +82,11 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
     try:
         events = codec.decode(message)
     except (DecodeError, SchemaNotFoundError):
-        return None  # a bad record is shown by its table's lane, once there is one
+        return None  # a bad record is shown by its table's task, once there is one
     return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
 
 
-def debezium_tables(around: Surroundings) -> Callable[[TopicOffsets, bool], tuple[TableId, ...]]:
+def debezium_tables(around: WorkerContext) -> Callable[[TopicOffsets, bool], tuple[TableId, ...]]:
     """The one table of a Debezium topic."""
     known = DebeziumTables(around)
 
@@ -97,60 +97,60 @@ def debezium_tables(around: Surroundings) -> Callable[[TopicOffsets, bool], tupl
     return tables
 
 
-# The tables of a topic; the flag says that none of its lanes reads on.
+# The tables of a topic; the flag says that none of its tasks reads on.
 TablesOfTopic = Callable[[TopicOffsets, bool], tuple[TableId, ...]]
 
 _NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
 
 
-class Lanes:
-    """Every lane of a pipeline, by topic and table."""
+class TableTasks:
+    """Every task of a pipeline, by topic and table."""
 
-    def __init__(self, around: Surroundings, tables_of: TablesOfTopic) -> None:
+    def __init__(self, around: WorkerContext, tables_of: TablesOfTopic) -> None:
         self._around = around
         self._tables_of = tables_of
-        self._lanes: dict[tuple[str, TableId], Lane] = {}
+        self._table_tasks: dict[tuple[str, TableId], TableTask] = {}
         self._owners: dict[TableId, str] = {}
         self._goals = Goals(around.config.destination)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
-        # Topics that were left to their lanes when they were last followed.
+        # Topics that were left to their tasks when they were last followed.
         self._read_on: set[str] = set()
 
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(list(self._lanes.values()))
+    def __iter__(self) -> Iterator[TableTask]:
+        return iter(list(self._table_tasks.values()))
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._table_tasks)
 
     def missed(self, found: Mapping[str, TopicOffsets]) -> frozenset[str]:
         """The topics whose absence from ``found``, or that of what was read of them, stops a table now."""
-        read = {topic for (topic, _), lane in self._lanes.items() if lane.awaits_topic}
-        named = set(self._around.config.fixed_topics) - {topic for topic, _ in self._lanes}
+        read = {topic for (topic, _), table_task in self._table_tasks.items() if table_task.awaits_topic}
+        named = set(self._around.config.fixed_topics) - {topic for topic, _ in self._table_tasks}
         short = {
             topic
-            for (topic, _), lane in self._lanes.items()
-            if topic in found and lane.is_short(found[topic])
+            for (topic, _), table_task in self._table_tasks.items()
+            if topic in found and table_task.is_short(found[topic])
         }
         return frozenset((read | named | {topic for topic, _ in self._recalled()}) - found.keys()) | short
 
     def follow(self, found: Mapping[str, TopicOffsets]) -> None:
-        """Make lanes for topics, and tables in them, that are new, and for tables whose topic is gone."""
+        """Make tasks for topics, and tables in them, that are new, and for tables whose topic is gone."""
         for topic, table in self._recalled():
             if topic not in found:
                 self._add(topic, table)
-                self._lanes[topic, table].fail(topic_gone(topic))
+                self._table_tasks[topic, table].fail(topic_gone(topic))
         self._earlier = ()
         self._read_on.clear()
         for topic, offsets in found.items():
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
-        known = {topic for topic, _ in self._lanes}
+        known = {topic for topic, _ in self._table_tasks}
         for topic in self._around.config.fixed_topics:
             if topic not in found and topic not in known:
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
     def newly_stuck(self) -> bool:
-        """Whether a topic that was left to its lanes when it was last followed has none that reads on by now.
+        """Whether a topic that was left to its tasks when it was last followed has none that reads on by now.
 
         Nobody would meet its other tables: it is to be followed once more, which looks into it to its end.
         """
@@ -158,8 +158,8 @@ class Lanes:
 
     def close(self) -> None:
         """Let go of every table."""
-        for lane in self:
-            lane.close()
+        for table_task in self:
+            table_task.close()
 
     def _recalled(self) -> tuple[tuple[str, TableId], ...]:
         """Tables of earlier runs and their topics, until they were followed once."""
@@ -175,7 +175,7 @@ class Lanes:
         return self._earlier
 
     def _follow_topic(self, topic: str, offsets: TopicOffsets) -> None:
-        refused = self._lanes.get((topic, _unknown(topic)))
+        refused = self._table_tasks.get((topic, _unknown(topic)))
         if refused is not None and refused.cools_down:
             return
         stuck = self._stuck(topic)
@@ -186,21 +186,23 @@ class Lanes:
             return
         if not stuck:
             self._read_on.add(topic)
-        self._lanes.pop((topic, _unknown(topic)), None)
+        self._table_tasks.pop((topic, _unknown(topic)), None)
         for table in tables:
-            if (topic, table) not in self._lanes:
+            if (topic, table) not in self._table_tasks:
                 self._add(topic, table)
 
     def _stuck(self, topic: str) -> bool:
-        """Whether a topic has lanes, and each waits before a record or for somebody."""
-        lanes = [lane for (own, _), lane in self._lanes.items() if own == topic]
-        return bool(lanes) and all(lane.state in ("PAUSED", "FAILING") for lane in lanes)
+        """Whether a topic has tasks, and each waits before a record or for somebody."""
+        table_tasks = [table_task for (own, _), table_task in self._table_tasks.items() if own == topic]
+        return bool(table_tasks) and all(
+            table_task.state in ("PAUSED", "FAILING") for table_task in table_tasks
+        )
 
     def _add(self, topic: str, table: TableId) -> None:
-        lane = self._lanes[topic, table] = Lane(self._around, topic, table)
+        table_task = self._table_tasks[topic, table] = TableTask(self._around, topic, table)
         owner = self._owners.setdefault(table, topic)
         if owner != topic:
-            lane.refuse(
+            table_task.refuse(
                 ConfigError(
                     f"{table} comes in two topics, {owner} and {topic}, whose order nobody knows: narrow "
                     "source.topics to one of them",
@@ -209,22 +211,22 @@ class Lanes:
             )
         refused = self._goals.refusal(table)
         if refused is not None:
-            lane.refuse(refused)
+            table_task.refuse(refused)
 
     def _refuse(self, topic: str, error: TidesinkError) -> None:
         """Show a topic whose tables cannot be known; it is looked at again, and stops no other."""
         key = topic, _unknown(topic)
-        lane = self._lanes.get(key)
-        if lane is None or not lane.cools_down:
-            lane = self._lanes[key] = Lane(self._around, *key)
-        lane.fail(error)
+        table_task = self._table_tasks.get(key)
+        if table_task is None or not table_task.cools_down:
+            table_task = self._table_tasks[key] = TableTask(self._around, *key)
+        table_task.fail(error)
 
 
 def _unknown(topic: str) -> TableId:
     return TableId(UNKNOWN_SCHEMA, topic)
 
 
-def avro_tables(around: Surroundings) -> TablesOfTopic:
+def avro_tables(around: WorkerContext) -> TablesOfTopic:
     """The one table of a flat-avro topic, by config or topic rule."""
     assert around.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
     table_of = topic_tables(around.config, around.registry)
@@ -236,7 +238,7 @@ def avro_tables(around: Surroundings) -> TablesOfTopic:
     return tables
 
 
-def canal_tables(around: Surroundings) -> TablesOfTopic:
+def canal_tables(around: WorkerContext) -> TablesOfTopic:
     """The tables that a canal-json topic's messages name."""
 
     def tables(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
@@ -245,7 +247,7 @@ def canal_tables(around: Surroundings) -> TablesOfTopic:
     return tables
 
 
-TABLES_OF: dict[str, Callable[[Surroundings], TablesOfTopic]] = {
+TABLES_OF: dict[str, Callable[[WorkerContext], TablesOfTopic]] = {
     "flat-avro": avro_tables,
     "canal-json": canal_tables,
     "debezium-avro": debezium_tables,

@@ -10,7 +10,7 @@ from tidesink.config.table_checks import TELLING_PROTOCOLS
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.targets.base import Capabilities, Foreseen, Limit
+from tidesink.sinks.targets.base import Capabilities, Limit, PreflightResult
 from tidesink.typemap.table import row_of
 from tidesink.typemap.target_schema import ShapeColumn, TableShape, without
 
@@ -51,10 +51,10 @@ _NO_KEY: Final = (
 
 def column_type(config: Config, column: ShapeColumn) -> str:
     """A column's type in the words of the pipeline's target."""
-    return target_module(config.target).FORESIGHT.column_type(config.target, column)
+    return target_module(config.target).PREFLIGHT.column_type(config.target, column)
 
 
-def foretold(config: Config, shape: TableShape, theirs: Collection[str]) -> Foreseen:
+def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
     """What the target cannot do for the table of ``shape``, the target's; ``theirs``: the source's columns.
 
     Raises:
@@ -62,21 +62,21 @@ def foretold(config: Config, shape: TableShape, theirs: Collection[str]) -> Fore
         ConfigError: the target cannot be used so.
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
-    found = _foreseen(config, shape, theirs)
-    told = config.source.protocol in TELLING_PROTOCOLS
+    found = _preflight(config, shape, theirs)
+    reported = config.source.protocol in TELLING_PROTOCOLS
     limits = (
         *row_limits(module.CAPABILITIES, shape, theirs),
         *found.limits,
-        *change_limits(module.CAPABILITIES, shape, settings, told=told),
+        *change_limits(module.CAPABILITIES, shape, settings, reported=reported),
     )
     return found._replace(limits=limits)
 
 
-def _foreseen(config: Config, shape: TableShape, theirs: Collection[str]) -> Foreseen:
+def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> PreflightResult:
     """What the target says; a warning where a table that is there may never get what it refuses."""
     settings = config.table_config(shape.source)
     add, asked = settings.schema_changes.add, settings.layout.asked
-    foresee = target_module(config.target).FORESIGHT.foresee
+    foresee = target_module(config.target).PREFLIGHT.foresee
     try:
         return foresee(config, shape)
     except SchemaRefusedError as refused:
@@ -106,18 +106,18 @@ def _may_hold_nul(column: ShapeColumn) -> bool:
 
 
 def change_limits(
-    able: Capabilities, shape: TableShape, settings: TableConfig, *, told: bool
+    able: Capabilities, shape: TableShape, settings: TableConfig, *, reported: bool
 ) -> Iterator[Limit]:
     """The changes of columns that the table's policies ask for, and that are not to be had or need something.
 
-    ``told``: drops and renames are told of.
+    ``reported``: drops and renames are informed of.
     """
     said, logs = settings.schema_changes, settings.mode == "append"
     if said.add == "apply" and not able.evolves:
         yield Limit("add", _NO_ADD)
     if said.widen == "apply":
         yield from _of_widening(able, shape)
-    kinds: tuple[Literal["drop", "rename"], ...] = ("drop", "rename") if told and not logs else ()
+    kinds: tuple[Literal["drop", "rename"], ...] = ("drop", "rename") if reported and not logs else ()
     asked = [kind for kind in kinds if said.policy(kind) == "apply"]
     if asked and shape.shard is not None:
         yield Limit("shared", _SHARED)

@@ -38,12 +38,12 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.state.progress import TopicProgress
 from tidesink.sinks.targets.base import ApplyResult
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 from tidesink.sinks.worker.observers import Heartbeat, seconds_since_beat
 from tidesink.sinks.worker.retry import StopFlag, signals_kept, stop_on_signals
 from tidesink.sinks.worker.run import assembled
-from tidesink.sinks.worker.table_task import Lane
+from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,7 +102,7 @@ def _refuse_mode(config: Config, table: TableId) -> None:
     if mode != "upsert":
         raise ConfigError(
             f"a table of mode {mode} takes no replay in this version, since only mode upsert tells which "
-            "change of a row is the newer: load the table anew, or drop the letters",
+            "change of a row is the newer: load the table again, or drop the letters",
             table=str(table),
         )
 
@@ -127,7 +127,7 @@ def _refuse_beside_worker(config: Config, seconds: float | None) -> None:
         )
 
 
-def _replay(around: Surroundings, chosen: Chosen) -> ReplayReport:
+def _replay(around: WorkerContext, chosen: Chosen) -> ReplayReport:
     letters = around.dead_letters()
     table = _table_of(around, str(chosen.table))
     _refuse_mode(around.config, table)
@@ -140,14 +140,14 @@ def _replay(around: Surroundings, chosen: Chosen) -> ReplayReport:
             "topic that the table is fed from, one by one, as TOPIC[PARTITION]@OFFSET, and drop the others",
             table=str(table),
         )
-    lane = ReplayLane(around, topics[0], table)
+    table_task = ReplayTask(around, topics[0], table)
     try:
-        return lane.replay(letters, replace(chosen, topic=topics[0]))
+        return table_task.replay(letters, replace(chosen, topic=topics[0]))
     finally:
-        lane.close()
+        table_task.close()
 
 
-def _table_of(around: Surroundings, name: str) -> TableId:
+def _table_of(around: WorkerContext, name: str) -> TableId:
     """The table of a name: both its parts may hold a dot."""
     known = [status.table for status in around.store.statuses(around.config.pipeline)]
     found = [table for table in known if str(table) == name]
@@ -157,11 +157,11 @@ def _table_of(around: Surroundings, name: str) -> TableId:
     return found[0] if found else TableId(schema, rest)
 
 
-class ReplayLane(Lane):
+class ReplayTask(TableTask):
     """A table opened for its dead letters alone."""
 
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
-        """Apply the chosen letters of this lane's topic, then settle them."""
+        """Apply the chosen letters of this task's topic, then settle them."""
         found = self._found()
         retry = self._around.retry(self.table)
         self._hold = retry.call(lambda: self._open(found))
@@ -363,14 +363,14 @@ class ReplayBatch(Batch):
     def _write(self, reduction: Reduction) -> ApplyResult:
         """Apply the rows in a batch of its own, whose progress reads no further."""
         before = self._hold.progress
-        judged = self._judged(self._shape())
-        if judged.pending:
-            raise self._waits(judged.pending[0])
+        schema_decision = self._schema_decision(self._shape())
+        if schema_decision.pending:
+            raise self._waits(schema_decision.pending[0])
         progress = replace(before, epoch=self._hold.epoch, batch=before.batch + 1)
         self._around.stop.check()
         self._around.store.record_progress(progress)
-        self._hold.table.evolve(kept_shape(judged.given, self._settings))
-        result = self._commit(self._reduced_batch(reduction, judged, progress), progress)
+        self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
+        result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
         if result.applied + result.stale != reduction.summary.rows:
             raise AccountingError(
                 f"{reduction.summary.rows} rows were to be applied and the target counts {result.applied} "

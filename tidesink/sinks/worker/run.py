@@ -1,4 +1,4 @@
-"""The worker: looks where the topics end, gives lanes their turns, and ends cleanly.
+"""The worker: looks where the topics end, gives tasks their turns, and ends cleanly.
 
 One look-up of offsets serves all tables; a table with nothing to read costs no Spark job. Up to
 ``batch.max-tables`` batches run at once, each in a Spark session of its table's own.
@@ -29,9 +29,9 @@ from tidesink.sinks.spark.threads import start_thread
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.state.store import UNKNOWN_SCHEMA
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.context import Failpoints, Surroundings
+from tidesink.sinks.worker.context import Failpoints, WorkerContext
 from tidesink.sinks.worker.control import Requests
-from tidesink.sinks.worker.discovery import TABLES_OF, Lanes
+from tidesink.sinks.worker.discovery import TABLES_OF, TableTasks
 from tidesink.sinks.worker.observers import Heartbeat, Listener, Listeners, RunReport
 from tidesink.sinks.worker.retry import (
     RetryPolicy,
@@ -40,7 +40,7 @@ from tidesink.sinks.worker.retry import (
     signals_kept,
     stop_on_signals,
 )
-from tidesink.sinks.worker.table_task import Lane
+from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,11 +83,11 @@ def run(
 
 
 class Worker:
-    """One run over all lanes."""
+    """One run over all tasks."""
 
     def __init__(
         self,
-        around: Surroundings,
+        around: WorkerContext,
         *,
         until: Until | None = None,
         batches: int | None = None,
@@ -99,10 +99,10 @@ class Worker:
         self._offsets = offsets or KafkaOffsets(around.config.source.confluent_properties())
         self._heartbeat = Heartbeat(around.store, around.config.pipeline)
         self._requests = Requests(around.store, around.config.pipeline)
-        self._lanes = Lanes(around, TABLES_OF[around.config.source.protocol](around))
-        self._busy: dict[Future[None], Lane] = {}
+        self._table_tasks = TableTasks(around, TABLES_OF[around.config.source.protocol](around))
+        self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
-        self._told_patterns = False
+        self._reported_patterns = False
 
     def run(self) -> RunReport:
         """Work to the end; the report says how each table stands."""
@@ -116,10 +116,10 @@ class Worker:
             self._finish()
             self._around.topics.release()
             self._heartbeat.end()
-        for lane in self._lanes:
-            lane.rest()
-        reports = tuple(lane.report() for lane in self._lanes)
-        self._lanes.close()
+        for table_task in self._table_tasks:
+            table_task.rest()
+        reports = tuple(table_task.report() for table_task in self._table_tasks)
+        self._table_tasks.close()
         seconds = time.monotonic() - started
         return RunReport(
             self._around.config.pipeline, reports, interrupted=bool(self._around.stop), seconds=seconds
@@ -147,92 +147,94 @@ class Worker:
             wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True
         # Kafka's silence stops every topic: another look would find no more.
-        if not isinstance(seen, SourceError) and (ended or self._lanes.newly_stuck()):
+        if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
             return True
         return self._rest(idle)
 
-    def _go_on(self, idle: list[Lane], seen: Found | SourceError) -> None:
-        """Have lanes that are not at work heed what is asked of them, and work by what was seen."""
-        for lane in idle:
-            lane.heed(self._requests.of(lane.table))
+    def _go_on(self, idle: list[TableTask], seen: Found | SourceError) -> None:
+        """Have tasks that are not at work do what is asked of them, and work by what was seen."""
+        for table_task in idle:
+            table_task.apply_control(self._requests.of(table_task.table))
         if isinstance(seen, SourceError):
-            # A lane at work hears of Kafka's silence by itself.
-            for lane in idle:
-                lane.fail(seen)
+            # A task at work hears of Kafka's silence by itself.
+            for table_task in idle:
+                table_task.fail(seen)
         else:
             self._give_turns(idle, seen)
 
-    def _rest(self, idle: list[Lane]) -> bool:
+    def _rest(self, idle: list[TableTask]) -> bool:
         """All that was there is read; False where that is the end, or a stop comes before the next look."""
-        for lane in idle:
-            lane.rest()
+        for table_task in idle:
+            table_task.rest()
         self._tell_idle_patterns()
         return not self._ends and not self._around.stop.wait(self._around.config.batch.poll_interval)
 
     def _tell_idle_patterns(self) -> None:
         """Say once, when all that was there is read, which patterns of the config fit none of it."""
-        tables = [lane.table for lane in self._lanes if lane.table.schema != UNKNOWN_SCHEMA]
-        if self._told_patterns or not tables:
+        tables = [
+            table_task.table for table_task in self._table_tasks if table_task.table.schema != UNKNOWN_SCHEMA
+        ]
+        if self._reported_patterns or not tables:
             return
-        self._told_patterns = True
+        self._reported_patterns = True
         for warning in idle_patterns(self._around.config, tables):
             _log.warning("pattern fits no table", warning=warning)
 
-    def _give_turns(self, idle: list[Lane], found: Found) -> None:
-        for lane in idle:
-            lane.look(found.get(lane.topic))
-        ready = [lane for lane in idle if self._may_work(lane, found)]
-        for lane in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
-            work = partial(lane.work, found.get(lane.topic))
-            self._busy[start_thread(self._around.spark, work, name=str(lane.table))] = lane
+    def _give_turns(self, idle: list[TableTask], found: Found) -> None:
+        for table_task in idle:
+            table_task.look(found.get(table_task.topic))
+        ready = [table_task for table_task in idle if self._may_work(table_task, found)]
+        for table_task in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
+            work = partial(table_task.work, found.get(table_task.topic))
+            self._busy[start_thread(self._around.spark, work, name=str(table_task.table))] = table_task
 
-    def _idle(self) -> list[Lane]:
-        busy = {id(lane) for lane in self._busy.values()}
-        return [lane for lane in self._lanes if id(lane) not in busy]
+    def _idle(self) -> list[TableTask]:
+        busy = {id(table_task) for table_task in self._busy.values()}
+        return [table_task for table_task in self._table_tasks if id(table_task) not in busy]
 
     def _look(self) -> Found | SourceError:
         """Where the topics end now, or Kafka's silence: it says of no topic that it is gone."""
         try:
             return self._around.retry().call(self._look_once)
         except SourceError as exc:
-            if not len(self._lanes):
+            if not len(self._table_tasks):
                 raise
             return exc
 
     def _look_once(self) -> Found:
-        """As ``_look``; new topics that fit the rule get their lanes."""
+        """As ``_look``; new topics that fit the rule get their tasks."""
         found = self._ends_now()
-        if self._lanes.missed(found) - self._missed:
+        if self._table_tasks.missed(found) - self._missed:
             if self._around.stop.wait(SECOND_LOOK_SECONDS):
                 raise StopRequestedError
             found |= self._ends_now()
-        self._missed = self._lanes.missed(found)
-        self._lanes.follow(found)
+        self._missed = self._table_tasks.missed(found)
+        self._table_tasks.follow(found)
         return found
 
     def _ends_now(self) -> Found:
         return self._offsets.lookup(self._around.config.topics_among(self._offsets.topics()))
 
-    def _may_work(self, lane: Lane, found: Found) -> bool:
-        if lane.topic not in found and lane.topic not in self._missed:
+    def _may_work(self, table_task: TableTask, found: Found) -> bool:
+        if table_task.topic not in found and table_task.topic not in self._missed:
             return False
         if not self._ends:
-            lane.wake()
-        if self._batches is not None and lane.batches >= self._batches:
-            lane.leave()
+            table_task.wake()
+        if self._batches is not None and table_task.batches >= self._batches:
+            table_task.leave()
             return False
-        return lane.has_work(found.get(lane.topic))
+        return table_task.has_work(found.get(table_task.topic))
 
-    def _fair(self, ready: list[Lane]) -> list[Lane]:
+    def _fair(self, ready: list[TableTask]) -> list[TableTask]:
         """Those first which had the fewest turns."""
-        return sorted(ready, key=lambda lane: lane.batches)
+        return sorted(ready, key=lambda table_task: table_task.batches)
 
     def _collect(self) -> bool:
         """Know of the batches that ended; whether there were any."""
         ended = [future for future in self._busy if future.done()]
         for future in ended:
             del self._busy[future]
-            # A lane keeps its failures to itself: what comes out is a fault of the worker.
+            # A task keeps its failures to itself: what comes out is a fault of the worker.
             future.result()
         return bool(ended)
 
@@ -257,7 +259,7 @@ class Worker:
 
 
 @contextmanager
-def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> Iterator[Surroundings]:
+def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> Iterator[WorkerContext]:
     """The parts of a worker, open while the context is.
 
     A Spark session that was there before is used and left alone; one started here is stopped.
@@ -274,7 +276,7 @@ def assembled(config: Config, listeners: Sequence[Listener], stop: StopFlag) -> 
         spark = closing.enter_context(_spark_of(config))
         fetch = KafkaFetch(config.source.confluent_properties())
         source = KafkaSource(fetch, opens_up_to=config.source.opens_up_to)
-        yield Surroundings(
+        yield WorkerContext(
             config=config,
             spark=spark,
             source=source,

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import structlog
 
 from tidesink.config import TableConfig
-from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, told
+from tidesink.errors import SchemaRefusedError, SourceError, StaleProgressError, TidesinkError, error_text
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, Filtered, passed
 from tidesink.sinks.batch.modes import first_shape
@@ -37,7 +37,7 @@ from tidesink.sinks.schema_sources.open import open_decoding
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.state.store import UNKNOWN_SCHEMA, Rank, TableState, TableStatus
 from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
-from tidesink.sinks.worker.context import Surroundings
+from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.observers import BatchApplied, BatchStarted, TableChanged, TableReport
 from tidesink.sinks.worker.preflight import shown_goal
@@ -47,10 +47,10 @@ _log = structlog.get_logger("tidesink.worker")
 _TAKEN: Final = "another worker took this table, as its status says, and goes on with it"
 
 
-class Lane:
+class TableTask:
     """The work of one table."""
 
-    def __init__(self, around: Surroundings, topic: str, table: TableId) -> None:
+    def __init__(self, around: WorkerContext, topic: str, table: TableId) -> None:
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
@@ -112,7 +112,7 @@ class Lane:
             self._settle()
 
     def fail(self, error: TidesinkError) -> None:
-        """Become FAILING for a reason outside the lane, unless it has one of its own."""
+        """Become FAILING for a reason outside the task, unless it has one of its own."""
         if self.state not in ("PAUSED", "FAILING"):
             self._fail(error, passes=may_pass(error))
             self._settle()
@@ -122,9 +122,9 @@ class Lane:
         self._refusal = error
         self.fail(error)
 
-    def heed(self, asked: TableControl) -> None:
+    def apply_control(self, asked: TableControl) -> None:
         """Rest, or go on, as people asked since the last look; not called while a batch is under way."""
-        turn = self._pauses.heed(asked, waits=self.state in ("PAUSED", "FAILING"))
+        turn = self._pauses.apply_control(asked, waits=self.state in ("PAUSED", "FAILING"))
         if turn == "rest":
             self.close()
             self._change("PAUSED", self._pauses.reason)
@@ -139,12 +139,12 @@ class Lane:
 
     @property
     def cools_down(self) -> bool:
-        """Whether the lane failed for something that may pass, and its pause is not over."""
+        """Whether the task failed for something that may pass, and its pause is not over."""
         return self.state == "FAILING" and self.cooldown.running
 
     @property
     def awaits_topic(self) -> bool:
-        """Whether the lane would stop if its topic were gone now."""
+        """Whether the task would stop if its topic were gone now."""
         return self.state not in ("PAUSED", "FAILING") or self.cooldown.over
 
     def is_short(self, found: TopicOffsets) -> bool:
@@ -334,7 +334,7 @@ class Lane:
             exc.with_context(brokers=self._around.config.source.bootstrap_servers)
         if passes:
             self.cooldown.start()
-        self._change("FAILING", told(exc))
+        self._change("FAILING", error_text(exc))
 
     def _change(self, state: TableState, error: str | None) -> None:
         self.state, self._error = state, error
@@ -394,7 +394,7 @@ class Lane:
 
 
 def taken(
-    around: Surroundings, table: TargetTable, name: TableId, tally: Tally
+    around: WorkerContext, table: TargetTable, name: TableId, tally: Tally
 ) -> tuple[Hold, Tombstones | None]:
     """Take a table's epoch, and know what is applied, and which deletes are remembered.
 
@@ -459,13 +459,13 @@ class Tally:
     def claimed(self, epoch: int, before: TableStatus | None) -> None:
         """Count on in a hold of the table that was taken once ``before`` was read.
 
-        An epoch that is not above that status's is one of a table made anew, or of one from a backup.
+        An epoch that is not above that status's is one of a table made again, or of one from a backup.
         """
         self.life = before.life + (epoch <= before.epoch) if before is not None else 0
         self.epoch = epoch
         self._held, self._resumed = True, False
 
-    def resume(self, around: Surroundings, table: TableId) -> bool:
+    def resume(self, around: WorkerContext, table: TableId) -> bool:
         """Go on from what the state store holds, until the table is held: then nobody else counts."""
         if not self._resumed:
             status = around.store.status_of(around.config.pipeline, table)
@@ -506,7 +506,7 @@ class Tally:
         if tombstones is not None and tombstones.last is not None:
             return {_TOMBSTONES: tombstones.last._asdict()}
         known = self._tombstones
-        # A table that was made anew has forgotten nothing.
+        # A table that was made again has forgotten nothing.
         holds = tombstones is None or tombstones.horizon == known.get("horizon")
         return {_TOMBSTONES: dict(known)} if known and holds else {}
 

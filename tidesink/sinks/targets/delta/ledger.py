@@ -71,7 +71,7 @@ class ProgressHistory(Protocol):
 class Entry:
     """One commit of ours: ``epoch`` and ``batch`` are the target's, ``progress`` what is then applied.
 
-    ``keys`` are the columns rows were told apart by; None where the commit does not say. ``counts``: of a
+    ``keys`` are the columns rows were identified by; None where the commit does not say. ``counts``: of a
     history, what became of the batch's events. Of a table that several source tables share, ``shard`` is
     the one, ``source`` its table, ``known`` the columns of its rows. ``seen``: the table's version when its
     worker last looked for commits of others before it; None where the commit does not say.
@@ -93,7 +93,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The ledger of one table, or of one ``shard`` of it, whose rows are told apart by the columns ``keys``.
+    """The ledger of one table, or of one ``shard`` of it, whose rows are identified by the columns ``keys``.
 
     Delta keeps a transaction version for each shard, so that no shard's commits stop another's.
     """

@@ -30,7 +30,7 @@ class Commit:
     """What one version of the table says of itself.
 
     ``read_version`` is the snapshot its transaction read; None where the writer did not say.
-    ``restored_version`` is what a RESTORE went back to, where it was told by version. ``overwrites``: the
+    ``restored_version`` is what a RESTORE went back to, where it was asked by version. ``overwrites``: the
     commit threw all rows away and wrote others.
     """
 
@@ -191,7 +191,7 @@ class DeltaLog:
                 sessions.clearActiveSession()
 
     def _delta_log(self) -> Any:
-        # Asked anew each time: Delta caches it by path, and a table made again gets a new one.
+        # Asked again each time: Delta caches it by path, and a table made again gets a new one.
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._java_session, self.path)
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
@@ -219,10 +219,10 @@ class DeltaLog:
 def _with_property(metadata: Any, name: str, value: str | None) -> Any:
     """A table's metadata with a property, or without it; its other members are whatever this Delta has."""
     members = range(metadata.productArity())
-    told = {metadata.productElementName(at): metadata.productElement(at) for at in members}
+    reported = {metadata.productElementName(at): metadata.productElement(at) for at in members}
     known = metadata.configuration()
-    told["configuration"] = known.removed(name) if value is None else known.updated(name, value)
-    return metadata.copy(*told.values())
+    reported["configuration"] = known.removed(name) if value is None else known.updated(name, value)
+    return metadata.copy(*reported.values())
 
 
 def _file_count(snapshot: Any) -> int:

@@ -24,7 +24,7 @@ from tidesink.sinks.targets.base import (
     EvolveResult,
     ReducedBatch,
     SchemaGap,
-    SparkForesight,
+    SparkPreflight,
     check_order,
     check_shape,
 )
@@ -84,7 +84,7 @@ class DeltaColumns(ABC):
 
     @cached_property
     def _partitioned_by(self) -> frozenset[str]:
-        """In lower case; a table is partitioned by others only when it is made anew."""
+        """In lower case; a table is partitioned by others only when it is made again."""
         return frozenset(name.lower() for name in self._log.partition_columns())
 
     def gap(self, shape: TableShape) -> SchemaGap:
@@ -134,7 +134,7 @@ CAPABILITIES: Final = Capabilities(
     renames=True,
     rereads=True,
 )
-FORESIGHT: Final = SparkForesight(schema.check)
+PREFLIGHT: Final = SparkPreflight(schema.check)
 _VIEW: Final = "_tidesink_batch"
 
 

@@ -125,10 +125,10 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
     return lake_merge.history_result(counts, (inserted, updated, deleted), batch, version=str(commit.version))
 
 
-def _counts(told: Mapping[str, int]) -> Counts:
+def _counts(reported: Mapping[str, int]) -> Counts:
     from tidesink.sinks.batch.history_frames import Counts
 
-    return Counts(**told)
+    return Counts(**reported)
 
 
 class DeltaShard:

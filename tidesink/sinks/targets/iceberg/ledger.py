@@ -40,7 +40,7 @@ class Entry:
     """What the ledger says: ``progress`` is applied, and ``snapshot`` has its rows.
 
     Of a table that several source tables share, ``shard`` is the one, ``source`` its table, ``known`` the
-    columns of its rows; None before it has rows. ``claimed_by`` is made anew by each claim: an epoch alone
+    columns of its rows; None before it has rows. ``claimed_by`` is made again by each claim: an epoch alone
     would come twice where a catalog is brought back from a backup. ``result`` is what the batch did, to
     answer with when it is delivered again.
     """
@@ -85,7 +85,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class IcebergLedger:
-    """The ledger of one table, named ``location``, whose rows are told apart by the columns ``keys``."""
+    """The ledger of one table, named ``location``, whose rows are identified by the columns ``keys``."""
 
     table: TableId
     pipeline: str

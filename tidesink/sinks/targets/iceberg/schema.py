@@ -15,7 +15,7 @@ from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
 from tidesink.sinks.targets import lake
-from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Reserved, SparkForesight, check_shape
+from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN, Reserved, SparkPreflight, check_shape
 from tidesink.sinks.targets.column_changes import Evolution, default_texts
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, TableState, reading_error
 from tidesink.sinks.targets.lake import literal, try_path
@@ -67,7 +67,7 @@ _DECIMAL: Final = re.compile(r"decimal\(\d+,(\d+)\)")
 _PROMOTED: Final = frozenset({("int", "bigint"), ("float", "double")})
 
 
-class IcebergForesight(SparkForesight):
+class IcebergPreflight(SparkPreflight):
     """Of Iceberg tables."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
@@ -233,8 +233,8 @@ _HOUR_MS: Final = 3_600_000
 _AGE: Final = "history.expire.max-snapshot-age-ms"
 
 
-class Upkeep:
-    """The upkeep of one table in a catalog."""
+class Maintenance:
+    """The maintenance of one table in a catalog."""
 
     def __init__(self, session: SparkSession, table: JvmTable) -> None:
         self._session, self._table = session, table

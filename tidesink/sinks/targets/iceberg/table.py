@@ -31,7 +31,7 @@ from tidesink.sinks.targets.iceberg import schema as iceberg_schema
 from tidesink.sinks.targets.iceberg.jvm import JvmTable, reading_error
 from tidesink.sinks.targets.iceberg.ledger import ATTEMPTS, Holder, IcebergLedger
 from tidesink.sinks.targets.iceberg.merge import Staging, add_order, grown_by
-from tidesink.sinks.targets.iceberg.schema import Upkeep, fill_statement, open_session, try_catalog
+from tidesink.sinks.targets.iceberg.schema import Maintenance, fill_statement, open_session, try_catalog
 from tidesink.sinks.targets.lake import long_names_refused, table_names
 from tidesink.sinks.targets.sharing import Turns, also_of, holds, known_after, new_columns, quote_path
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape
@@ -103,7 +103,7 @@ CAPABILITIES: Final = Capabilities(
     drops=True,
     renames=True,
 )
-FORESIGHT: Final = iceberg_schema.IcebergForesight(iceberg_schema.check)
+PREFLIGHT: Final = iceberg_schema.IcebergPreflight(iceberg_schema.check)
 
 
 def open_target(config: Config, spark: SparkSession, _store: StateStore) -> IcebergTarget:
@@ -178,7 +178,7 @@ class IcebergTable(IcebergColumns):
         self._holder = Holder(self._table, self._ledger, shape.source)
         self._shard = shard_of(shape, self._table, self._ledger, self._holder)
         self._staging = Staging(session, self._table, self._holder, shape.source)
-        self._upkeep = Upkeep(session, self._table)
+        self._maintenance = Maintenance(session, self._table)
         self._evolving = False
         with self._turns.mine(), self._translating(reading_error):
             self._created = iceberg_schema.open_table(
@@ -291,7 +291,7 @@ class IcebergTable(IcebergColumns):
         batch.on_staged()
         if not self._holder.publish(entry, on=state.head):
             return None
-        self._upkeep.run_if_due(self._table.state())
+        self._maintenance.run_if_due(self._table.state())
         return result
 
     def _take_order(self, batch: ReducedBatch) -> None:
@@ -337,7 +337,7 @@ class IcebergTable(IcebergColumns):
             raise translate(exc, table=str(self._name)) from exc
 
 
-# Runs a statement on the shard's branch, whose head is told; gives its snapshot and the summary's numbers.
+# Runs a statement on the shard's branch, whose head is given; gives its snapshot and the summary's numbers.
 Stage = Callable[[str, int], tuple[int, Mapping[str, int]]]
 _Filled = tuple[tuple[str, ...], tuple[str, ...]]
 

@@ -86,7 +86,7 @@ def no_table(place: Place) -> SchemaRefusedError:
 class Counts(NamedTuple):
     """What a merge did; ``stale`` rows were not newer than what is stored.
 
-    ``absent`` is told of a history alone, where the others mean what ``ApplyResult`` says of one.
+    ``absent`` is informed of a history alone, where the others mean what ``ApplyResult`` says of one.
     """
 
     inserted: int = 0
@@ -174,7 +174,7 @@ class Dialect(Protocol):
         """Whether names of schemas and tables that differ in case alone are one to the server."""
 
     def identity(self, cursor: Any, place: Place) -> str | None:
-        """What the table and its ledger are to the server, as long as nobody makes them anew.
+        """What the table and its ledger are to the server, as long as nobody makes them again.
 
         ``ledger:table``; None where the server has no such mark, or the table is not there.
         """
@@ -213,7 +213,7 @@ class Dialect(Protocol):
         """The names of the table's staging tables."""
 
     def create_staging(self, cursor: Any, stage: str, columns: Mapping[str, str]) -> None:
-        """Make a staging table anew."""
+        """Make a staging table again."""
 
     def load_statement(self, stage: str, columns: Sequence[tuple[str, bool]]) -> str:
         """The statement that reads CSV into columns, of which some come as hex digits."""

@@ -147,14 +147,14 @@ class SqlLedger:
         """
         shard, source = self.place.shard, self.place.source
         if shard is None:
-            self._check_alike(cursor)
+            self._check_same(cursor)
             others = self.others(cursor)
             if others:
                 raise is_shared(self.place.shown, others, table=source)
         elif replace(self, place=replace(self.place, shard=None)).is_there(cursor):
             raise not_shared(self.place.shown, shard, table=source)
 
-    def _check_alike(self, cursor: Any) -> None:
+    def _check_same(self, cursor: Any) -> None:
         if not self.dialect.folds_names(cursor):
             return
         query = f"SELECT table_name, source_table FROM {self.location}"
@@ -179,7 +179,7 @@ class SqlLedger:
             raise SchemaRefusedError(
                 f"the rows of {self.place.shown} were written under the key ({', '.join(entry.keys)}), and "
                 f"the key is now ({', '.join(self.keys)}): set keys in the config to the old key again, or "
-                "give target.table another template and load the table anew",
+                "give target.table another template and load the table again",
                 table=str(self.place.source),
                 **key_change(entry.keys, self.keys),
             )
@@ -192,7 +192,7 @@ class SqlLedger:
 
         Raises:
             StaleProgressError: the rows were written to another table of this name, and the ledger is the one
-                that speaks of it: where both were made anew, they came from one backup.
+                that speaks of it: where both were made again, they came from one backup.
         """
         now = self.dialect.identity(cursor, self.place)
         if entry.progress and entry.identity and now and _made_again(entry.identity, now):

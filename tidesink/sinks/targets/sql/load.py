@@ -1,7 +1,7 @@
 """The rows of a batch on their way into a staging table: from Spark's executors straight to the database.
 
 Each task writes its rows with the id of its attempt. The driver gets one line a task, of the attempt that
-Spark took as the task's: rows of a task that was tried again or ran twice are told apart by it, and are
+Spark took as the task's: rows of a task that was tried again or ran twice are identified by it, and are
 never merged. Nothing of the rows passes the driver.
 """
 
@@ -34,7 +34,7 @@ SMALL_BATCH: Final = 20_000
 ATTEMPT: Final = "t_attempt"
 IS_DELETE: Final = "t_delete"
 KEPT: Final = "t_kept"
-ANEW: Final = "t_anew"
+AGAIN: Final = "t_anew"
 FROM: Final = "t_place"
 SEQUENCE: Final = "t_seq"
 AT: Final = "t_at"
@@ -42,7 +42,7 @@ AT: Final = "t_at"
 ROW: Final = "t_row"
 # What comes of each row before the shape's columns, and how; the batch says which.
 MARKS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {IS_DELETE: "plain", SEQUENCE: "plain", AT: "plain", KEPT: "text", ANEW: "plain", FROM: "text"}
+    {IS_DELETE: "plain", SEQUENCE: "plain", AT: "plain", KEPT: "text", AGAIN: "plain", FROM: "text"}
 )
 # All that a staging table may have beside the shape's columns: so many fewer there are to be had.
 STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
@@ -76,7 +76,7 @@ def staged_columns(batch: ReducedBatch) -> tuple[StagedColumn, ...]:
     """What a staging table has of each row besides the attempt: the marks of the batch, then the shape."""
     shape = batch.shape
     asked = {IS_DELETE: True, SEQUENCE: batch.sequenced, AT: batch.mode == "history"}
-    asked |= dict.fromkeys((KEPT, ANEW, FROM), batch.keeps)
+    asked |= dict.fromkeys((KEPT, AGAIN, FROM), batch.keeps)
     marks = [StagedColumn(name, kind) for name, kind in MARKS.items() if asked[name]]
     values = [StagedColumn(f"c{at}", _kind(column), column) for at, column in enumerate(shape.columns)]
     return (*marks, *values)
@@ -98,7 +98,7 @@ def staged_frame(batch: ReducedBatch, columns: Sequence[StagedColumn], *, hex_pr
     marks: dict[str, Callable[[], Column]] = {
         IS_DELETE: lambda: (F.col("_op") == "delete").cast("int"),
         KEPT: lambda: _kept_positions(batch.shape),
-        ANEW: lambda: F.coalesce(F.col("_anew"), F.lit(False)).cast("int"),
+        AGAIN: lambda: F.coalesce(F.col("_anew"), F.lit(False)).cast("int"),
         FROM: lambda: F.to_json(F.struct(*PLACE_COLUMNS, "_kept")),
         AT: lambda: F.col("_commit_ts"),
         SEQUENCE: lambda: F.concat(F.lit(hex_prefix), packed_hex(F.col("_seq"))),
@@ -162,8 +162,8 @@ def _kept_positions(shape: TableShape) -> Column:
 
     names = F.array(*(F.lit(column.name) for column in shape.columns))
     places = F.transform("_kept", lambda name: F.concat(F.array_position(names, name) - 1, F.lit(",")))
-    left_out = F.size("_kept") > 0
-    return F.when(left_out, F.concat(F.lit(","), F.array_join(places, "")))
+    omitted = F.size("_kept") > 0
+    return F.when(omitted, F.concat(F.lit(","), F.array_join(places, "")))
 
 
 def _value(column: ShapeColumn, hex_prefix: str) -> Column:
@@ -249,23 +249,23 @@ def stage_rows(frame: DataFrame, loader: Loader, batch: ReducedBatch) -> Staged:
     table = str(batch.shape.table)
     try:
         with raised_task_errors(table=table):
-            told = frame.mapInArrow(loader, "attempt bigint, rows bigint, code string, nul int").collect()
+            reported = frame.mapInArrow(loader, "attempt bigint, rows bigint, code string, nul int").collect()
     except SPARK_ERRORS as exc:
         raise TransientTargetError(
             f"Spark could not bring the rows to the database ({type(exc).__name__}), and nothing was merged",
             table=table,
         ) from exc
-    for row in told:
+    for row in reported:
         if row["code"] is not None or row["nul"] is not None:
             return Staged((), Failure(row["code"] or "", row["nul"]))
-    rows = sum(row["rows"] for row in told)
+    rows = sum(row["rows"] for row in reported)
     if rows != batch.upserts + batch.deletes:
         raise AccountingError(
             f"{rows} rows were brought to the database, of {batch.upserts} upserts and {batch.deletes} "
             "deletes",
             table=table,
         )
-    return Staged(tuple(row["attempt"] for row in told if row["rows"]))
+    return Staged(tuple(row["attempt"] for row in reported if row["rows"]))
 
 
 # How a column is written: in quotes, as its number or hex digits, or as the time of its microseconds.

@@ -28,7 +28,7 @@ from tidesink.sinks.batch.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, His
 from tidesink.sinks.targets.base import NOT_STORED, SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (
-    ANEW,
+    AGAIN,
     AT,
     ATTEMPT,
     FROM,
@@ -105,7 +105,7 @@ def check_staged(cursor: Any, merge: Merge) -> None:
     of its rows; a table of Aria is not replicated, and a crash may cost its end.
 
     Raises:
-        TransientTargetError: rows are missing; the next try stages them anew.
+        TransientTargetError: rows are missing; the next try stages them again.
         AccountingError: all are there, and are not the upserts and deletes that the batch was said to have.
     """
     cursor.execute(
@@ -115,14 +115,14 @@ def check_staged(cursor: Any, merge: Merge) -> None:
     upserts, deletes = found.get(0, 0), found.get(1, 0)
     if (upserts, deletes) == (merge.upserts, merge.deletes):
         return
-    told = (
+    said = (
         f"{upserts} upserts and {deletes} deletes are in the staging table, of {merge.upserts} and "
         f"{merge.deletes} that the batch has"
     )
     if sum(found.values()) == merge.upserts + merge.deletes:
-        raise AccountingError(told, table=str(merge.place.source))
+        raise AccountingError(said, table=str(merge.place.source))
     raise TransientTargetError(
-        f"{told}: the database lost rows since they were staged (did it restart, or fail over?), and nothing "
+        f"{said}: the database lost rows since they were staged (did it restart, or fail over?), and nothing "
         "was written",
         table=str(merge.place.source),
     )
@@ -141,9 +141,9 @@ def not_stored(cursor: Any, merge: Merge) -> tuple[str, dict[str, Any]] | None:
     row = cursor.fetchone()
     if row is None:
         return None
-    told = json.loads(row[0])
-    message = NOT_STORED.format(columns=", ".join(told.pop("_kept")))
-    return message, {name.removeprefix("_"): value for name, value in told.items()}
+    said = json.loads(row[0])
+    message = NOT_STORED.format(columns=", ".join(said.pop("_kept")))
+    return message, {name.removeprefix("_"): value for name, value in said.items()}
 
 
 def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
@@ -441,9 +441,9 @@ def make_staging(
     types: Sequence[str],
     table: str,
 ) -> None:
-    """Make the table ``stage`` anew; ``types`` are those of the shape's columns."""
+    """Make the table ``stage`` again; ``types`` are those of the shape's columns."""
     words = OF_SPARK[connections.dialect.database]
-    marks = {IS_DELETE: words["int"], KEPT: words["string"], ANEW: words["int"], FROM: words["string"]}
+    marks = {IS_DELETE: words["int"], KEPT: words["string"], AGAIN: words["int"], FROM: words["string"]}
     marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
     marks[AT] = words["bigint"]
     found = iter(types)

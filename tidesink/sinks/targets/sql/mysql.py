@@ -35,7 +35,7 @@ from tidesink.sinks.targets.sql.mysql_merge import (
     prepare_ledger,
 )
 from tidesink.sinks.targets.sql.target import (
-    SqlForesight,
+    SqlPreflight,
     SqlTarget,
     capabilities_of,
     open_sql,
@@ -219,9 +219,9 @@ class MysqlDialect:
             "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND COLUMN_COMMENT LIKE %s",
             (place.schema, place.name, f"{_FILLING}%"),
         )
-        told = [(name, comment.removeprefix(_FILLING)) for name, comment in cursor.fetchall()]
+        reported = [(name, comment.removeprefix(_FILLING)) for name, comment in cursor.fetchall()]
         changes = [
-            f"MODIFY COLUMN {self._column(name, found)}" for name, found in told if _TYPE.fullmatch(found)
+            f"MODIFY COLUMN {self._column(name, found)}" for name, found in reported if _TYPE.fullmatch(found)
         ]
         return [f"ALTER TABLE {place.location} {', '.join(changes)}"] if changes else []
 
@@ -368,7 +368,7 @@ class MysqlDialect:
 
 
 CAPABILITIES: Final = capabilities_of(MysqlDialect())
-FORESIGHT: Final = SqlForesight(MysqlDialect())
+PREFLIGHT: Final = SqlPreflight(MysqlDialect())
 _QUESTION: Final = "SELECT CONCAT(VERSION(), IF(@@GLOBAL.local_infile, '', ' without local_infile'))"
 _WITHOUT: Final = "without local_infile"
 
@@ -395,7 +395,7 @@ def try_target(settings: MysqlSettings) -> str:
 
 
 # A value that does not fit is an error and never changed, nor is a 0 the next number of an AUTO_INCREMENT;
-# what LOAD DATA changed is told, whatever the server tells others; instants are written in UTC.
+# what LOAD DATA changed is shown, whatever the server tells others; instants are written in UTC.
 _SESSION: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_ENGINE_SUBSTITUTION,NO_AUTO_VALUE_ON_ZERO'",

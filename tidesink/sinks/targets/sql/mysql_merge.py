@@ -458,7 +458,7 @@ _ADDED: Final[_Meaning] = (
 _CRASHED: Final[_Meaning] = (
     TransientTargetError,
     "a table is marked as crashed, as one of Aria or MyISAM is when the server stops in the middle: a "
-    "staging table is made anew by the next try, any other needs REPAIR TABLE",
+    "staging table is made again by the next try, any other needs REPAIR TABLE",
 )
 _ENGINE: Final[_Meaning] = (
     TargetError,
@@ -507,7 +507,7 @@ _MEANINGS: Final = {str(number): meaning for meaning, numbers in _NUMBERS.items(
 
 
 class LoadRefusedError(Exception):
-    """LOAD DATA LOCAL told of a value that it changed, as a warning with this number."""
+    """LOAD DATA LOCAL warned of a value that it changed, as a warning with this number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

@@ -29,7 +29,7 @@ from tidesink.sinks.targets.sql.location import (
 )
 from tidesink.sinks.targets.sql.postgres_merge import code_of, error_of, merged, merged_in_order
 from tidesink.sinks.targets.sql.target import (
-    SqlForesight,
+    SqlPreflight,
     SqlTarget,
     capabilities_of,
     open_sql,
@@ -94,7 +94,7 @@ def connect(endpoint: Endpoint) -> Any:
     """A connection; statements are in transactions.
 
     Raises:
-        TransientTargetError: it cannot be made. libpq has no code for the reason, so its own words are told:
+        TransientTargetError: it cannot be made. libpq has no code for the reason, so its own words are shown:
             they hold no values and no password.
     """
     driver = psycopg()
@@ -389,7 +389,7 @@ def _held(name: str, found: str) -> str:
 
 
 CAPABILITIES: Final = capabilities_of(PostgresDialect())
-FORESIGHT: Final = SqlForesight(PostgresDialect())
+PREFLIGHT: Final = SqlPreflight(PostgresDialect())
 _QUESTION: Final = (
     "SELECT format('Postgres %s: %s', current_setting('server_version'), CASE "
     "WHEN has_database_privilege(current_database(), 'CREATE') THEN 'schemas can be made' "

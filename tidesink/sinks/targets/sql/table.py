@@ -399,8 +399,8 @@ class SqlTable(ChangedColumns):
                 return done
             entry = self._ledger.identified(cursor, entry)
             counts = self._merged(cursor, batch, attempts)
-            told = batch.truncates or batch.sequenced or batch.mode == "history"
-            absent = counts.absent if told else batch.deletes - counts.deleted
+            reported = batch.truncates or batch.sequenced or batch.mode == "history"
+            absent = counts.absent if reported else batch.deletes - counts.deleted
             version = entry.commits + 1
             result = ApplyResult(*counts[:3], absent, str(version), counts.stale)
             entry = replace(entry, progress=progress, result=result, commits=version)
@@ -429,9 +429,9 @@ class SqlTable(ChangedColumns):
         if batch.mode == "append":
             return append_staged(cursor, merge)
         if merge.kept:
-            left_out = None if batch.lenient else not_stored(cursor, merge)
-            if left_out is not None:
-                message, place = left_out
+            omitted = None if batch.lenient else not_stored(cursor, merge)
+            if omitted is not None:
+                message, place = omitted
                 raise ValueNotStoredError(message, **place, table=self._table)
             fill_kept(cursor, self._dialect.database, merge)
         return self._dialect.merge(cursor, merge)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import TableId
-from tidesink.sinks.targets.base import Capabilities, DeleteMode, Foreseen, Foresight
+from tidesink.sinks.targets.base import Capabilities, DeleteMode, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.sql.columns import check_sql_shape, room_limits, wanted_type
 from tidesink.sinks.targets.sql.dialect import Connections
 from tidesink.sinks.targets.sql.location import Endpoint, Place, endpoint_of, place_in
@@ -112,7 +112,7 @@ def try_connection(dialect: Dialect, endpoint: Endpoint, query: str) -> str:
     return str(answer)
 
 
-class SqlForesight(Foresight):
+class SqlPreflight(PreflightChecks):
     """Of the tables of a database."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -122,8 +122,8 @@ class SqlForesight(Foresight):
         """As a CREATE TABLE has it."""
         return shown_type(column, self._dialect.database)
 
-    def foresee(self, config: Config, shape: TableShape) -> Foreseen:
-        """Names, columns and keys by the database's limits; raises as ``Foresight`` says."""
+    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+        """Names, columns and keys by the database's limits; raises as ``PreflightChecks`` says."""
         dialect, settings = self._dialect, cast("SqlSettings", config.target)
         place = place_in(settings.table, shape.table, dialect.quote)
         view = view_name(settings.view, place)
@@ -131,7 +131,7 @@ class SqlForesight(Foresight):
             place.beside(view)
         check_sql_shape(shape, dialect.limits, dialect.quote)
         limits = tuple(room_limits(shape, dialect.limits, dialect.database))
-        return Foreseen(limits, tuple(self._keys_without_length(shape)))
+        return PreflightResult(limits, tuple(self._keys_without_length(shape)))
 
     def _keys_without_length(self, shape: TableShape) -> Iterator[str]:
         """Why a table cannot be made; it can be there already, made by somebody."""

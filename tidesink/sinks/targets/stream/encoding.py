@@ -23,7 +23,7 @@ from tidesink.errors import (
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, Row, TableSchema, Value
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.targets.base import Foreseen, Foresight, Limit
+from tidesink.sinks.targets.base import Limit, PreflightChecks, PreflightResult
 from tidesink.sinks.targets.stream.table import MessageRow, MessageRows, check_shape
 from tidesink.typemap.render import type_words
 from tidesink.typemap.table import TYPES, row_of
@@ -310,40 +310,40 @@ def _local(text: str, zone: ZoneInfo, column: str) -> str:
 NO_TRUNCATE: Final = (
     "the source emptied the table, and a topic has no message for that which every reader knows. Have the "
     "connector skip truncates (skipped.operations: t, its default), delete the rows at the source in place "
-    "of it, or send the table anew to another topic"
+    "of it, or send the table again to another topic"
 )
 _MAY_TRUNCATE: Final = (
     "no message says that a table was emptied: a truncate at the source stops its table, unless the "
     "connector skips it (skipped.operations: t, its default)"
 )
-_LEFT_OUT: Final = (
+_OMITTED: Final = (
     "no message says that a value was left out: an unchanged TOAST value stops its table. Set REPLICA "
     "IDENTITY FULL at the source, or write debezium-json or debezium-avro"
 )
 
 
-class HttpForesight(Foresight):
+class HttpPreflight(PreflightChecks):
     """Of rows sent as JSON."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
         """What its values are in JSON."""
         return json_type(column.type)
 
-    def foresee(self, config: Config, shape: TableShape) -> Foreseen:
-        """Nothing more than the capabilities say; raises as ``Foresight`` says."""
+    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+        """Nothing more than the capabilities say; raises as ``PreflightChecks`` says."""
         check_shape(shape, config.table_config(shape.source).deletes)
-        return Foreseen()
+        return PreflightResult()
 
 
-class KafkaForesight(Foresight):
+class KafkaPreflight(PreflightChecks):
     """Of rows written by one of our codecs."""
 
     def column_type(self, settings: Any, column: ShapeColumn) -> str:  # noqa: ARG002
         """The type of TiDB's that it is written as, whatever the protocol makes of that."""
         return type_words(written_type(column))
 
-    def foresee(self, config: Config, shape: TableShape) -> Foreseen:
-        """What the protocol has no word for; raises as ``Foresight`` says."""
+    def foresee(self, config: Config, shape: TableShape) -> PreflightResult:
+        """What the protocol has no word for; raises as ``PreflightChecks`` says."""
         check_shape(shape, config.table_config(shape.source).deletes)
         settings = cast("KafkaSettings", config.target)
         topic = settings.rule.topic_for(shape.table)
@@ -357,10 +357,10 @@ class KafkaForesight(Foresight):
             registry=MemorySchemaRegistry(),
         )
         if not config.source.protocol.startswith("debezium"):
-            return Foreseen()  # TiCDC's rows are whole, and its TRUNCATE is DDL
+            return PreflightResult()  # TiCDC's rows are whole, and its TRUNCATE is DDL
         tells = settings.protocol.startswith("debezium")
-        left_out = () if tells else (Limit("left-out-values", _LEFT_OUT),)
-        return Foreseen((Limit("truncate", _MAY_TRUNCATE), *left_out))
+        omitted = () if tells else (Limit("left-out-values", _OMITTED),)
+        return PreflightResult((Limit("truncate", _MAY_TRUNCATE), *omitted))
 
 
 def reads_of(config: Config) -> Callable[[str], bool] | None:

@@ -24,7 +24,7 @@ from tidesink.schema_registry.auth import Auth, NoAuth, TlsOptions, hide, safe_u
 from tidesink.schema_registry.transport import Signature, causes_of, retry_after_of
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
-from tidesink.sinks.targets.stream.encoding import HttpForesight
+from tidesink.sinks.targets.stream.encoding import HttpPreflight
 from tidesink.sinks.targets.stream.ledger import LedgerEntry, StoreLedger
 from tidesink.sinks.targets.stream.table import (
     MessageRow,
@@ -56,7 +56,7 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     keeps_rows=False,
 )
-FORESIGHT: Final = HttpForesight()
+PREFLIGHT: Final = HttpPreflight()
 _REFUSED: Final = frozenset({401, 403})
 
 
@@ -381,7 +381,7 @@ class Stamp:
     @classmethod
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
         """The stamp of a batch that is sent on what the ledger's entry says."""
-        return cls(entry.pipeline, progress.table, entry.told_epoch, progress.batch, entry.cut(progress))
+        return cls(entry.pipeline, progress.table, entry.sent_epoch, progress.batch, entry.cut(progress))
 
     def headers(self, body: bytes) -> dict[str, str]:
         """The headers of a request with this body."""

@@ -22,7 +22,7 @@ from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import (
     NO_TRUNCATE,
     Encoding,
-    KafkaForesight,
+    KafkaPreflight,
     check_topic,
     prepare,
     reads_of,
@@ -59,7 +59,7 @@ CAPABILITIES: Final = Capabilities(
     durable=True,
     keeps_rows=False,
 )
-FORESIGHT: Final = KafkaForesight()
+PREFLIGHT: Final = KafkaPreflight()
 
 
 def open_target(config: Config, _spark: SparkSession, store: StateStore) -> KafkaTarget:
@@ -281,18 +281,18 @@ class Stamp:
     def of(cls, entry: LedgerEntry, progress: Progress) -> Stamp:
         """The stamp of a batch that is sent on what the ledger's entry says."""
         key = f"{entry.pipeline}/{progress.table}/{progress.batch}/{entry.cut(progress)}"
-        return cls(key, entry.told_epoch, progress.batch)
+        return cls(key, entry.sent_epoch, progress.batch)
 
     def headers(self, row: MessageRow) -> Headers:
         """The headers of a row's message."""
-        told: dict[str, object] = {
+        reported: dict[str, object] = {
             IDEMPOTENCY_HEADER: self.key,
             EPOCH_HEADER: self.epoch,
             BATCH_HEADER: self.batch,
         }
         if row.place is not None:
-            told[SOURCE_HEADER] = shown_place(row.place)
-        return [(name, str(value).encode()) for name, value in told.items()]
+            reported[SOURCE_HEADER] = shown_place(row.place)
+        return [(name, str(value).encode()) for name, value in reported.items()]
 
 
 @dataclass(frozen=True)
@@ -338,8 +338,8 @@ class _Sending:
             try:
                 self._produce(row)
             except EncodeError as error:
-                told = EncodeError(f"{error.message}{_origin(row.place)}", **error.context)
-                raise told.with_context(topic=self._topic) from error
+                reported = EncodeError(f"{error.message}{_origin(row.place)}", **error.context)
+                raise reported.with_context(topic=self._topic) from error
         self._check()
 
     def finish(self) -> Sent:
@@ -452,7 +452,7 @@ class TargetTopics:
         if found is None or found.topic_id != opened.topic_id:
             raise StaleProgressError(
                 "the topic was deleted or made again since the table was opened, and what was sent is gone: "
-                "start the worker again, and the table is sent anew from the start of its source's topic",
+                "start the worker again, and the table is sent again from the start of its source's topic",
                 topic=opened.name,
             )
 

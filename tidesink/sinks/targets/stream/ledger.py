@@ -6,7 +6,7 @@ in the store, so that of two workers one holds the table; a worker that lost it 
 and after, but what it was sending when it lost the table is sent all the same.
 
 The store may be lost or brought back from a backup, and epochs that are counted in it go back with it. What
-readers are told therefore takes the clock: milliseconds since 1970, or one more than what was told last.
+readers are sent therefore takes the clock: milliseconds since 1970, or one more than what was sent last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CUT_DIGITS: Final = 16
 class LedgerEntry:
     """What the store holds of one table. ``columns``: Spark types by name, of all that was ever sent.
 
-    ``told_epoch`` is the epoch in what is sent: greater with each claim, whatever became of the store.
+    ``sent_epoch`` is the epoch in what is sent: greater with each claim, whatever became of the store.
     ``follows`` is the one in which the batch before was written down, of a first batch that of the first
     claim. It is the same however often a batch is sent again, and another where the same number was given to
     a batch once more, since the store was lost.
@@ -45,7 +45,7 @@ class LedgerEntry:
     pipeline: str
     keys: tuple[str, ...]
     epoch: int = 0
-    told_epoch: int = 0
+    sent_epoch: int = 0
     follows: int = 0
     columns: Mapping[str, str] | None = None
     progress: Progress | None = None
@@ -59,7 +59,7 @@ class LedgerEntry:
             "pipeline": self.pipeline,
             "keys": list(self.keys),
             "epoch": self.epoch,
-            "told_epoch": self.told_epoch,
+            "told_epoch": self.sent_epoch,
             "follows": self.follows,
             "columns": None if self.columns is None else [list(one) for one in self.columns.items()],
             "progress": None if self.progress is None else as_document(self.progress),
@@ -68,11 +68,16 @@ class LedgerEntry:
 
     def claimed(self, now: int) -> LedgerEntry:
         """The entry of the next claim, at ``now`` by the clock."""
-        epoch, told = self.epoch + 1, max(self.told_epoch + 1, now)
+        epoch, reported = self.epoch + 1, max(self.sent_epoch + 1, now)
         progress = self.progress and replace(self.progress, epoch=epoch)
         # The result was of another epoch's batch.
         return replace(
-            self, epoch=epoch, told_epoch=told, follows=self.follows or told, progress=progress, result=None
+            self,
+            epoch=epoch,
+            sent_epoch=reported,
+            follows=self.follows or reported,
+            progress=progress,
+            result=None,
         )
 
     def done(self, progress: Progress) -> ApplyResult | None:
@@ -115,8 +120,8 @@ def _read(document: Any) -> LedgerEntry:
             pipeline=document["pipeline"],
             keys=tuple(document["keys"]),
             epoch=int(document["epoch"]),
-            # Ledgers were written without these two: what was told then is less than any clock.
-            told_epoch=int(document.get("told_epoch", 0)),
+            # Ledgers were written without these two: what was sent then is less than any clock.
+            sent_epoch=int(document.get("told_epoch", 0)),
             follows=int(document.get("follows", 0)),
             columns=None if columns is None else dict(columns),
             progress=None if progress is None else from_document(progress),
@@ -217,7 +222,7 @@ class StoreLedger:
         """
 
         def written(entry: LedgerEntry) -> LedgerEntry:
-            return replace(self._mine(entry), progress=progress, result=result, follows=entry.told_epoch)
+            return replace(self._mine(entry), progress=progress, result=result, follows=entry.sent_epoch)
 
         self._changed(written)
 
@@ -234,10 +239,10 @@ class StoreLedger:
         if mine is None:
             raise StaleProgressError("claim the table before writing to it", table=str(self._table))
         # Both: a store that was lost or is an older one counts the same epochs once more.
-        if (entry.epoch, entry.told_epoch) != (mine.epoch, mine.told_epoch):
+        if (entry.epoch, entry.sent_epoch) != (mine.epoch, mine.sent_epoch):
             raise StaleProgressError(
                 f"another worker holds this table: the ledger is at epoch {entry.epoch} (sent as "
-                f"{entry.told_epoch}), this worker holds epoch {mine.epoch} (sent as {mine.told_epoch})",
+                f"{entry.sent_epoch}), this worker holds epoch {mine.epoch} (sent as {mine.sent_epoch})",
                 table=str(self._table),
             )
 

@@ -93,7 +93,7 @@ class MessageTable(ABC):
         if done is not None:
             return done
         sent = Sent(0, 0) if batch.empty else self._send(batch, progress, entry)
-        result = sent_result(*sent, f"{entry.told_epoch}/{progress.batch}")
+        result = sent_result(*sent, f"{entry.sent_epoch}/{progress.batch}")
         batch.on_staged()
         self._ledger.write(progress, result)
         return result
@@ -113,7 +113,7 @@ _NO_WORD: Final = (
     "the source did not send the value of {columns}, since it did not change, and {protocol} has no word for "
     "that. Set REPLICA IDENTITY FULL on the table, or write debezium-json or debezium-avro, which have one"
 )
-_ANEW: Final = (
+_AGAIN: Final = (
     "the source did not send the value of {columns}, and the row was deleted before it in the same batch: "
     "nobody has the value. Set REPLICA IDENTITY FULL on the table, and take a snapshot of the row"
 )
@@ -164,12 +164,12 @@ def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: b
     if not batch.keeps or batch.frame is None:
         return
     tells = tells or protocol.startswith("debezium")
-    left_out = batch.frame.where(f"size(_kept) > 0{' AND _anew' if tells else ''}")
+    omitted = batch.frame.where(f"size(_kept) > 0{' AND _again' if tells else ''}")
     places = [name for name in PLACE_COLUMNS if name in frame.columns]
-    row = left_out.select("_kept", *places).first()
+    row = omitted.select("_kept", *places).first()
     if row is None:
         return
-    text = (_ANEW if tells else _NO_WORD).format(columns=", ".join(row["_kept"]), protocol=protocol)
+    text = (_AGAIN if tells else _NO_WORD).format(columns=", ".join(row["_kept"]), protocol=protocol)
     place = {name.removeprefix("_"): row[name] for name in places}
     raise ValueNotStoredError(text, **place, table=str(batch.shape.table))
 
@@ -229,11 +229,11 @@ class MessageRows:
         known: list[Any] = list(places) or [None] * count
         keys, afters = self._rows(batch.column("key")), self._rows(batch.column("after"))
         for at, op in enumerate(batch.column("_op").to_pylist()):
-            after, left_out = afters[at], tuple(kept[at] or ())
-            if after is not None and left_out:
-                after = {name: value for name, value in after.items() if name not in left_out}
+            after, omitted = afters[at], tuple(kept[at] or ())
+            if after is not None and omitted:
+                after = {name: value for name, value in after.items() if name not in omitted}
             key = keys[at] or {}
-            yield MessageRow(op, key, None if op == "delete" else after, commit_ts[at], left_out, known[at])
+            yield MessageRow(op, key, None if op == "delete" else after, commit_ts[at], omitted, known[at])
 
     def _rows(self, structs: pa.StructArray) -> list[dict[str, Value] | None]:
         names = [structs.type.field(at).name for at in range(structs.type.num_fields)]
@@ -316,12 +316,12 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
 
     Raises:
         TidesinkError: reading the rows failed in a task.
-        TargetError: the first error that a task told, of its own class.
+        TargetError: the first error that a task gave, of its own class.
         TransientTargetError: Spark could not run the tasks to their end.
     """
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _told(task, iter(batches))
+        yield _reported(task, iter(batches))
 
     try:
         with raised_task_errors(table=table):
@@ -339,7 +339,7 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
     return Sent(sum(row["upserts"] for row in rows), sum(row["deletes"] for row in rows))
 
 
-def _told(task: Task, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+def _reported(task: Task, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
     upserts = deletes = 0
     error: str | None = None
     try:
