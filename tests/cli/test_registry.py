@@ -216,7 +216,7 @@ def test_tables_that_ticdc_stops_at_or_leaves_out(ddl: Any) -> None:
     assert "both come to the Avro field 'a_b'" in found["failed"]["shop.s"]
     text = reported("check", "--table-definition", file, "--previous", before, code=1)
     assert "shop.s: TiCDC's encoder would stop" in text
-    assert "warning: shop.n is not judged" in text
+    assert "warning: shop.n is not checked" in text
 
 
 def test_register_refuses_what_the_registry_would(server: Server, ddl: Any) -> None:

@@ -29,10 +29,6 @@ class _Knows:
     def learn(self, _missed: object) -> bool:
         return False
 
-    def range_task(self, _ranges: object, _fetch: object) -> SimpleNamespace:
-        """Some task."""
-        return SimpleNamespace(of_topic=lambda _id: SimpleNamespace())
-
 
 class _Scripted(Batch):
     """A batch of a topic of which one knows where the truncates and the bad records are."""
@@ -95,24 +91,22 @@ def test_a_bad_record_right_behind_a_truncate_is_told_of() -> None:
 
 
 class _Scattered(_Scripted):
-    """A truncate at offset 4 of a topic with two partitions: tasks find it, and a frame refuses it."""
+    """A truncate at offset 4 of a topic with two partitions: a bad record where the batch's rules say so."""
 
     def __init__(self) -> None:
         super().__init__(0, 9, truncates=[4], bad=[])
         partitions = {number: PartitionOffsets(0, 9) for number in (0, 1)}
         self._plan = replace(self._plan, found=TopicOffsets("t", "id", partitions))
-        self._reader = cast("Any", SimpleNamespace(fetch=lambda _wanted: iter(())))
-        self.by_tasks: list[bool] = []
+        self.allowed: list[bool] = []
 
     def _reduce_once(self, plan: BatchPlan) -> Reduction:
-        by_tasks = self._range_task(plan) is not None
-        self.by_tasks.append(by_tasks)
-        self._truncates, self._bad = ([4], []) if by_tasks else ([], [4])
+        allowed = self._rules().truncates
+        self.allowed.append(allowed)
+        self._truncates, self._bad = ([4], []) if allowed else ([], [4])
         return super()._reduce_once(plan)
 
 
 def test_a_truncate_in_one_of_several_partitions_is_a_bad_record() -> None:
     batch = _Scattered()
     assert batch.cut() == (4, 4)
-    # Tasks met it; the frame, which makes bad records of truncates, has the last word.
-    assert batch.by_tasks == [True, False, False]
+    assert batch.allowed == [True, False, False]
