@@ -12,6 +12,7 @@ from tidesink.events import TableId
 from tidesink.sinks.batch.counts import BadRecord, BatchSummary, Place, Truncate
 from tidesink.sinks.batch.run import Batch, BatchPlan, Hold, Reduction
 from tidesink.sinks.batch.source import KafkaRead
+from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.memory import MemoryTarget
@@ -88,6 +89,20 @@ def test_the_table_pauses_where_it_stands_right_before_the_bad_record() -> None:
 
 def test_a_bad_record_right_behind_a_truncate_is_told_of() -> None:
     assert _Scripted(4, 9, truncates=[4], bad=[5]).cut() == (5, 5)
+
+
+class _Heavy(_Scripted):
+    """Three records are more than a task takes."""
+
+    def _reduce_once(self, plan: BatchPlan) -> Reduction:
+        if plan.records >= 3:
+            raise RangeTooLargeError("too large")
+        return super()._reduce_once(plan)
+
+
+def test_a_batch_that_is_heavier_than_was_estimated_is_halved() -> None:
+    assert _Heavy(0, 9, truncates=[], bad=[]).cut() == (2, None)
+    assert _Heavy(0, 9, truncates=[], bad=[1]).cut() == (1, 1)
 
 
 class _Scattered(_Scripted):

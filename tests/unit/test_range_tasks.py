@@ -37,7 +37,7 @@ from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas, TableDecoder
 from tidesink.sinks.batch.records import EventRules
 from tidesink.sinks.batch.target_rows import DroppedById, TargetRows, default_value
-from tidesink.sinks.batch.tasks import RangeTask, mixed_hashes, unpack
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
@@ -445,6 +445,16 @@ def test_a_row_that_leaves_values_out_has_no_place_in_the_sources_order() -> Non
     rows, _ = run(RangeTask((WANTED,), KafkaFetch({}), plan), [records])
     assert [(row["_op"], row["_offset"]) for row in rows] == [("upsert", 0), ("bad", 1)]
     assert "leaves out values" in rows[1]["_detail"]["reason"]
+
+
+def test_a_range_heavier_than_a_task_decodes_as_a_whole_is_refused_by_a_class_of_its_own() -> None:
+    topic = Topic()
+    for number in range(9):
+        topic.write(OLD, {"id": number, "name": "n" * 100})
+    task = replace(topic.task(TargetRows(shape(OLD))), most_bytes=400)
+    with pytest.raises(TaskError) as raised:
+        run(task, topic.batches(2))
+    assert type(task_error(raised.value)) is RangeTooLargeError
 
 
 def test_what_empties_the_table_is_a_bad_record_where_the_topic_has_several_partitions() -> None:

@@ -55,9 +55,9 @@ from tidesink.sinks.batch.schema_changes import (
 )
 from tidesink.sinks.batch.source import KafkaRead, RecordReader, translated_read_errors
 from tidesink.sinks.batch.staging import rows_to_write, staged_frame
-from tidesink.sinks.batch.tasks import RangeTask
+from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved
 from tidesink.sinks.schema_sources.base import Decoding, Missed
 from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
 from tidesink.sinks.targets.base import ApplyResult, EvolveResult, ReducedBatch, TargetTable
@@ -209,7 +209,13 @@ class Batch:
         for _ in range(MOST_PLANS):
             self._around.stop.check()
             settle_names(self._hold.table, self._decoding, self._policies)
-            reduction = replace(self._reduce_once(plan), bad=bad)
+            try:
+                reduction = replace(self._reduce_once(plan), bad=bad)
+            except RangeTooLargeError:
+                if all(part.records <= 1 for part in plan.ranges):
+                    raise
+                # How heavy a batch is was estimated by the records before it.
+                return self._reduced(replace(plan, ranges=halved(plan.ranges)), bad)
             with _released_on_error(reduction.release):
                 again = self._must_plan_again(reduction)
                 if not again:

@@ -138,13 +138,21 @@ class ReducedColumns:
         )
 
 
+class RangeTooLargeError(ConfigError):
+    """A range holds more than a task decodes as a whole: its records are heavier than those before it."""
+
+
 @dataclass(frozen=True)
 class RangeTask:
-    """Fetch, decode, reduce and pack ranges. A task is given the numbers of its ranges."""
+    """Fetch, decode, reduce and pack ranges. A task is given the numbers of its ranges.
+
+    ``most_bytes``: of one range, decoded.
+    """
 
     ranges: tuple[FetchRange, ...]
     fetch: Fetch
     plan: DecodePlan
+    most_bytes: int = _MOST_BYTES
 
     @property
     def columns(self) -> ReducedColumns:
@@ -180,8 +188,8 @@ class RangeTask:
             found.add(more)
             # Compressed values, and those that lie elsewhere, are more than their records.
             size += max(more.bytes, sum(int(table.rows.nbytes) for table in more.tables))
-            if size > _MOST_BYTES:
-                raise _too_large(wanted)
+            if size > self.most_bytes:
+                raise _too_large(wanted, self.most_bytes)
         return found
 
 
@@ -215,9 +223,9 @@ def mixed_hashes(hashes: Sequence[tuple[tuple[str, int], bytes]]) -> npt.NDArray
     return whole[counts > 1]
 
 
-def _too_large(wanted: FetchRange) -> ConfigError:
-    return ConfigError(
-        f"one batch has more than {_MOST_BYTES >> 20} MiB of one partition: lower batch.max-bytes",
+def _too_large(wanted: FetchRange, most_bytes: int) -> RangeTooLargeError:
+    return RangeTooLargeError(
+        f"a batch of one partition has more than {most_bytes >> 20} MiB: lower batch.max-bytes",
         topic=wanted.topic,
         partition=wanted.partition,
     )

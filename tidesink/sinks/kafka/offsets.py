@@ -349,6 +349,11 @@ def sample_size(size: RecordSize, available: Sequence[OffsetRange], weigh: Weigh
         size.last = max(size.last, heaviest)
 
 
+def halved(ranges: Sequence[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The first half of each range; of one offset the whole."""
+    return tuple(part._replace(end=part.end - part.records // 2) for part in ranges)
+
+
 def cut_before(ranges: Sequence[OffsetRange], bad: Mapping[tuple[str, int], int]) -> tuple[OffsetRange, ...]:
     """The ranges, each ending before the first bad offset of its partition."""
     return tuple(
