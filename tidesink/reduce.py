@@ -27,7 +27,7 @@ class ReducedRow(NamedTuple):
 
     ``half`` marks the delete half of a key change: its event is counted with the half that writes.
     ``kept`` columns are not in ``row``: the source did not send them, and what is stored stays.
-    ``again``: the batch deletes the key before it writes this row, so that nothing stored is the row's.
+    ``after_delete``: the batch deletes the key before it writes this row: nothing stored is the row's.
     """
 
     position: Position
@@ -35,7 +35,7 @@ class ReducedRow(NamedTuple):
     row: Row | None
     half: bool
     kept: tuple[str, ...] = ()
-    again: bool = False
+    after_delete: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _last(events: list[tuple[OrderKey, ReducedRow]]) -> ReducedRow:
     for _, event in later:
         last = _completed(event, last) if event.kept else event
         deleted |= event.row is None
-    return last._replace(again=bool(last.kept) and deleted)
+    return last._replace(after_delete=bool(last.kept) and deleted)
 
 
 def _completed(event: ReducedRow, before: ReducedRow) -> ReducedRow:

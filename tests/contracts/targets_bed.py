@@ -84,7 +84,7 @@ class Bed:
         *,
         delete_mode: DeleteMode = "hard",
         kept: tuple[str, ...] = (),
-        again: bool = False,
+        after_delete: bool = False,
         at: Sequence[int] = (),
         on_delete: Mapping[str, Any] | None = None,
         lenient: bool = False,
@@ -94,7 +94,9 @@ class Bed:
         ``on_delete``: what deletes write besides their mark.
         ``at``: the commit ts of each upsert and then of each delete, for a batch in the source's order.
         """
-        rows = [ReducedRow("upsert", {k: row[k] for k in shape.keys}, row, kept, again) for row in upserts]
+        rows = [
+            ReducedRow("upsert", {k: row[k] for k in shape.keys}, row, kept, after_delete) for row in upserts
+        ]
         gone = None if on_delete is None else {**{c.name: None for c in shape.columns}, **on_delete}
         rows += [ReducedRow("delete", key, gone) for key in deletes]
         rows = (
@@ -176,7 +178,7 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
             StructField("key", key),
             StructField("after", after),
             StructField("_kept", ArrayType(StringType())),
-            StructField("_anew", BooleanType()),
+            StructField("_after_delete", BooleanType()),
             StructField("_topic", StringType()),
             StructField("_partition", IntegerType()),
             StructField("_offset", LongType()),
@@ -189,7 +191,7 @@ def frame_of(spark: SparkSession, shape: TableShape, rows: Sequence[ReducedRow])
             "key": dict(row.key),
             "after": None if row.after is None else dict(row.after),
             "_kept": list(row.kept) or None,
-            "_anew": row.again,
+            "_after_delete": row.after_delete,
             "_topic": "shop_orders",
             "_partition": 0,
             "_offset": at,

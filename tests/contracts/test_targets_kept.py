@@ -47,11 +47,11 @@ def test_one_row_may_leave_out_what_another_has(bed: Bed, table: TargetTable) ->
     assert bed.rows() == [row(1, "long", 1)]
 
 
-@pytest.mark.parametrize(("number", "anew"), [(3, False), (1, True)], ids=["no row", "a deleted row"])
+@pytest.mark.parametrize(("number", "after_delete"), [(3, False), (1, True)], ids=["no row", "a deleted row"])
 def test_a_value_that_nobody_has_is_refused_and_nothing_written(
-    bed: Bed, table: TargetTable, number: int, anew: bool
+    bed: Bed, table: TargetTable, number: int, after_delete: bool
 ) -> None:
-    batch = bed.batch(SHAPE, [row(number, None, 10)], kept=("name",), anew=anew)
+    batch = bed.batch(SHAPE, [row(number, None, 10)], kept=("name",), after_delete=after_delete)
     with pytest.raises(
         ValueNotStoredError, match=r"value of name.*filter left it out.*REPLICA IDENTITY FULL"
     ) as caught:
@@ -117,7 +117,9 @@ def test_a_lenient_batch_writes_null_where_nothing_is_stored(bed: Bed, table: Ta
     result = table.apply(bed.batch(SHAPE, rows, kept=("name",), lenient=True), progress(1, 2))
     assert (result.inserted, result.updated) == (1, 1)
     assert bed.rows() == [row(1, "long", 10), row(2, None, 2), row(3, None, 30)]
-    table.apply(bed.batch(SHAPE, [row(1, None, 11)], kept=("name",), anew=True, lenient=True), progress(1, 3))
+    table.apply(
+        bed.batch(SHAPE, [row(1, None, 11)], kept=("name",), after_delete=True, lenient=True), progress(1, 3)
+    )
     assert bed.rows() == [row(1, None, 11), row(2, None, 2), row(3, None, 30)]
 
 

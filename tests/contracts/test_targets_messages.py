@@ -154,9 +154,9 @@ def test_a_value_that_was_left_out(messages: Bed) -> None:
         return
     table.apply(kept, progress(epoch, 1))
     assert messages.rows() == [row(1, None, 5)]  # the member is not there
-    anew = messages.batch(SHAPE, [row(1, None, 6)], kept=("name",), anew=True)
+    after_delete = messages.batch(SHAPE, [row(1, None, 6)], kept=("name",), after_delete=True)
     with pytest.raises(ValueNotStoredError, match="nobody has the value"):
-        table.apply(anew, progress(epoch, 2))
+        table.apply(after_delete, progress(epoch, 2))
 
 
 def test_a_truncate(messages: Bed) -> None:
@@ -285,19 +285,19 @@ def test_no_broker_may_pass(kafka: Bed) -> None:
         try_target(settings)
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("after_delete", [False, True])
 def test_debezium_says_that_a_value_was_left_out(
-    kafka: Bed, brokers: str, topic_prefix: str, anew: bool
+    kafka: Bed, brokers: str, topic_prefix: str, after_delete: bool
 ) -> None:
     from pyspark.sql.functions import lit
 
     settings = settings_of(kafka, protocol="debezium-json", topic=f"{topic_prefix}-dbz-{{schema}}_{{table}}")
     table = KafkaTarget(settings, SqlStateStore(":memory:")).open_table(SHAPE, pipeline="shop")
     epoch = table.claim().epoch
-    batch = kafka.batch(SHAPE, [row(1, None, 5)], kept=("name",), anew=anew)
+    batch = kafka.batch(SHAPE, [row(1, None, 5)], kept=("name",), after_delete=after_delete)
     assert batch.frame is not None
     batch = replace(batch, frame=batch.frame.withColumn("_commit_ts", lit(1 << 20).cast("bigint")))
-    if anew:
+    if after_delete:
         with pytest.raises(ValueNotStoredError, match="nobody has the value"):
             table.apply(batch, progress(epoch, 1))
         return

@@ -76,7 +76,7 @@ def applied(reduced: Reduced, state: State) -> State:
     after = {key: row for key, row in state.items() if key not in reduced.deletes}
     for key, kept in reduced.rows.items():
         if kept.row is not None:
-            assert not kept.again
+            assert not kept.after_delete
             after[key] = {**{name: state[key][name] for name in kept.kept}, **kept.row}
     return after
 
@@ -98,10 +98,10 @@ def test_a_row_written_after_its_delete_has_nothing_to_keep() -> None:
         _event(4, 0, delete=False, left=("a", "b c")),
     ]
     (row,) = reduce(events, ("id",)).rows.values()
-    assert (row.kept, row.again) == (("a",), True)
+    assert (row.kept, row.after_delete) == (("a",), True)
     assert row.row == {"id": 0, "b c": None, SENT: 4}
     (unknown,) = reduce(events[3:], ("id",)).rows.values()
-    assert (unknown.kept, unknown.again) == (("a", "b c"), False)
+    assert (unknown.kept, unknown.after_delete) == (("a", "b c"), False)
 
 
 def _frame(spark: SparkSession, events: list[ChangeEvent]) -> Any:
@@ -143,7 +143,7 @@ def test_spark_reduces_alike(spark: SparkSession, events: list[ChangeEvent]) -> 
     for key, kept in law.rows.items():
         row = found[key]
         assert (row["after"] is None, set(row["_kept"] or ())) == (kept.row is None, set(kept.kept))
-        assert row["_anew"] is kept.again
+        assert row["_after_delete"] is kept.after_delete
         if kept.row is not None:
             sent = {name: row["after"][name] for name in kept.row}
             assert sent == kept.row

@@ -16,7 +16,7 @@ from tidesink.errors import ConfigError, FilterError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
 from tidesink.sinks.batch.projection_frames import LaidOutColumns
-from tidesink.sinks.batch.records import BAD, DELETE, UPSERT
+from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRules
 from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.row_filter import read_filter
 from tidesink.typemap.target_schema import TableShape, shape_of
@@ -51,7 +51,7 @@ class Decoded(NamedTuple):
     kept_columns: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
 
-    def decode(self, raw: DataFrame) -> DataFrame:
+    def decode(self, raw: DataFrame, _rules: EventRules = NO_RULES) -> DataFrame:
         return raw
 
 
@@ -184,7 +184,7 @@ def merged(reduced: DataFrame, state: State) -> State:
         stored = after.pop(row["key"]["id"], None)
         if row["after"] is not None:
             values = {name: value for name, value in row["after"].asDict().items() if name != "id"}
-            kept = {} if stored is None or row["_anew"] else stored
+            kept = {} if stored is None or row["_after_delete"] else stored
             after[row["key"]["id"]] = {**values, **{name: kept.get(name) for name in row["_kept"] or ()}}
     return after
 

@@ -111,7 +111,7 @@ def _expected(reduced: Reduced) -> dict[tuple[object, ...], tuple[object, ...]]:
             None if kept.row is None else dict(kept.row),
             kept.half,
             frozenset(kept.kept),
-            kept.again,
+            kept.after_delete,
         )
         for key, kept in reduced.rows.items()
     }

@@ -11,6 +11,7 @@ from tests.columns import ID
 from tidesink.config.models import Destination
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.projection_frames import RoutedColumns
+from tidesink.sinks.batch.records import NO_RULES, EventRules
 from tidesink.typemap.target_schema import Shard, TableShape, shape_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Decoded:
     kept_columns: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
 
-    def decode(self, raw: DataFrame) -> DataFrame:
+    def decode(self, raw: DataFrame, _rules: EventRules = NO_RULES) -> DataFrame:
         return raw
 
 

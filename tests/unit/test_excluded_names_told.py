@@ -164,7 +164,7 @@ def test_a_name_that_was_another_columns_in_an_earlier_table_is_no_proof() -> No
     assert [(one.change.kind, one.change.column) for one in bed.batch()] == [("add", "name")]
 
 
-def test_names_that_change_hands_lay_the_same_columns_out_anew() -> None:
+def test_names_that_change_hands_lay_the_same_columns_out_again() -> None:
     bed = Bed(CREATE, NO_PHONE, drop="ignore", rename="ignore")
     assert _planned(bed) == ["id", "name"]
     assert bed.alter("DROP COLUMN name") == ()

@@ -26,8 +26,8 @@ column                type              meaning
                                         of a row to apply with a warning: the reason
 ``_kept``             array<string>     with ``kept_columns`` alone: columns of ``after`` whose value the
                                         source did not send, so that what is stored stays; null for none
-``_anew``             boolean           with ``kept_columns`` alone: the batch deletes the key before this
-                                        row, so that nothing stored is the row's
+``_after_delete``     boolean           with ``kept_columns`` alone: the batch deletes the key before
+                                        this row, so that nothing stored is the row's
 ``_unmatched``        bigint            under a filter alone: events among them whose row does not satisfy it
 ``_position``         string            where the decoded frame has it and it is asked for: of the event that
                                         stays
@@ -118,11 +118,11 @@ def reduce_frame(  # noqa: PLR0913  (all that a reduction rests on)
     names = [column.name for column in shape.columns]
     may_lack = [name for name in names if name in kept_columns and name not in keys]
     if not may_lack:
-        nothing = (null(STRINGS).alias("_kept"), F.lit(False).alias("_anew"))
+        nothing = (null(STRINGS).alias("_kept"), F.lit(False).alias("_after_delete"))
         return groups.agg(*aggregates).select(*output, *nothing)
     values = AvailableValues(names, may_lack, order)
     completed = values.completed(groups.agg(*aggregates, *values.aggregates()))
-    return completed.select(*output, "_kept", "_anew")
+    return completed.select(*output, "_kept", "_after_delete")
 
 
 def rows_to_apply(reduced: DataFrame) -> DataFrame:
@@ -295,7 +295,7 @@ class AvailableValues(NamedTuple):
             {
                 "kept": F.col("kept").withField("after", F.when(after.isNotNull(), row)),
                 "_kept": kept,
-                "_anew": kept.isNotNull() & F.col(_LAST_DELETE).isNotNull(),
+                "_after_delete": kept.isNotNull() & F.col(_LAST_DELETE).isNotNull(),
             }
         )
 

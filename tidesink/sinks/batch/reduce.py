@@ -488,8 +488,8 @@ class _StoredValues:
             still[wanted[~found]] = True
             left.append(still)
         flags = np.array(left).T
-        again = flags.any(axis=1) & (self._last_delete[self._rows.codes[winners]] >= 0)
-        return members, _name_lists(flags, self._names), again
+        after_delete = flags.any(axis=1) & (self._last_delete[self._rows.codes[winners]] >= 0)
+        return members, _name_lists(flags, self._names), after_delete
 
     def _lacks(self, name: str) -> Flags:
         """Of which rows the column was not sent."""

@@ -121,7 +121,7 @@ class ReducedColumns:
                 ("_half", pa.bool_()),
                 ("_zero_dates", pa.list_(pa.string())),
                 ("_detail", _DETAIL),
-                *([("_kept", NAMES_TYPE), ("_anew", pa.bool_())] if self._keeps_values else []),
+                *([("_kept", NAMES_TYPE), ("_after_delete", pa.bool_())] if self._keeps_values else []),
                 *([("_seq", _SEQUENCE)] if self._sequenced else []),
             ]
         )
@@ -133,7 +133,7 @@ class ReducedColumns:
             f"_op string, key struct<{self._shape.key_ddl}>, after struct<{self._shape.ddl}>, _topic string, "
             "_partition int, _offset bigint, _commit_ts bigint, _half boolean, _zero_dates array<string>, "
             f"_detail {_DETAIL_DDL}"
-            + (", _kept array<string>, _anew boolean" if self._keeps_values else "")
+            + (", _kept array<string>, _after_delete boolean" if self._keeps_values else "")
             + (f", _seq {SEQUENCE_DDL}" if self._sequenced else "")
         )
 
@@ -319,7 +319,7 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
     }
     if plan.keeps_values:
         found["_kept"] = _unavailable(table, rows)
-        found["_anew"] = table.rows["after_delete"].combine_chunks()
+        found["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:
         found["_seq"] = _sequence(table.rows, deleted)
     return pa.table(found, schema=columns.schema)

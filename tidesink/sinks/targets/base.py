@@ -87,7 +87,7 @@ class ReducedRow(NamedTuple):
     """One key of a reduced batch, for targets that take rows. ``after`` is None for a delete.
 
     Values are what ``typemap.parse.target_reader`` gives: dates and timestamps, not their text. Of
-    ``kept`` columns the target keeps what it has; ``again``: what it has is of a row that was deleted.
+    ``kept`` columns the target keeps what it has; ``after_delete``: what it has is of a row that was deleted.
     ``sequence`` is given where the batch is ``sequenced``, ``commit_ts`` where its mode is ``history``.
     """
 
@@ -95,7 +95,7 @@ class ReducedRow(NamedTuple):
     key: Mapping[str, Any]
     after: Mapping[str, Any] | None
     kept: tuple[str, ...] = ()
-    again: bool = False
+    after_delete: bool = False
     sequence: RowSequence | None = None
     commit_ts: int | None = None
 
@@ -116,8 +116,8 @@ class ReducedBatch:
     ``upserts`` and ``deletes`` count the rows of each kind, ``key_range`` holds the least and the
     greatest value of key columns, None where they are not known (nothing is pruned then).
     ``truncates``: the batch is one event that empties the table; it has no rows.
-    ``keeps``: the frame has ``_kept`` and ``_anew`` besides, and some row has columns in ``_kept`` whose
-    value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
+    ``keeps``: the frame has ``_kept`` and ``_after_delete`` besides, and some row has columns in ``_kept``
+    whose value the target must keep; ``PLACE_COLUMNS`` then say where it came from.
     ``lenient``: where there is no row whose values could be kept, they are written as NULL.
     ``mode``: what the table holds; what is said above is of ``upsert``. Under ``append`` the rows are those
     of ``change_log``: upserts alone, of keys that are never there yet, to be inserted and not looked for.

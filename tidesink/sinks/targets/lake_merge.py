@@ -235,7 +235,7 @@ def _kept_or(value: str, column: ShapeColumn, absent: str, *, stored: bool, soft
     omitted = f"array_contains({quote_path(SOURCE, '_kept')}, {quote_text(column.name)})"
     if not stored:
         return f"CASE WHEN {omitted} THEN {absent} ELSE {value} END"
-    gone = quote_path(SOURCE, "_anew")
+    gone = quote_path(SOURCE, "_after_delete")
     if soft:
         gone += f" OR {quote_path(TARGET, SOFT_DELETE_COLUMN)}"
     kept = quote_path(TARGET, column.name)

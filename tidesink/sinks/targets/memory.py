@@ -413,7 +413,7 @@ def _on_delete(row: ReducedRow, batch: ReducedBatch) -> dict[str, Any]:
 
 def _kept(row: ReducedRow, stored: Mapping[str, Any] | None, batch: ReducedBatch) -> tuple[str, ...]:
     """The columns that stay as stored; refuses a row that leaves out values of which none is."""
-    gone = stored is None or row.again or bool(stored.get(SOFT_DELETE_COLUMN))
+    gone = stored is None or row.after_delete or bool(stored.get(SOFT_DELETE_COLUMN))
     if not (row.kept and gone):
         return row.kept
     if batch.lenient:
@@ -428,14 +428,20 @@ def _rows_of(batch: ReducedBatch) -> Iterator[ReducedRow]:
     if batch.frame is None:
         return
     dated = ["_commit_ts"] if batch.mode == "history" else []
-    more = [*dated, *(("_kept", "_anew") if batch.keeps else ()), *(("_seq",) if batch.sequenced else ())]
+    more = [
+        *dated,
+        *(("_kept", "_after_delete") if batch.keeps else ()),
+        *(("_seq",) if batch.sequenced else ()),
+    ]
     for row in batch.frame.select("_op", "key", "after", *more).toLocalIterator():
         after = row["after"].asDict() if row["after"] is not None else None
-        kept, again = (row["_kept"], row["_anew"]) if batch.keeps else (None, False)
+        kept, after_delete = (row["_kept"], row["_after_delete"]) if batch.keeps else (None, False)
         at = row["_seq"] if batch.sequenced else None
         sequence = RowSequence(tuple(at["source"]), *at[1:]) if at is not None else None
         moment = row["_commit_ts"] if dated else None
-        yield ReducedRow(row["_op"], row["key"].asDict(), after, tuple(kept or ()), again, sequence, moment)
+        yield ReducedRow(
+            row["_op"], row["key"].asDict(), after, tuple(kept or ()), after_delete, sequence, moment
+        )
 
 
 Rows = dict[tuple[Any, ...], dict[str, Any]]

@@ -34,7 +34,7 @@ SMALL_BATCH: Final = 20_000
 ATTEMPT: Final = "t_attempt"
 IS_DELETE: Final = "t_delete"
 KEPT: Final = "t_kept"
-AGAIN: Final = "t_anew"
+AFTER_DELETE: Final = "t_after_delete"
 FROM: Final = "t_place"
 SEQUENCE: Final = "t_seq"
 AT: Final = "t_at"
@@ -42,7 +42,7 @@ AT: Final = "t_at"
 ROW: Final = "t_row"
 # What comes of each row before the shape's columns, and how; the batch says which.
 MARKS: Final[Mapping[str, Kind]] = MappingProxyType(
-    {IS_DELETE: "plain", SEQUENCE: "plain", AT: "plain", KEPT: "text", AGAIN: "plain", FROM: "text"}
+    {IS_DELETE: "plain", SEQUENCE: "plain", AT: "plain", KEPT: "text", AFTER_DELETE: "plain", FROM: "text"}
 )
 # All that a staging table may have beside the shape's columns: so many fewer there are to be had.
 STAGED_BESIDES: Final[Mapping[Database, tuple[str, ...]]] = MappingProxyType(
@@ -76,7 +76,7 @@ def staged_columns(batch: ReducedBatch) -> tuple[StagedColumn, ...]:
     """What a staging table has of each row besides the attempt: the marks of the batch, then the shape."""
     shape = batch.shape
     asked = {IS_DELETE: True, SEQUENCE: batch.sequenced, AT: batch.mode == "history"}
-    asked |= dict.fromkeys((KEPT, AGAIN, FROM), batch.keeps)
+    asked |= dict.fromkeys((KEPT, AFTER_DELETE, FROM), batch.keeps)
     marks = [StagedColumn(name, kind) for name, kind in MARKS.items() if asked[name]]
     values = [StagedColumn(f"c{at}", _kind(column), column) for at, column in enumerate(shape.columns)]
     return (*marks, *values)
@@ -98,7 +98,7 @@ def staged_frame(batch: ReducedBatch, columns: Sequence[StagedColumn], *, hex_pr
     marks: dict[str, Callable[[], Column]] = {
         IS_DELETE: lambda: (F.col("_op") == "delete").cast("int"),
         KEPT: lambda: _kept_positions(batch.shape),
-        AGAIN: lambda: F.coalesce(F.col("_anew"), F.lit(False)).cast("int"),
+        AFTER_DELETE: lambda: F.coalesce(F.col("_after_delete"), F.lit(False)).cast("int"),
         FROM: lambda: F.to_json(F.struct(*PLACE_COLUMNS, "_kept")),
         AT: lambda: F.col("_commit_ts"),
         SEQUENCE: lambda: F.concat(F.lit(hex_prefix), packed_hex(F.col("_seq"))),

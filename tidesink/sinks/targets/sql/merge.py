@@ -28,7 +28,7 @@ from tidesink.sinks.batch.modes import FROM_COLUMN, LOGICAL_BITS, TO_COLUMN, His
 from tidesink.sinks.targets.base import NOT_STORED, SEQUENCE_COLUMN, SOFT_DELETE_COLUMN, ReducedBatch
 from tidesink.sinks.targets.sql.dialect import Connections, Counts, Merge, MergeColumn
 from tidesink.sinks.targets.sql.load import (
-    AGAIN,
+    AFTER_DELETE,
     AT,
     ATTEMPT,
     FROM,
@@ -131,7 +131,7 @@ def check_staged(cursor: Any, merge: Merge) -> None:
 def not_stored(cursor: Any, merge: Merge) -> tuple[str, dict[str, Any]] | None:
     """Why a row that leaves out values cannot be written, and where it came from; None where all can."""
     key = merge.keys[0].target
-    gone = f"t.{key} IS NULL OR s.t_anew = 1"
+    gone = f"t.{key} IS NULL OR s.t_after_delete = 1"
     if merge.mark:
         gone += f" OR t.{merge.mark}"
     cursor.execute(
@@ -153,7 +153,7 @@ def fill_kept(cursor: Any, database: Database, merge: Merge) -> None:
         column.staged: f"CASE WHEN s.t_kept LIKE '%,{at},%' THEN t.{column.target} ELSE s.{column.staged} END"
         for at, column in merge.kept
     }
-    where = f"{merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND s.t_anew = 0"
+    where = f"{merge.rows(deletes=False)} AND s.t_kept IS NOT NULL AND s.t_after_delete = 0"
     if merge.mark:
         where += f" AND t.{merge.mark} IS NOT TRUE"
     if database == "postgres":
@@ -443,7 +443,12 @@ def make_staging(
 ) -> None:
     """Make the table ``stage`` again; ``types`` are those of the shape's columns."""
     words = OF_SPARK[connections.dialect.database]
-    marks = {IS_DELETE: words["int"], KEPT: words["string"], AGAIN: words["int"], FROM: words["string"]}
+    marks = {
+        IS_DELETE: words["int"],
+        KEPT: words["string"],
+        AFTER_DELETE: words["int"],
+        FROM: words["string"],
+    }
     marks[SEQUENCE] = SEQUENCE_TYPES[connections.dialect.database]
     marks[AT] = words["bigint"]
     found = iter(types)

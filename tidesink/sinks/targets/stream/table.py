@@ -164,7 +164,7 @@ def check_kept(frame: DataFrame, batch: ReducedBatch, protocol: str, *, tells: b
     if not batch.keeps or batch.frame is None:
         return
     tells = tells or protocol.startswith("debezium")
-    omitted = batch.frame.where(f"size(_kept) > 0{' AND _again' if tells else ''}")
+    omitted = batch.frame.where(f"size(_kept) > 0{' AND _after_delete' if tells else ''}")
     places = [name for name in PLACE_COLUMNS if name in frame.columns]
     row = omitted.select("_kept", *places).first()
     if row is None:
