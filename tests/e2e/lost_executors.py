@@ -1,8 +1,9 @@
 """Run as a program: a worker's task on a cluster that loses executors, while they read and before they write.
 
-``python -m tests.e2e.lost_executors delta FOLDER`` applies two batches on a cluster of two executors, each of
-which loses one between two of its tasks, and one more when the batch is about to be committed, with what it
-kept of it. Prints of each batch what was observed, what was counted, and how the table stands.
+``python -m tests.e2e.lost_executors delta frames FOLDER`` applies two batches on a cluster of two executors.
+Each batch loses an executor between two of its tasks, and one more when the batch is about to be committed,
+with what it kept of it. With ``tasks`` a batch loses the executor that fetches, and all of them with every
+payload before the commit. Prints of each batch what was observed and counted, and how the table stands.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,7 @@ from tests.contracts.targets_bed import Bed
 from tests.sessions import SMALL_SPARK
 from tidesink.events import Message, TableSchema
 from tidesink.sinks.batch.source import KafkaRead, ReadFrame
+from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.offsets import OffsetRange
 from tidesink.sinks.schema_sources.base import Apart
 from tidesink.sinks.spark.session import build_session
@@ -36,6 +38,8 @@ from tidesink.typemap.target_schema import shape_of
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+    from tidesink.sinks.batch.tasks import Fetch
 
 ROWS: Final = 200
 # An executor gets its second task when it has done its first.
@@ -53,19 +57,49 @@ def is_executor(pid: int) -> bool:
     return _EXECUTOR in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+def kill_own_executor(mark: Path) -> None:
+    """Kill the executor that this task runs in, unless one was killed for this mark before."""
+    if mark.exists():
+        return
+    mark.touch()
+    pid = os.getppid()
+    while not is_executor(pid):
+        pid = parent_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(30)  # its end is ours
+
+
 def lose_executor(mark: Path, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Pass rows on; the executor of the first task that follows another one is killed."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    if context is not None and context.partitionId() >= _TASKS // 2 and not mark.exists():
-        mark.touch()
-        pid = os.getppid()
-        while not is_executor(pid):
-            pid = parent_of(pid)
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(30)  # its end is ours
+    if context is not None and context.partitionId() >= _TASKS // 2:
+        kill_own_executor(mark)
     yield from batches
+
+
+@dataclass(frozen=True)
+class LosingFetch:
+    """A fetch whose executor is killed by the first task of each batch."""
+
+    fetch: Fetch
+    folder: Path
+
+    def __call__(self, wanted: FetchRange) -> Iterator[pa.RecordBatch]:
+        """The records of a range."""
+        kill_own_executor(self.folder / f"lost_at_{wanted.start}")
+        yield from self.fetch(wanted)
+
+
+class FetchedTopic(HeldTopic):
+    """A topic whose records tasks fetch, and whose fetching executor is killed, once a batch."""
+
+    observed = KafkaRead(0, 0)
+
+    def __init__(self, folder: Path, messages: Sequence[Message]) -> None:
+        super().__init__(messages)
+        self.fetch = LosingFetch(self.fetch, folder)
 
 
 class LosingTopic(HeldTopic):
@@ -99,17 +133,24 @@ class LosingTopic(HeldTopic):
 
 
 class LosesBeforeTheCommit(Failpoints):
-    """Kills an executor when a batch is about to be committed."""
+    """Kills executors when a batch is about to be committed for the first time: one, or all."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, every: bool) -> None:
         super().__init__(None)
         self.lost = 0
+        self._every = every
+        self._again = False
 
     def reach(self, name: str) -> None:
         """Say that a step is done."""
-        if name == "committing":
-            os.kill(next(_executors()), signal.SIGKILL)
-            self.lost += 1
+        if name == "accounted":
+            self._again = False
+        if name != "committing" or self._again:
+            return
+        self._again = True
+        for pid in list(_executors()) if self._every else [next(_executors())]:
+            os.kill(pid, signal.SIGKILL)
+        self.lost += 1
 
 
 def _executors() -> Iterator[int]:
@@ -136,6 +177,12 @@ BEDS: Final[dict[str, Callable[[SparkSession, Path], Bed]]] = {
 }
 
 
+TOPICS: Final[dict[str, Callable[[Path, Sequence[Message]], HeldTopic]]] = {
+    "tasks": FetchedTopic,
+    "frames": LosingTopic,
+}
+
+
 def changes() -> Changefeed:
     """As many inserts as fill a batch, and then as many updates and deletes."""
     feed = Changefeed("canal-json", TableSchema(TABLE, ()))
@@ -147,12 +194,12 @@ def changes() -> Changefeed:
     return feed
 
 
-def main(kind: str, folder: Path) -> None:
+def main(kind: str, path: str, folder: Path) -> None:
     """Apply two batches."""
     paths = {f"spark.executorEnv.{name}": os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     conf = {**SMALL_SPARK, **paths, "spark.default.parallelism": str(_TASKS)}
     spark = build_session(master="local-cluster[2,1,1024]", conf=conf, target=kind)
-    feed, lost = changes(), LosesBeforeTheCommit()
+    feed, lost = changes(), LosesBeforeTheCommit(every=path == "tasks")
     bed = BEDS[kind](spark, folder / "lake")
     table = open_table(
         bed,
@@ -160,17 +207,18 @@ def main(kind: str, folder: Path) -> None:
         folder,
         feed=feed,
         messages=placed(feed.records),
-        config=config_of(feed),
-        held=partial(LosingTopic, folder),
+        config=config_of(feed, retry_for="120s"),
+        held=partial(TOPICS[path], folder),
     )
     table = replace(table, around=replace(table.around, failpoints=lost))
-    assert isinstance(table.topic, LosingTopic)
+    topic = table.topic
+    assert isinstance(topic, (LosingTopic, FetchedTopic))
     with table.table_task() as table_task:
         for upto in (ROWS + 1, len(feed.records)):
             table.take(table_task, upto)
             reported = {
                 **table_task.report().counters,
-                "observed": table.topic.observed.records,
+                "observed": topic.observed.records,
                 "lost": lost.lost,
             }
             sys.stdout.write(json.dumps(reported) + "\n")
@@ -180,4 +228,4 @@ def main(kind: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
