@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tidesink.errors import ContextValue, TidesinkError, ValueNotStoredError, error_text
+from tidesink.errors import ConfigError, ContextValue, TidesinkError, ValueNotStoredError, error_text
 from tidesink.sinks.targets.base import NOT_STORED
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _MARKED: Final = re.compile(r"\[tidesink error ([A-Za-z0-9+/]+=*)\]")
+# What Python says in a worker that cannot unpickle its task.
+_NO_MODULE: Final = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 # Java's causes are looked into no deeper.
 _DEPTH: Final = 20
 
@@ -61,6 +63,13 @@ def task_error(error: BaseException) -> TidesinkError | None:
         found = _MARKED.search(text)
         if found is not None:
             return _read(found[1])
+        missing = _NO_MODULE.search(text)
+        if missing is not None:
+            return ConfigError(
+                f"the Python of Spark's executors has no module {missing[1]}: install there what the driver "
+                "has, tidesink of the same version with the same extras, or run executors from tidesink's "
+                "image (spark.pyspark.python names their Python)"
+            )
     return None
 
 
