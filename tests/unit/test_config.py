@@ -25,7 +25,11 @@ def test_defaults_are_the_documented_ones() -> None:
         "null",
         "pause",
     )
-    assert (config.batch.max_records, config.batch.max_bytes, config.batch.max_tables) == (500_000, 2**28, 2)
+    assert (config.batch.max_records, config.batch.max_bytes, config.batch.max_tables) == (
+        1_000_000,
+        2**28,
+        2,
+    )
     assert config.retry.for_ == 300
     assert config.state == "/base/.tidesink/state.db"
     assert config.target.path == "/base/lake"

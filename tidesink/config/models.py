@@ -397,8 +397,9 @@ class DeadLetterSettings(Model):
 class BatchSettings(Model):
     """Bounds of one batch of one table, and how many tables are worked on at once."""
 
-    max_records: Count = Field(default=500_000, ge=1, le=MOST_RECORDS)
-    """Records of one batch of one table, or of one read that tables of a topic share."""
+    max_records: Count = Field(default=1_000_000, ge=1, le=MOST_RECORDS)
+    """Records of one batch of one table, or of one read that tables of a topic share. A batch is as large as
+    what waits, up to this and to `max-bytes`: a target commits one large batch sooner than two halves."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
     """Bytes of one batch of one table, or of one read that tables of a topic share, by the size its records
     had before."""
@@ -422,7 +423,8 @@ class SparkSettings(Model):
     """Where Spark runs."""
     conf: dict[str, SecretStr] = Field(default_factory=dict)
     """Spark settings; their values are never shown. On `local[...]` the JVM runs with
-    `-XX:TieredStopAtLevel=1 -XX:+UseParallelGC`; `spark.driver.extraJavaOptions` replaces both."""
+    `-XX:TieredStopAtLevel=1 -XX:+UseParallelGC -XX:GCTimeRatio=9`; `spark.driver.extraJavaOptions` replaces
+    them."""
 
     def conf_values(self) -> dict[str, str]:
         """``conf`` in plain text: never log it."""
