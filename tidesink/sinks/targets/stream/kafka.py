@@ -35,7 +35,7 @@ from tidesink.sinks.targets.stream.table import (
     batch_frame,
     check_kept,
     check_shape,
-    run_tasks,
+    send_rows,
 )
 from tidesink.typemap.target_schema import TableShape
 from tidesink.typemap.wire_text import json_value
@@ -159,8 +159,7 @@ class KafkaTable(MessageTable):
         table = str(batch.shape.table)
         if batch.truncates:
             raise TargetError(NO_TRUNCATE, table=table)
-        frame = batch_frame(batch)
-        check_kept(frame, batch, self._settings.protocol)
+        check_kept(batch_frame(batch), batch, self._settings.protocol)
         self._topics.check(self._topic)
         delivery = Delivery(
             self._encode_as(batch.shape),
@@ -169,7 +168,7 @@ class KafkaTable(MessageTable):
             stamp=Stamp.of(entry, progress),
             sent_ms=now_ms(),
         )
-        return run_tasks(frame, delivery.run, table=table)
+        return send_rows(batch, delivery.run)
 
     def _encode_as(self, shape: TableShape) -> Encoding:
         if self._encoding is None or self._encoding.shape != shape:

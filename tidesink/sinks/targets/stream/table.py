@@ -6,12 +6,14 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PythonException
 
 from tidesink.errors import (
@@ -23,6 +25,8 @@ from tidesink.errors import (
     ValueNotStoredError,
 )
 from tidesink.events import ColumnType, Row, Value
+from tidesink.sinks.batch.records import ROW_KINDS
+from tidesink.sinks.batch.tasks import unpack
 from tidesink.sinks.spark.errors import SPARK_ERRORS, raised_task_errors
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import (
@@ -337,6 +341,34 @@ def run_tasks(frame: DataFrame, task: Task, *, table: str) -> Sent:
         if row["error"] is not None:
             raise _restored(row["error"]).with_context(table=table)
     return Sent(sum(row["upserts"] for row in rows), sum(row["deletes"] for row in rows))
+
+
+def send_rows(batch: ReducedBatch, task: Task) -> Sent:
+    """Give a batch's rows to ``task``: as its tasks packed them where they are there so, else its frame.
+
+    Raises: as ``batch_frame`` and ``run_tasks``.
+    """
+    frame, table = batch_frame(batch), str(batch.shape.table)
+    if batch.payloads is None:
+        return run_tasks(frame, task, table=table)
+    return run_tasks(batch.payloads, PayloadTask(task, tuple(frame.columns)), table=table)
+
+
+@dataclass(frozen=True)
+class PayloadTask:
+    """A task on packed payloads: their rows to apply, with the columns that it looks at."""
+
+    task: Task
+    columns: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Sent]:
+        """As the task."""
+        return self.task(self._rows(batches))
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for rows in unpack(batches):
+            applied = rows.filter(pc.is_in(rows.column("_op"), pa.array(ROW_KINDS)))
+            yield applied.select(list(self.columns))
 
 
 def _reported(task: Task, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
