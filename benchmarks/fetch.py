@@ -21,8 +21,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tidesink.sinks.kafka.consumers import FETCH_SETTINGS, FIXED_SETTINGS
-from tidesink.sinks.kafka.fetch import FetchRange, fetch
+from tidesink.sinks.kafka.fetch import FETCH_SETTINGS, FIXED_SETTINGS, FetchRange, fetch
 
 PARTITIONS: Final = 4
 PROCESSES: Final = 2

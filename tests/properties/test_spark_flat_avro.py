@@ -24,8 +24,7 @@ from tidesink.events import ChangeEvent, Message, Op
 from tidesink.reduce import reduce
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_counts import summarise
-from tidesink.sinks.batch.frame_reduction import reduce_frame
+from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 from tidesink.typemap.parse import target_reader
 

@@ -11,7 +11,7 @@ from tests.decoded_batches import as_records
 from tests.unit.told_bed import ToldDdl
 from tidesink.codecs.base import CodecOptions
 from tidesink.events import Message, TableId
-from tidesink.sinks.plans.shared_topic import SharedTopic
+from tidesink.sinks.plans.canal_json import SharedTopic
 from tidesink.sinks.schema_sources.canal_json import CanalJsonDecoding
 
 if TYPE_CHECKING:

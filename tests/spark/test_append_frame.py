@@ -15,7 +15,7 @@ from tidesink.ddl.catalog import parse_create_table
 from tidesink.events import Message
 from tidesink.sinks.batch.counts import account_of
 from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.frame_reduction import append_frame, summarise
 from tidesink.sinks.batch.modes import (
     COMMIT_TS,
     INDEX,
@@ -29,7 +29,6 @@ from tidesink.sinks.batch.modes import (
 )
 from tidesink.sinks.batch.projection_frames import LaidOutColumns
 from tidesink.sinks.batch.records import ROW_KINDS
-from tidesink.sinks.batch.staging import append_frame
 from tidesink.sinks.plans.canal_json import canal_json_plan
 from tidesink.typemap.projection import Layout, laid_out
 

@@ -22,8 +22,7 @@ from tidesink.errors import ConfigError, DecodeError, SchemaMismatchError
 from tidesink.events import ChangeEvent, Message, TableId, WatermarkEvent
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.frame_counts import summarise
-from tidesink.sinks.batch.frame_reduction import reduce_frame
+from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row, read_value_schema

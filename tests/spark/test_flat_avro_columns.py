@@ -21,8 +21,7 @@ from tidesink.events import ChangeEvent, Message, Op, TableId, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import Place
 from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_counts import summarise
-from tidesink.sinks.batch.frame_reduction import reduce_frame
+from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from tidesink.codecs.row_checksum import CHECKSUM
 from tidesink.events import Op
 from tidesink.sinks.batch.counts import BatchSummary, Doubt, Place
 from tidesink.sinks.batch.decoded_frame import DecodePlan
-from tidesink.sinks.batch.frame_counts import summarise
-from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
+from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply, summarise
 from tidesink.sinks.plans.flat_avro import lacks_checksums
 
 if TYPE_CHECKING:

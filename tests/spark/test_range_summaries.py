@@ -10,8 +10,7 @@ from tests.sessions import raw_frame
 from tests.spark.test_flat_avro_columns import Topic, table
 from tests.unit.flat_avro_cases import change
 from tidesink.events import Op
-from tidesink.sinks.batch.frame_counts import summarise
-from tidesink.sinks.batch.frame_reduction import reduce_frame
+from tidesink.sinks.batch.frame_reduction import reduce_frame, summarise
 from tidesink.sinks.batch.source import reduced_ranges, release_stored
 from tidesink.sinks.batch.tasks import RangeTask
 from tidesink.sinks.kafka.fetch import FetchRange

@@ -20,7 +20,7 @@ from tidesink.config.client_properties import (
 )
 from tidesink.config.jaas import JaasSyntaxError, parse_jaas
 from tidesink.errors import ConfigError, SourceUnavailableError
-from tidesink.sinks.kafka.consumers import open_consumer
+from tidesink.sinks.kafka.fetch import open_consumer
 from tidesink.sinks.kafka.offsets import KafkaOffsets
 
 PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"

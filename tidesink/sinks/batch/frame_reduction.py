@@ -42,17 +42,54 @@ source that holds 'a' and 'A' for one key never sends them as two rows.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own name for it
 
+from tidesink.sinks.batch.counts import (
+    SUMS,
+    BadRecord,
+    BatchSummary,
+    Doubt,
+    Place,
+    PlaceSummary,
+    Truncate,
+    distinct,
+    greatest,
+    least,
+)
 from tidesink.sinks.batch.decoded_frame import POSITION
-from tidesink.sinks.batch.records import COUNTED_KINDS, DELETE, ROW_KINDS, UPSERT
-from tidesink.typemap.target_schema import TableShape
+from tidesink.sinks.batch.modes import (
+    COMMIT_TS,
+    IMAGES_AN_EVENT,
+    INDEX,
+    OFFSET,
+    OP,
+    PARTITION,
+    PREIMAGE,
+    UNAVAILABLE,
+    WORDS,
+    log_shape,
+)
+from tidesink.sinks.batch.records import (
+    BAD,
+    COUNTED_KINDS,
+    DDL,
+    DELETE,
+    FILTERED_KINDS,
+    ROW_KINDS,
+    TRUNCATE,
+    UNPLANNED,
+    UPSERT,
+    WATERMARK,
+)
+from tidesink.typemap.target_schema import ShapeColumn, TableShape
 
 if TYPE_CHECKING:
+    from tidesink.config import TableConfig
     from tidesink.events import SequenceBy
+    from tidesink.sinks.batch.decoded_frame import Decode
 
 
 # What is kept of the event that stays.
@@ -319,3 +356,264 @@ def _is_omitted(name: str) -> Column:
 
 def _reported(number: int) -> str:
     return f"reported_{number}"
+
+
+# A log's rows are not shuffled: as many files as the topic has partitions would be many small ones.
+_ROWS_A_FILE: Final = 100_000
+
+
+def staged_frame(decoded: DataFrame, columns: Decode, settings: TableConfig) -> DataFrame:
+    """The rows to apply and the counts of the rest, as ``batch.frame_reduction`` lays them out; lazy."""
+    positions = "position" in settings.metadata_columns and POSITION in decoded.columns
+    if settings.mode == "append":
+        return append_frame(
+            decoded,
+            columns.shape,
+            keeps_values=columns.keeps_values,
+            metadata=settings.metadata_columns.values(),
+            positions=positions,
+        )
+    return reduce_frame(
+        decoded,
+        columns.shape,
+        settings.sequence_by,
+        changes_keys=columns.changes_keys,
+        kept_columns=columns.kept_columns if columns.keeps_values else None,
+        versions=settings.mode == "history",
+        filters=settings.layout.row_filter is not None,
+        positions=positions,
+    )
+
+
+def rows_to_write(staged: DataFrame, rows: int, settings: TableConfig) -> DataFrame:
+    """The rows of a staged frame that the target takes, in as few parts as are worth a file each."""
+    found = rows_to_apply(staged)
+    return found.coalesce(1 + rows // _ROWS_A_FILE) if settings.mode == "append" else found
+
+
+_BEFORE: Final = "before"
+_AFTER: Final = "after"
+
+
+def append_frame(
+    decoded: DataFrame,
+    shape: TableShape,
+    *,
+    keeps_values: bool = False,
+    metadata: Collection[str] = (),
+    positions: bool = False,
+) -> DataFrame:
+    """The rows of a decoded frame, of a plan that ``logs``; lazy.
+
+    ``shape`` is the plan's, and so is ``keeps_values``: whether the frame has ``_kept``. ``metadata``: names
+    of columns of the shape that are no values of the source's. ``positions``: whether it has ``_position``.
+    """
+    known = F.col("before").isNotNull() | F.col("old_key").isNotNull()
+    both = (F.col("_change") == "update") & known
+    images = F.when(both, F.array(F.lit(_BEFORE), F.lit(_AFTER))).otherwise(F.array(F.lit(_AFTER)))
+    rows = decoded.withColumn("image", F.explode(images))
+    is_row = F.col("_kind").isin(*ROW_KINDS, TRUNCATE)
+    old = F.col("image") == _BEFORE
+    names = [column.name for column in log_shape(shape).key_columns]
+    place = (F.col("_partition"), F.col("_offset"), _row_number(old))
+    key = F.struct(*(value.alias(name) for name, value in zip(names, place, strict=True)))
+    counted = F.when(old, 0).otherwise(1)
+    return rows.select(
+        F.when(is_row, F.lit(UPSERT)).otherwise(F.col("_kind")).alias("_op"),
+        F.when(is_row, key).alias("key"),
+        F.when(is_row, _log_row(shape, old, metadata, keeps_values=keeps_values)).alias("after"),
+        "_topic",
+        "_partition",
+        "_offset",
+        "_commit_ts",
+        old.alias("_half"),
+        counted.cast("bigint").alias("_events"),
+        F.lit(0).cast("bigint").alias("_superseded"),
+        F.when(F.col("_index") == 0, counted).otherwise(0).cast("bigint").alias("_messages"),
+        F.col("_offset").alias("_max_offset"),
+        F.col("_commit_ts").alias("_max_commit_ts"),
+        F.lit(False).alias("_mixed"),
+        F.when(~old, F.col("_zero_dates")).alias("_zero_dates"),
+        F.when(~is_row | (F.col("_reason").isNotNull() & ~old), detail_of()).alias("_detail"),
+        *((POSITION,) if positions else ()),
+    )
+
+
+def _row_number(old: Column) -> Column:
+    """A record's rows in the order they took effect; an update with its old row takes both places."""
+    first = F.col("_index") * IMAGES_AN_EVENT
+    updates = F.col("_change") == "update"
+    return F.when(~old & updates, first + 1).otherwise(first).cast("int")
+
+
+def _log_row(shape: TableShape, old: Column, metadata: Collection[str], *, keeps_values: bool) -> Column:
+    kept = F.col("_kept") if keeps_values else null(STRINGS)
+    sent = [column.name for column in shape.columns if not column.key and column.name not in metadata]
+    own = {
+        OP: F.when(old, F.lit(PREIMAGE)).otherwise(_word()),
+        COMMIT_TS: F.col("_commit_ts"),
+        PARTITION: F.col("_partition"),
+        OFFSET: F.col("_offset"),
+        INDEX: _row_number(old),
+        UNAVAILABLE: F.to_json(_unavailable(sent, old, kept)),
+    }
+    values = [
+        own[column.name] if column.name in own else _value(column, shape, old)
+        for column in log_shape(shape).columns
+    ]
+    names = [column.name for column in log_shape(shape).columns]
+    return F.struct(*(value.alias(name) for name, value in zip(names, values, strict=True)))
+
+
+def _word() -> Column:
+    """What the row is; a truncate has no ``_change``."""
+    said = F.coalesce("_change", "_kind")
+    return F.coalesce(*(F.when(said == theirs, F.lit(ours)) for theirs, ours in WORDS.items()))
+
+
+def _value(column: ShapeColumn, shape: TableShape, old: Column) -> Column:
+    """A column of the image; of a row known by its key alone, the key's columns."""
+    image = F.when(_shows_old(old), F.col("before").getField(column.name)).otherwise(
+        F.col("after").getField(column.name)
+    )
+    if column.name not in {one.name for one in shape.key_columns}:
+        return image
+    key = F.when(old, F.col("old_key").getField(column.name)).otherwise(F.col("key").getField(column.name))
+    return F.when(_key_alone(old), key).otherwise(image)
+
+
+def _shows_old(old: Column) -> Column:
+    return old | (F.col("_change") == "delete")
+
+
+def _key_alone(old: Column) -> Column:
+    """Whether nothing but the key is known of the row; a truncate has not even that."""
+    return F.coalesce(_shows_old(old) & F.col("before").isNull(), F.lit(False))
+
+
+def _unavailable(names: Sequence[str], old: Column, kept: Column) -> Column:
+    """The names of the columns whose value the source did not send; null where it sent all.
+
+    ``names`` are those that the key alone does not tell.
+    """
+    others = [F.lit(name) for name in names]
+    left = F.when(_shows_old(old), F.col("_before_kept")).otherwise(kept)
+    return F.when(_key_alone(old), F.array(*others)).otherwise(left) if others else left
+
+
+# Mixed keys shown in an error, of each topic-partition.
+_SHOWN_KEYS: Final = 3
+
+
+def summarise(reduced: DataFrame, shape: TableShape) -> BatchSummary:
+    """What a reduced frame holds."""
+    names = reduced.columns
+    unmatched = F.sum("_unmatched") if "_unmatched" in names else F.lit(0)
+    aggregates = [*_count_aggregates(shape, keeps_values="_kept" in names), unmatched.alias("unmatched")]
+    rows = reduced.groupBy("_topic", "_partition").agg(*aggregates).collect()
+    return BatchSummary(
+        **{name: sum(row[name] or 0 for row in rows) for name in SUMS},
+        max_commit_ts=greatest(row["commit_ts"] for row in rows),
+        min_commit_ts=least(row["least_commit_ts"] for row in rows),
+        key_range=_key_range(rows),
+        places=dict(_place(row) for row in rows),
+        zero_dates=_zero_dates(rows),
+        bad_records=tuple(_bad_record(row) for row in rows if row["first_bad"] is not None),
+        truncates=tuple(_truncate(row) for row in rows if row["first_truncate"] is not None),
+        doubts=tuple(_doubt(row) for row in rows if row["first_doubt"] is not None),
+        unplanned_key_ids=distinct(one for row in rows for one in row["key_ids"]),
+        unplanned_value_ids=distinct(one for row in rows for one in row["value_ids"]),
+        unplanned_columns=distinct(one for row in rows for names in row["fields"] for one in names),
+        mixed_keys=distinct(one for row in rows for one in row["mixed"])[:_SHOWN_KEYS],
+    )
+
+
+def _count_aggregates(shape: TableShape, *, keeps_values: bool) -> list[Column]:
+    op, events = F.col("_op"), F.col("_events")
+    is_row, unplanned = op.isin(*ROW_KINDS), op == UNPLANNED
+    detail = F.col("_detail")
+    bad = F.struct(
+        "_offset", detail.getField("error").alias("error"), detail.getField("reason").alias("reason")
+    )
+    doubted = is_row & detail.getField("reason").isNotNull()
+    doubt = F.struct("_offset", detail.getField("reason").alias("reason"))
+    first_key = F.col("key").getField(shape.key_columns[0].name)
+    return [
+        F.sum("_messages").alias("messages"),
+        F.sum("_events").alias("read"),
+        F.count_if(op == UPSERT).alias("upserts"),
+        F.count_if(op == DELETE).alias("deletes"),
+        F.count_if(is_row & F.col("_half")).alias("split_halves"),
+        F.sum("_superseded").alias("superseded"),
+        F.sum(F.when(op.isin(*FILTERED_KINDS), events)).alias("filtered"),
+        F.sum(F.when(op == DDL, events)).alias("ddl"),
+        F.sum(F.when(op == WATERMARK, events)).alias("watermarks"),
+        F.sum(F.when(op == BAD, events)).alias("bad"),
+        F.sum(F.when(unplanned, events)).alias("unplanned"),
+        F.max(F.when(is_row, F.col("_max_commit_ts"))).alias("commit_ts"),
+        F.min(F.when(is_row, F.col("_commit_ts"))).alias("least_commit_ts"),
+        F.max(F.when(op == WATERMARK, F.col("_max_commit_ts"))).alias("watermark"),
+        F.max("_max_offset").alias("max_offset"),
+        F.min(F.when(is_row, first_key)).alias("least_key"),
+        F.max(F.when(is_row, first_key)).alias("greatest_key"),
+        F.min_by(bad, F.when(op == BAD, F.col("_offset"))).alias("first_bad"),
+        F.min(F.when(op == TRUNCATE, F.col("_offset"))).alias("first_truncate"),
+        F.count_if(doubted).alias("doubted"),
+        F.min_by(doubt, F.when(doubted, F.col("_offset"))).alias("first_doubt"),
+        F.collect_set(F.when(unplanned, detail.getField("key_id"))).alias("key_ids"),
+        F.collect_set(F.when(unplanned, detail.getField("value_id"))).alias("value_ids"),
+        F.collect_set(F.when(unplanned, detail.getField("fields"))).alias("fields"),
+        F.slice(F.collect_set(F.when(F.col("_mixed"), F.to_json("key"))), 1, _SHOWN_KEYS).alias("mixed"),
+        (F.count_if(F.col("_kept").isNotNull()) if keeps_values else F.lit(0)).alias("omitted"),
+        *_zero_counts(shape),
+    ]
+
+
+def _zero_counts(shape: TableShape) -> list[Column]:
+    """One count a column which may hold a date no calendar has; the position is the column's in the shape."""
+    return [
+        F.count_if(F.array_contains("_zero_dates", column.name)).alias(f"zero:{column.name}")
+        for column in shape.columns
+        if shape.zero_date == "null" and column.spark in ("date", "timestamp", "timestamp_ntz")
+    ]
+
+
+def _zero_dates(rows: Sequence[Any]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        for name, count in row.asDict().items():
+            if name.startswith("zero:") and count:
+                column = name.removeprefix("zero:")
+                counts[column] = counts.get(column, 0) + count
+    return counts
+
+
+def _place(row: Any) -> tuple[Place, PlaceSummary]:
+    summary = PlaceSummary(
+        messages=row["messages"],
+        max_offset=row["max_offset"],
+        max_commit_ts=row["commit_ts"],
+        watermark=row["watermark"],
+    )
+    return Place(row["_topic"], row["_partition"]), summary
+
+
+def _bad_record(row: Any) -> BadRecord:
+    bad = row["first_bad"]
+    return BadRecord(Place(row["_topic"], row["_partition"]), bad["_offset"], bad["error"], bad["reason"])
+
+
+def _truncate(row: Any) -> Truncate:
+    return Truncate(Place(row["_topic"], row["_partition"]), row["first_truncate"])
+
+
+def _doubt(row: Any) -> Doubt:
+    doubt = row["first_doubt"]
+    return Doubt(Place(row["_topic"], row["_partition"]), doubt["_offset"], doubt["reason"])
+
+
+def _key_range(rows: Sequence[Any]) -> tuple[object, object] | None:
+    found = [row for row in rows if row["least_key"] is not None]
+    if not found:
+        return None
+    return min(row["least_key"] for row in found), max(row["greatest_key"] for row in found)

@@ -37,7 +37,7 @@ from tidesink.sinks.batch.counts import (
     account_of,
     filtered_of,
 )
-from tidesink.sinks.batch.frame_counts import summarise
+from tidesink.sinks.batch.frame_reduction import rows_to_write, staged_frame, summarise
 from tidesink.sinks.batch.letters import bad_records, keep_ddl, write_bad_records
 from tidesink.sinks.batch.modes import kept_shape, names_of, row_shape
 from tidesink.sinks.batch.projection_frames import omitting, on_delete, stamped
@@ -54,7 +54,6 @@ from tidesink.sinks.batch.schema_changes import (
     source_columns_of,
 )
 from tidesink.sinks.batch.source import KafkaRead, RecordReader, translated_read_errors
-from tidesink.sinks.batch.staging import rows_to_write, staged_frame
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError
 from tidesink.sinks.kafka.dead_letters import LetterStamp
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, cut_before, halved

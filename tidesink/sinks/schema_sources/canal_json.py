@@ -20,8 +20,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
-from tidesink.sinks.plans.canal_json import CanalJsonDecoder, canal_json_plan
-from tidesink.sinks.plans.shared_topic import SharedTopic
+from tidesink.sinks.plans.canal_json import CanalJsonDecoder, SharedTopic, canal_json_plan
 from tidesink.sinks.schema_sources.base import Apart, Missed, Renamed, SourceColumns, declared_table
 from tidesink.sinks.schema_sources.open import PlannedDecoding
 from tidesink.sinks.schema_sources.topic_ddl import DDL_PARTITION

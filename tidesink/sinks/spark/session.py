@@ -16,12 +16,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
+from py4j.protocol import Py4JError
 
 from tidesink.errors import ConfigError
 from tidesink.sinks.spark.jvm import (
@@ -36,7 +39,7 @@ from tidesink.sinks.spark.jvm import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 _log = structlog.get_logger("tidesink.spark")
@@ -377,3 +380,53 @@ def _small_job(session: SparkSession, path: Path) -> None:
 
 if __name__ == "__main__":
     _run_and_keep(Path(sys.argv[1]), *sys.argv[2:])
+
+
+T = TypeVar("T")
+
+
+def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Future[T]:
+    """Do some work in a thread of its own; the future has what came of it.
+
+    PySpark gives every thread a connection and a JVM thread, which stay open until garbage is collected:
+    here they are closed with the thread.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as exc:  # noqa: BLE001  (whoever waits for the future raises it)
+            _close_connection(spark)
+            future.set_exception(exc)
+        else:
+            _close_connection(spark)
+            future.set_result(result)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+def _close_connection(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
+    try:
+        client = gateway._gateway_client
+        connection = client.get_thread_connection()
+        if connection is not None:
+            client.deque.remove(connection)
+            connection.close()
+    except (AttributeError, ValueError, OSError, Py4JError):
+        # Another gateway than PySpark's pinned threads, or the JVM is gone: nothing is left to close.
+        return
+
+
+def in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
+    """The same rows as a frame of ``session``; what is persisted stays so, the cache is shared."""
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+
+    if frame.sparkSession is session:
+        return frame
+    jvm: Any = session._jvm
+    plan = frame._jdf.logicalPlan()
+    rows = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    return ClassicFrame(rows, session)

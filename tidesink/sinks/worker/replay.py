@@ -10,9 +10,7 @@ from tidesink.config import Config
 from tidesink.errors import AccountingError, ConfigError, SchemaRefusedError, SourceError, StaleProgressError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, Truncate, account_of
-from tidesink.sinks.batch.letters import letter_places, letters_frame
-from tidesink.sinks.batch.modes import kept_shape
-from tidesink.sinks.batch.replay_frames import (
+from tidesink.sinks.batch.letters import (
     Bounds,
     LetterCounts,
     LetterEvents,
@@ -21,9 +19,12 @@ from tidesink.sinks.batch.replay_frames import (
     events_that_stay,
     letter_counts,
     letter_events,
+    letter_places,
+    letters_frame,
     outcomes,
     ready_letters,
 )
+from tidesink.sinks.batch.modes import kept_shape
 from tidesink.sinks.batch.run import Batch, BatchPlan, Reduction
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, Pending
 from tidesink.sinks.batch.source import translated_read_errors

@@ -24,8 +24,13 @@ from tidesink.sinks.batch.source import KafkaSource
 from tidesink.sinks.kafka.fetch import KafkaFetch
 from tidesink.sinks.kafka.letter_store import dead_letters_of
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets
-from tidesink.sinks.spark.session import build_session, cancel_jobs, running_session, stop_session
-from tidesink.sinks.spark.threads import start_thread
+from tidesink.sinks.spark.session import (
+    build_session,
+    cancel_jobs,
+    running_session,
+    start_thread,
+    stop_session,
+)
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
 from tidesink.sinks.state.store import UNKNOWN_SCHEMA
 from tidesink.sinks.targets import target_module

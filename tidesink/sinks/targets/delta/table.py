@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from tidesink.errors import ConfigError, StaleProgressError, TargetError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.spark.threads import in_session
+from tidesink.sinks.spark.session import in_session
 from tidesink.sinks.state.progress import Progress, check_follows
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,

@@ -21,7 +21,7 @@ from tidesink.typemap.target_schema import Shard, TableShape
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.batch.history_frames import Counts
+    from tidesink.sinks.targets.lake_merge import Counts
 
 
 def empty_table(
@@ -126,7 +126,7 @@ def result_of(entry: Entry, batch: ReducedBatch) -> ApplyResult:
 
 
 def _counts(reported: Mapping[str, int]) -> Counts:
-    from tidesink.sinks.batch.history_frames import Counts
+    from tidesink.sinks.targets.lake_merge import Counts
 
     return Counts(**reported)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from tidesink.errors import AccountingError, TargetError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.sinks.spark.errors import SPARK_ERRORS
-from tidesink.sinks.spark.threads import in_session, start_thread
+from tidesink.sinks.spark.session import in_session, start_thread
 from tidesink.sinks.targets.base import (
     SEQUENCE_COLUMN,
     SEQUENCE_DDL,
@@ -42,7 +42,7 @@ from tidesink.sinks.targets.sharing import quote_identifier, quote_path
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tidesink.sinks.batch.history_frames import Counts
+    from tidesink.sinks.targets.lake_merge import Counts
 
 
 _VIEW: Final = "_tidesink_batch"
