@@ -1,4 +1,7 @@
-"""What a batch stores beside its rows: dead letters in their topic, and DDL events for people to read."""
+"""What a batch stores beside its rows: dead letters in their topic, and DDL events for people to read.
+
+Also dead letters and what follows them as frames: what a replay reads, keeps of it, and says of each.
+"""
 
 from __future__ import annotations
 

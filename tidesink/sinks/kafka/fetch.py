@@ -1,7 +1,16 @@
-"""Kafka consumers of this process, opened once for each set of client properties and used again.
+"""A range of offsets of one topic-partition as Arrow record batches, read with librdkafka.
 
-A consumer belongs to no group in effect: partitions are assigned to it, and it commits nothing.
-Memory: librdkafka holds at most ``queued.max.messages.kbytes`` and one fetch response a consumer in use.
+``fetch`` reads offsets ``[start, end)`` under ``read_committed``. Control records, aborted records and
+compaction leave gaps, also at the end of a range, so a range is complete when a record at or past ``end``
+arrives, or when the partition's EOF is at or past ``end``. (``Consumer.position()`` does not tell.)
+
+Memory: a fetch holds the records of one batch (``FetchLimits.bytes``) twice while they become Arrow
+columns, one consume call of at most an eighth of that by the sizes seen so far, and librdkafka's queue
+(``queued.max.messages.kbytes`` and one fetch response): with the defaults 32 + 2 + 33 MB, and the largest
+record besides.
+
+Consumers are opened once for each set of client properties and process, and used again. A consumer belongs
+to no group in effect: partitions are assigned to it, and it commits nothing.
 """
 
 from __future__ import annotations

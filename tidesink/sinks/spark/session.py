@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
-from py4j.protocol import Py4JError
 
 from tidesink.errors import ConfigError
 from tidesink.sinks.spark.jvm import (
@@ -408,6 +407,8 @@ def start_thread(spark: SparkSession, work: Callable[[], T], *, name: str) -> Fu
 
 
 def _close_connection(spark: SparkSession) -> None:
+    from py4j.protocol import Py4JError
+
     gateway: Any = spark.sparkContext._gateway
     try:
         client = gateway._gateway_client

@@ -1,4 +1,7 @@
-"""The law of ``history`` on frames: what a batch changes in the stored versions of its keys.
+"""The statements that merge a batch into a lake's table, by key and as a history.
+
+A history's batch is a frame of what it changes in the stored versions of its keys, by the law of
+``batch.modes``:
 
 =========  =================================================================================
 ``_op``    what is to be done with the row of ``key``
