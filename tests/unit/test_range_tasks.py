@@ -17,6 +17,7 @@ from tests.properties.test_reduce_columns import tables_of
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.batch import ChangeTable, DecodedBatch, ValueOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
+from tidesink.config.models import Destination
 from tidesink.errors import SourceError
 from tidesink.events import (
     UNAVAILABLE,
@@ -35,12 +36,14 @@ from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.batch.counts import BatchSummary, Place
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import RegisteredSchemas, SideSchemas, TableDecoder
+from tidesink.sinks.batch.modes import routed_shape
 from tidesink.sinks.batch.records import EventRules
-from tidesink.sinks.batch.target_rows import DroppedById, TargetRows, default_value
+from tidesink.sinks.batch.target_rows import DroppedById, OutputRows, TargetRows, default_value
 from tidesink.sinks.batch.tasks import RangeTask, RangeTooLargeError, mixed_hashes, unpack
 from tidesink.sinks.kafka.fetch import FetchRange, KafkaFetch
 from tidesink.sinks.plans.flat_avro import FlatAvroDecoder, flat_avro_plan
 from tidesink.sinks.spark.errors import TaskError, task_error
+from tidesink.typemap.projection import Layout, laid_out
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.target_schema import ShapeColumn, Shard, TableShape, merge_shape, shape_of
 
@@ -329,10 +332,33 @@ def test_dates_follow_the_tables_key_and_not_the_records(zero_date: ZeroDate) ->
     assert all(row["after"]["at"] == row["after"]["beside"] for row in rows)
 
 
-def test_a_column_of_the_shards_name_is_new() -> None:
-    whole = shape(OLD)
-    sharded = replace(whole, shard=Shard("stock", "here"))
-    assert TargetRows(sharded).new_columns(("id", "name", "stock")) == ["stock"]
+def test_rows_come_out_in_the_columns_that_the_target_has() -> None:
+    """One column left out, the key renamed, a metadata column, and a shard's column in the key."""
+    topic = Topic()
+    topic.write(OLD, {"id": 1, "name": "a"})
+    topic.write(NEW, {"id": 2, "name": "b", "stock": 5}, Op.UPDATE)
+    topic.write(OLD, {"id": 3, "name": "c"}, Op.DELETE)
+    whole = shape(OLD, NEW)
+    layout = Layout(rename={"id": "Number"}, except_columns=("name",), metadata={"op": "what"})
+    found = laid_out(layout, whole, own=())
+    goal = Destination(TableId("lake", "all"), Shard("shard", "here"))
+    output = OutputRows(routed_shape(found.shape, goal), found.sources, op="what")
+    task = topic.task(TargetRows(whole))
+    rows, payloads = run(replace(task, plan=task.plan.with_output(output)), topic.batches(2))
+    written = {"shard": "here", "stock": 7}
+    assert {row["key"]["Number"]: (row["_op"], row["after"]) for row in rows} == {
+        1: ("upsert", {"Number": 1, "what": "insert", **written}),
+        2: ("upsert", {"Number": 2, "what": "update", **written, "stock": 5}),
+        3: ("delete", None),
+    }
+    assert {row["key"]["shard"] for row in rows} == {"here"}
+    assert summary(payloads).key_range == (1, 3)
+
+
+def test_names_of_columns_are_the_targets_and_those_left_out_go() -> None:
+    output = OutputRows(shape(OLD), {"Number": "id", "called": "name"})
+    lists = pa.array([None, ["name", "gone"], ["gone"], []], pa.list_(pa.string()))
+    assert output.names(lists).to_pylist() == [None, ["called"], None, None]
 
 
 # What a batch asks of its events

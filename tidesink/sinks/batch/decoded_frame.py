@@ -65,7 +65,7 @@ from tidesink.sinks.batch.records import (
     decoded_records,
 )
 from tidesink.sinks.batch.reduce import row_keys
-from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.batch.target_rows import OutputRows, TargetRows
 from tidesink.sinks.spark.errors import Reporting
 from tidesink.typemap.target_schema import TableShape
 
@@ -131,7 +131,8 @@ class DecodePlan:
     """How one table's records are decoded, by all that is known of its writers' schemas.
 
     ``logs``: the frame has the old row, and what happened to it, besides. ``positions``: it has where a
-    change stands at its source. ``rules``: what a batch asks of its events besides.
+    change stands at its source. ``rules``: what a batch asks of its events besides. ``output``: the rows that
+    tasks give as the target has them; None: as they are. A frame is projected by whoever asks for it.
     """
 
     rows: TargetRows
@@ -141,6 +142,12 @@ class DecodePlan:
     logs: bool = False
     positions: bool = False
     rules: EventRules = NO_RULES
+    output: OutputRows | None = None
+
+    @property
+    def target_shape(self) -> TableShape:
+        """The shape of the rows that tasks give."""
+        return self.shape if self.output is None else self.output.shape
 
     @property
     def shape(self) -> TableShape:
@@ -168,6 +175,10 @@ class DecodePlan:
     def with_shape(self, shape: TableShape) -> DecodePlan:
         """The plan, whose rows are put into another shape of the same columns."""
         return replace(self, rows=replace(self.rows, shape=shape))
+
+    def with_output(self, output: OutputRows) -> DecodePlan:
+        """The plan, whose tasks give rows as the target has them."""
+        return replace(self, output=output)
 
     def with_rules(self, rules: EventRules) -> DecodePlan:
         """The plan, for a batch that asks more of its events."""
@@ -324,7 +335,7 @@ def _changes(table: ChangeTable, plan: DecodePlan) -> dict[str, Any]:
         found["before"] = rows.row(table, before)
         found["_before_kept"] = None if kept is None else rows.spelt(kept)
     if plan.positions:
-        found[POSITION] = _positions(whole["source"].combine_chunks())
+        found[POSITION] = source_texts(whole["source"].combine_chunks())
     return found
 
 
@@ -346,6 +357,13 @@ def _where(flags: pa.Array, values: pa.Array) -> pa.Array:
     return pc.if_else(flags, values, pa.scalar(None, values.type))
 
 
-def _positions(source: pa.Array) -> pa.Array:
+def wire_ops(ops: pa.ChunkedArray) -> pa.Array:
+    """``insert`` or ``update`` where the wire tells, else ``upsert``: what a row's metadata says of it."""
+    found = ops.combine_chunks().dictionary_decode()
+    return pc.if_else(pc.is_in(found, pa.array(_WIRE_OPS)), found, pa.scalar(UPSERT))
+
+
+def source_texts(source: pa.Array) -> pa.Array:
+    """Positions at the source as text, as ``Position.source_text``."""
     numbers = source.cast(pa.list_(pa.string()))
     return pc.binary_join(numbers, SOURCE_SEPARATOR)

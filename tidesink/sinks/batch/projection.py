@@ -82,6 +82,18 @@ class LaidOutDecoding(DecodingAround):
         laid = laid_out(found.layout, shape, own=OWN_COLUMNS, gone=inner.gone, past=past)
         return LaidOutColumns(inner, laid, found.layout, self._session)
 
+    def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
+        """The tasks of the decoding inside, whose rows are laid out; None where Spark looks at each row."""
+        from tidesink.sinks.batch.projection_frames import LaidOutColumns
+
+        if self._layout.row_filter is not None or self._layout.ignore_nulls:
+            return None
+        task, laid = self._decoding.range_task(ranges, fetch), self.columns()
+        if task is None:
+            return None
+        assert isinstance(laid, LaidOutColumns)  # noqa: S101  (``_around`` makes it)
+        return replace(task, plan=task.plan.with_output(laid.output))
+
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """As the decoding inside; what is left out then goes by the DDL that was read."""
         super().catch_up(ranges, found)
@@ -197,10 +209,14 @@ class RoutedDecoding(DecodingAround):
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
         """The tasks of the decoding inside, whose rows are the target table's."""
+        from tidesink.sinks.batch.target_rows import OutputRows
+
         inner = self._decoding.range_task(ranges, fetch)
         if inner is None:
             return None
-        return replace(inner, plan=inner.plan.with_shape(routed_shape(inner.plan.shape, self._goal)))
+        shape = routed_shape(inner.plan.target_shape, self._goal)
+        output = inner.plan.output or OutputRows(shape)
+        return replace(inner, plan=inner.plan.with_output(replace(output, shape=shape)))
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells; nothing where several tables share one: the next still has its column as it was."""

@@ -18,6 +18,7 @@ from tidesink.sinks.batch.frame_reduction import null
 from tidesink.sinks.batch.modes import OP, routed_shape
 from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRules
 from tidesink.sinks.batch.schema_changes import SchemaDecision
+from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.schema_sources.base import ColumnsAround
 from tidesink.typemap.projection import LaidOut, Layout
 from tidesink.typemap.row_filter import RowFilter
@@ -64,6 +65,11 @@ class LaidOutColumns(ColumnsAround):
     def shape(self) -> TableShape:
         """The target's shape."""
         return self._found.shape
+
+    @property
+    def output(self) -> OutputRows:
+        """The same for the tasks of a range: rows in the target's columns."""
+        return OutputRows(self._found.shape, self._found.sources, op=self._metadata.get("op"))
 
     @property
     def keeps_values(self) -> bool:

@@ -77,18 +77,18 @@ class TargetRows:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns that a row has by itself."""
-        return tuple(column.name for column in self.shape.key_columns if not self._is_shard(column))
+        """The key columns."""
+        return tuple(column.name for column in self.shape.key_columns)
 
     @cached_property
     def key_type(self) -> pa.StructType:
         """Of the key columns."""
-        return pa.struct(_fields(self.shape.key_columns))
+        return key_type(self.shape)
 
     @cached_property
     def row_type(self) -> pa.StructType:
         """Of all columns."""
-        return pa.struct(_fields(self.shape.columns))
+        return row_type(self.shape)
 
     def new_columns(self, names: Iterable[str]) -> list[str]:
         """Names of columns of a row that the shape does not have."""
@@ -128,11 +128,8 @@ class TargetRows:
         Raises:
             SchemaMismatchError: a key's type does not fit into the shape's.
         """
-        columns, count = self.shape.key_columns, len(keys)
-        arrays = [
-            self._shard(count) if self._is_shard(column) else _as_type(keys.field(column.name), column)
-            for column in columns
-        ]
+        columns = self.shape.key_columns
+        arrays = [_as_type(keys.field(column.name), column) for column in columns]
         return pa.StructArray.from_arrays(arrays, fields=_fields(columns))
 
     def row(self, changes: ChangeTable, rows: pa.StructArray) -> pa.StructArray:
@@ -147,8 +144,6 @@ class TargetRows:
         for column in self.shape.columns:
             if column.name in sources:
                 arrays.append(_as_type(pc.struct_field(rows, [sources[column.name]]), column))
-            elif self._is_shard(column):
-                arrays.append(self._shard(len(rows)))
             else:
                 arrays.append(self._missing(column, len(rows), dropped))
         return pa.StructArray.from_arrays(arrays, fields=_fields(self.shape.columns), mask=rows.is_null())
@@ -167,20 +162,11 @@ class TargetRows:
         there = {name.lower(): name for name in names}
         found = {}
         for column in self.shape.columns:
-            if self._is_shard(column):
-                continue
             called = [column.name, *(old for old, new in self.renamed.items() if new == column.name)]
             name = next((there[one.lower()] for one in called if one.lower() in there), None)
             if name is not None:
                 found[column.name] = name
         return found
-
-    def _is_shard(self, column: ShapeColumn) -> bool:
-        return self.shape.shard is not None and column.name == self.shape.shard.column
-
-    def _shard(self, count: int) -> pa.Array:
-        assert self.shape.shard is not None  # noqa: S101  (asked before)
-        return pa.repeat(pa.scalar(self.shape.shard.value), count)
 
     def _missing(self, column: ShapeColumn, count: int, dropped: frozenset[str]) -> pa.Array:
         kind = arrow_of_spark(column.spark)
@@ -190,6 +176,51 @@ class TargetRows:
     @cached_property
     def _defaults(self) -> dict[str, TargetValue]:
         return {column.name: default_value(column, self.shape) for column in self.shape.columns}
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """Puts a table's rows into the columns that its config asks for, under the target's names.
+
+    ``sources``: by the target's names those of the table's own columns; None: each has its name. ``op``: the
+    metadata column that says what the event was. Other columns are the shard's, or are filled in later.
+    """
+
+    shape: TableShape
+    sources: Mapping[str, str] | None = None
+    op: str | None = None
+
+    def key(self, keys: pa.StructArray) -> pa.StructArray:
+        """Keys in the target's columns."""
+        return self._projected(keys, self.shape.key_columns)
+
+    def row(self, rows: pa.StructArray, ops: pa.Array) -> pa.StructArray:
+        """Rows in the target's columns; ``ops`` says what each row's event was."""
+        return self._projected(rows, self.shape.columns, ops)
+
+    def names(self, lists: pa.ListArray) -> pa.ListArray:
+        """Lists of names of columns by the target's names, without those that it does not hold."""
+        if self.sources is None or lists.null_count == len(lists):
+            return lists
+        target = {old: new for new, old in self.sources.items()}
+        found = [[target[name] for name in names or () if name in target] for names in lists.to_pylist()]
+        return pa.array([names or None for names in found], lists.type)
+
+    def _projected(
+        self, rows: pa.StructArray, columns: tuple[ShapeColumn, ...], ops: pa.Array | None = None
+    ) -> pa.StructArray:
+        arrays = [self._column(rows, column, ops) for column in columns]
+        return pa.StructArray.from_arrays(arrays, fields=_fields(columns), mask=rows.is_null())
+
+    def _column(self, rows: pa.StructArray, column: ShapeColumn, ops: pa.Array | None) -> pa.Array:
+        name = column.name if self.sources is None else self.sources.get(column.name)
+        if self.shape.shard is not None and column.name == self.shape.shard.column:
+            return pa.repeat(pa.scalar(self.shape.shard.value), len(rows))
+        if name is not None:
+            return pc.struct_field(rows, [name])
+        if column.name == self.op:
+            return ops
+        return pa.nulls(len(rows), arrow_of_spark(column.spark))
 
 
 def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
@@ -211,6 +242,16 @@ def default_value(column: ShapeColumn, shape: TableShape) -> TargetValue:
         return read(text_reader(column.type)(text))
     except ValueOutOfRangeError:
         return None
+
+
+def key_type(shape: TableShape) -> pa.StructType:
+    """The Arrow type of a shape's key."""
+    return pa.struct(_fields(shape.key_columns))
+
+
+def row_type(shape: TableShape) -> pa.StructType:
+    """The Arrow type of a shape's rows."""
+    return pa.struct(_fields(shape.columns))
 
 
 def _fields(columns: tuple[ShapeColumn, ...]) -> list[pa.Field]:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from tidesink.codecs.batch import NAMES_TYPE, ChangeTable
 from tidesink.errors import ConfigError, TidesinkError
 from tidesink.sinks.batch.counts import Place
-from tidesink.sinks.batch.decoded_frame import DecodePlan
+from tidesink.sinks.batch.decoded_frame import POSITION, DecodePlan, source_texts, wire_ops
 from tidesink.sinks.batch.records import (
     COUNTED_KINDS,
     DELETE,
@@ -38,7 +38,7 @@ from tidesink.sinks.batch.records import (
 )
 from tidesink.sinks.batch.reduce import Order, ReducedTable, key_hashes, reduce_tables
 from tidesink.sinks.batch.summaries import range_summary, truncated
-from tidesink.sinks.batch.target_rows import TargetRows
+from tidesink.sinks.batch.target_rows import OutputRows, TargetRows, key_type, row_type
 from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.spark.errors import reported
 from tidesink.sinks.targets.base import SEQUENCE_DDL
@@ -103,8 +103,8 @@ class ReducedColumns:
     def __init__(self, plan: DecodePlan) -> None:
         self._keeps_values = plan.keeps_values
         self._sequenced = plan.rules.sequenced
-        self._rows = plan.rows
-        self._shape = plan.shape
+        self._positions = plan.positions
+        self._shape = plan.target_shape
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -112,8 +112,8 @@ class ReducedColumns:
         return pa.schema(
             [
                 ("_op", pa.string()),
-                ("key", self._rows.key_type),
-                ("after", self._rows.row_type),
+                ("key", key_type(self._shape)),
+                ("after", row_type(self._shape)),
                 ("_topic", pa.string()),
                 ("_partition", pa.int32()),
                 ("_offset", pa.int64()),
@@ -123,6 +123,7 @@ class ReducedColumns:
                 ("_detail", _DETAIL),
                 *([("_kept", NAMES_TYPE), ("_after_delete", pa.bool_())] if self._keeps_values else []),
                 *([("_seq", _SEQUENCE)] if self._sequenced else []),
+                *([(POSITION, pa.string())] if self._positions else []),
             ]
         )
 
@@ -135,6 +136,7 @@ class ReducedColumns:
             f"_detail {_DETAIL_DDL}"
             + (", _kept array<string>, _after_delete boolean" if self._keeps_values else "")
             + (f", _seq {SEQUENCE_DDL}" if self._sequenced else "")
+            + (f", {POSITION} string" if self._positions else "")
         )
 
 
@@ -244,7 +246,7 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
     truncates = truncated(joined)
     place = Place(wanted.topic, wanted.partition)
-    summary = range_summary(place, found, truncates, reduction, parts, rows.shape)
+    summary = range_summary(place, found, truncates, reduction, parts, plan.target_shape)
     # What is unplanned is decoded again: the summary says all that is asked about it.
     others = [one for one in found.others if one.kind not in (*COUNTED_KINDS, UNPLANNED)]
     lines = [_line(one) for one in (*others, *truncates)]
@@ -305,23 +307,30 @@ def _reduced_rows(table: ReducedTable, plan: DecodePlan, columns: ReducedColumns
     """Rows to apply as the reduced frame has them, without any counts."""
     rows, count = plan.rows, table.rows.num_rows
     deleted = table.rows["deleted"].combine_chunks()
+    output = plan.output or OutputRows(plan.shape)
+    key, after = rows.key(table.rows["key"].combine_chunks()), table.rows["row"].combine_chunks()
+    after = rows.row(table.source, after)
+    if plan.output is not None:
+        key, after = plan.output.key(key), plan.output.row(after, wire_ops(table.rows["op"]))
     found = {
         "_op": pc.if_else(deleted, pa.scalar(DELETE), pa.scalar(UPSERT)),
-        "key": rows.key(table.rows["key"].combine_chunks()),
-        "after": rows.row(table.source, table.rows["row"].combine_chunks()),
+        "key": key,
+        "after": after,
         "_topic": table.rows["topic"].cast(pa.string()),
         "_partition": table.rows["partition"],
         "_offset": table.rows["offset"],
         "_commit_ts": table.rows["commit_ts"],
         "_half": table.rows["half"],
-        "_zero_dates": _zero_dates(table, rows, deleted),
+        "_zero_dates": output.names(_zero_dates(table, rows, deleted)),
         "_detail": pa.nulls(count, _DETAIL),
     }
     if plan.keeps_values:
-        found["_kept"] = _unavailable(table, rows)
+        found["_kept"] = output.names(_unavailable(table, rows))
         found["_after_delete"] = table.rows["after_delete"].combine_chunks()
     if plan.rules.sequenced:
         found["_seq"] = _sequence(table.rows, deleted)
+    if plan.positions:
+        found[POSITION] = source_texts(table.rows["source"].combine_chunks())
     return pa.table(found, schema=columns.schema)
 
 
