@@ -182,6 +182,8 @@ def translated_read_errors(topic: str) -> AbstractContextManager[None]:
 
 # Keys shown in an error about keys that came in two partitions.
 _SHOWN_KEYS: Final = 3
+# Of events of one commit_ts a write stays, and of equal ones the first: as ``reduce_tables`` with versions.
+_FIRST_WRITE: Final = f"struct(_op = '{UPSERT}', -_partition, -_offset)"
 _LEVEL: Final = StorageLevel.MEMORY_AND_DISK
 
 
@@ -254,12 +256,18 @@ def _summary(heads: Sequence[Any]) -> BatchSummary:
 def _over_ranges(
     frame: DataFrame, summary: BatchSummary, heads: Sequence[Any], task: RangeTask
 ) -> tuple[DataFrame, BatchSummary]:
-    """What several ranges have of one key: in the source's order its last row; in Kafka's an error."""
+    """What several ranges have of one key.
+
+    In the source's order its last row, of a history its last row of each commit_ts; in Kafka's an error.
+    """
     places = [((head["topic"], head["partition"]), bytes(head["hashes"])) for head in heads if head["hashes"]]
     if not len(mixed_hashes(places)):
         return frame, summary
-    if task.plan.rules.sequenced:
-        return _last_of_all(frame, summary)
+    rules = task.plan.rules
+    if rules.versions:
+        return _last_of_all(frame, summary, by=("key", "_commit_ts"), order=_FIRST_WRITE)
+    if rules.sequenced:
+        return _last_of_all(frame, summary, by=("key",), order="_seq")
     return frame, replace(summary, mixed_keys=_mixed_keys(frame))
 
 
@@ -271,11 +279,13 @@ def _mixed_keys(frame: DataFrame) -> tuple[str, ...]:
     return tuple(row["key"] for row in found)
 
 
-def _last_of_all(frame: DataFrame, summary: BatchSummary) -> tuple[DataFrame, BatchSummary]:
-    """Of each key the row with the greatest position, and the summary of these rows."""
+def _last_of_all(
+    frame: DataFrame, summary: BatchSummary, *, by: Sequence[str], order: str
+) -> tuple[DataFrame, BatchSummary]:
+    """Of each group the row that is the greatest in order, and the summary of these rows."""
     whole = F.struct(*frame.columns)
-    groups = frame.where(F.col("key").isNotNull()).groupBy("key")
-    rows = groups.agg(F.max_by(whole, "_seq").alias("last")).select("last.*")
+    groups = frame.where(F.col("key").isNotNull()).groupBy(*by)
+    rows = groups.agg(F.max_by(whole, F.expr(order)).alias("last")).select("last.*")
     counts = rows.agg(
         F.count_if(F.col("_op") == UPSERT).alias("upserts"),
         F.count_if(F.col("_op") == DELETE).alias("deletes"),

@@ -241,7 +241,14 @@ def _pack(wanted: FetchRange, found: DecodedRecords, plan: DecodePlan) -> Iterat
     rows, old_keys = plan.rows, plan.decoder.old_keys
     joined = joined_tables(found.tables)
     order: Order = "commit_ts" if plan.rules.sequenced else "kafka"
-    reduction = reduce_tables(joined, rows.keys, order=order, convert=rows.key_values, old_keys=old_keys)
+    reduction = reduce_tables(
+        joined,
+        rows.keys,
+        order=order,
+        versions=plan.rules.versions,
+        convert=rows.key_values,
+        old_keys=old_keys,
+    )
     columns = ReducedColumns(plan)
     parts = [_reduced_rows(one, plan, columns) for one in reduction.tables]
     truncates = truncated(joined)
