@@ -231,6 +231,12 @@ class DecodedRecords:
     row_codec_records: int = 0
     strangers: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that rows, and the bytes of bad records and DDL events, take."""
+        rows = sum(int(table.rows.nbytes) for table in self.tables)
+        return rows + sum(len(one.key or b"") + len(one.value or b"") for one in self.others)
+
     def add(self, other: DecodedRecords) -> None:
         """Take in what later records hold."""
         self.tables += other.tables

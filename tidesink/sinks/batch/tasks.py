@@ -188,8 +188,8 @@ class RangeTask:
         for batch in records:
             more = decoded_records(batch, self.plan.decoder, self.plan.rows, rules=self.plan.rules)
             found.add(more)
-            # Compressed values, and those that lie elsewhere, are more than their records.
-            size += max(more.bytes, sum(int(table.rows.nbytes) for table in more.tables))
+            # What stays in memory: a record with its schema is much more than its row, a compressed one less.
+            size += more.nbytes
             if size > self.most_bytes:
                 raise _too_large(wanted, self.most_bytes)
         return found
