@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tidesink.config import client_properties
+from tidesink.config import kafka_properties as client_properties
 from tidesink.config.load import config_schema
 from tidesink.errors import TidesinkError
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.dev.workload import shop
-from tidesink.dev.workload.produce import OutgoingRecord, open_encoder, resend_suffixes
-from tidesink.dev.workload.shop import Change, ShopChanges
+from tidesink.dev import shop
+from tidesink.dev.shop import Change, ShopChanges
+from tidesink.dev.workload import OutgoingRecord, open_encoder, resend_suffixes
 from tidesink.events import ChangeEvent, Message, Op, Row, TableId, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.naming import TopicRule

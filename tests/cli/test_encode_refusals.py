@@ -86,7 +86,7 @@ def test_an_unknown_time_zone_is_refused(command: str) -> None:
 
 
 def test_offsets_that_are_gone_are_told_at_once() -> None:
-    from tidesink.cli.kafka import gone_before, parse_start
+    from tidesink.cli.sources import gone_before, parse_start
 
     assert gone_before(parse_start("5"), {1: 9, 0: 7}) == (
         "--from 5: records before were removed by the broker, which keeps "
@@ -95,7 +95,7 @@ def test_offsets_that_are_gone_are_told_at_once() -> None:
 
 
 def test_a_start_behind_the_end_is_told() -> None:
-    from tidesink.cli.kafka import nothing_from, parse_start
+    from tidesink.cli.sources import nothing_from, parse_start
 
     ends = {1: 9, 0: 7}
     assert nothing_from(parse_start("10"), ends) == (

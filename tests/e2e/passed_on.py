@@ -14,7 +14,7 @@ from tests.contracts.message_beds import stamp_of
 from tests.e2e.sql_compare import in_calendar
 from tests.http_receiver import Request
 from tidesink.codecs.base import Codec
-from tidesink.dev.workload.shop import ExpectedTable
+from tidesink.dev.shop import ExpectedTable
 from tidesink.events import ChangeEvent, Message, Op, Value
 from tidesink.sinks.targets.stream.kafka import IDEMPOTENCY_HEADER
 

@@ -20,7 +20,7 @@ from tests.golden.vectors import unbase64
 from tests.servers import create_topics
 from tests.sessions import SMALL_SPARK
 from tidesink.dev.lake_check import check_table
-from tidesink.dev.workload.shop import ExpectedTable
+from tidesink.dev.shop import ExpectedTable
 from tidesink.events import TableId
 from tidesink.schema_registry import open_registry, subject
 from tidesink.sinks.worker.observers import RunReport, TableReport

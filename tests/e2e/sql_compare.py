@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from tests.contracts.sql_beds import reader
-from tidesink.dev.workload.shop import ExpectedTable
+from tidesink.dev.shop import ExpectedTable
 from tidesink.sinks.targets.sql.target import SqlTarget
 
 _FRACTION = re.compile(r"(\d\d:\d\d:\d\d)(?:\.(\d*?)0*(?!\d))?", re.ASCII)

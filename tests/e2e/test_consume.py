@@ -19,7 +19,7 @@ import tidesink
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
 from tidesink import ChangeEvent, Op
-from tidesink.consumer import BadRecord, EventConsumer, group
+from tidesink.consumer import BadRecord, EventConsumer
 from tidesink.errors import (
     ConfigError,
     FramingError,
@@ -324,7 +324,7 @@ def test_a_round_that_fails_is_said_and_the_next_call_goes_on(
 ) -> None:
     with consumer(tmp_path, servers) as events:
         next(events)
-    monkeypatch.setattr(group, "Consumer", OnceUnanswered)
+    monkeypatch.setattr("tidesink.consumer.Consumer", OnceUnanswered)
     with consumer(tmp_path, servers) as events:
         with pytest.raises(SourceUnavailableError, match="Timed out"):
             next(events)

@@ -18,7 +18,7 @@ import pytest
 
 from tests.full import FULL
 from tidesink.dev.lake_check import check_table
-from tidesink.dev.workload.shop import load_expected
+from tidesink.dev.shop import load_expected
 from tidesink.events import TableId
 
 # Some of these are three demos one after the other.

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 from tests.certificates import self_signed
 from tests.full import FULL
 from tests.unit.config_samples import FLAT_AVRO, changed, right
-from tidesink.cli.kafka import Start, read_topic
+from tidesink.cli.sources import Start, read_topic
 from tidesink.dev.processes import READY_SECONDS, free_ports, stop_daemons
 from tidesink.dev.stack import Broker
 from tidesink.errors import SourceError, SourceUnavailableError

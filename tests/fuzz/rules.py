@@ -7,7 +7,7 @@ from typing import Final
 
 import orjson
 
-from tidesink.cli.event_json import event_json
+from tidesink.cli.json_lines import event_json
 from tidesink.codecs.base import Codec
 from tidesink.errors import DecodeError, EncodeError, SchemaNotFoundError, TidesinkError
 from tidesink.events import Event, Message

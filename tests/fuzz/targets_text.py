@@ -15,9 +15,8 @@ import orjson
 from tests.fuzz import seeds
 from tests.fuzz.inputs import packed, unpacked
 from tests.fuzz.rules import refuses
-from tidesink.cli.capture import capture_line, read_capture, read_schemas
 from tidesink.cli.encode import EncodeLine, given_bytes, line_encoder
-from tidesink.cli.event_json import event_json
+from tidesink.cli.json_lines import capture_line, event_json, read_capture, read_schemas
 from tidesink.cli.sources import FileDefinitions, Setting
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import CodecOptions

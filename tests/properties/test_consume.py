@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.cli.samples import CANAL
 from tests.unit.config_samples import CANAL_JSON, right
 from tidesink.codecs import open_codec
-from tidesink.consumer.consume import EventBatch, EventConsumer
-from tidesink.consumer.group import Place
+from tidesink.consumer import EventBatch, EventConsumer, Place
 from tidesink.errors import DecodeError
 from tidesink.events import Message
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.golden.vectors import find_folders
 from tests.unit.flat_avro_cases import LooseRegistry
 from tests.vectors import SUBSET
-from tidesink.cli.event_json import event_json
+from tidesink.cli.json_lines import event_json
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.flat_avro.codec import FlatAvroCodec
 from tidesink.errors import DecodeError, SchemaNotFoundError

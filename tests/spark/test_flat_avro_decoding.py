@@ -13,9 +13,13 @@ from tidesink.schema_registry import subject
 from tidesink.sinks.batch.counts import BatchSummary
 from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.schema_sources.base import Missed
-from tidesink.sinks.schema_sources.flat_avro import FlatAvroDecoding
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.schema_sources.registered import ASK_AGAIN_SECONDS, WriterSchemas, may_lag
+from tidesink.sinks.schema_sources.writer_schemas import (
+    ASK_AGAIN_SECONDS,
+    FlatAvroDecoding,
+    WriterSchemas,
+    may_lag,
+)
 from tidesink.sinks.worker.observers import StepRetried, WorkerEvent
 from tidesink.sinks.worker.retry import RetryPolicy
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, T
-from tidesink.config.table_options import ChangePolicy
+from tidesink.config.fields import ChangePolicy
 from tidesink.events import ColumnType
 from tidesink.sinks.batch.schema_changes import Policies
 from tidesink.sinks.targets.memory import CAPABILITIES

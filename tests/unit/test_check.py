@@ -11,7 +11,7 @@ import pytest
 
 from tests.hand_made_lake import HandMadeTable
 from tidesink.dev.lake_check import TableCheck, check_table
-from tidesink.dev.workload.shop import ExpectedTable
+from tidesink.dev.shop import ExpectedTable
 from tidesink.events import TableId
 
 ORDERS = TableId("shop", "orders")

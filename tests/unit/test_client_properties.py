@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.config.client_properties import (
+from tidesink.config.kafka_properties import (
     KERBEROS,
     KNOWN,
+    JaasSyntaxError,
     client_settings,
     librdkafka_settings,
+    parse_jaas,
     property_problems,
 )
-from tidesink.config.jaas import JaasSyntaxError, parse_jaas
 from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.kafka.fetch import open_consumer
 from tidesink.sinks.kafka.offsets import KafkaOffsets

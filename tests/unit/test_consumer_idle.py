@@ -12,9 +12,9 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from tests.unit.config_samples import CANAL_JSON, right
+from tidesink import consumer
 from tidesink.codecs import open_codec
-from tidesink.consumer import group
-from tidesink.consumer.consume import EventConsumer
+from tidesink.consumer import EventConsumer
 
 PLACES: Final = [TopicPartition("app", 0, 7)]
 ROUNDS: Final = 8
@@ -55,8 +55,8 @@ class Library:
 
 def test_a_round_that_begins_and_ends_within_a_fetch_is_no_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
-    monkeypatch.setattr(group, "Consumer", lambda *_settings, **_more: library)
-    members = group.ConsumerGroup({"bootstrap.servers": "nowhere"}, tuple, group="g")
+    monkeypatch.setattr(consumer, "Consumer", lambda *_settings, **_more: library)
+    members = consumer.ConsumerGroup({"bootstrap.servers": "nowhere"}, tuple, group="g")
     members.open()
     config = right(CANAL_JSON, Path("/base"))
     events = EventConsumer(config, codec=open_codec("canal-json"), group=members, stop_after_idle=IDLE)

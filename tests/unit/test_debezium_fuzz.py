@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.golden.debezium_captures import Capture, find_captures
 from tests.vectors import SUBSET
-from tidesink.cli.event_json import event_json
+from tidesink.cli.json_lines import event_json
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.errors import DecodeError, SchemaNotFoundError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidesink.cli.event_json import event_json, event_of
+from tidesink.cli.json_lines import event_json, event_of
 from tidesink.errors import EncodeError
 from tidesink.events import ChangeEvent, Column, ColumnType, Op, Position, TableId, TableSchema
 

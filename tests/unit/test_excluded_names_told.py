@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.told_bed import Bed, T, said
-from tidesink.config.table_options import ChangePolicy
+from tidesink.config.fields import ChangePolicy
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.ddl.history import ColumnNames, followed
 from tidesink.sinks.schema_sources.topic_ddl import reported_by

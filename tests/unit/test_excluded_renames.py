@@ -7,7 +7,7 @@ import pytest
 from tests.lagging_registry import text_of
 from tests.unit.config_samples import CANAL_JSON, changed, right
 from tests.unit.told_bed import Bed, said
-from tidesink.config.table_options import ChangePolicy, SchemaChanges
+from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import first_shape

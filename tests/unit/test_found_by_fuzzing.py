@@ -11,8 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tidesink.cli.capture import read_capture
-from tidesink.cli.event_json import event_json
+from tidesink.cli.json_lines import event_json, read_capture
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import MOST_LEVELS, Codec, header, is_deep
 from tidesink.codecs.debezium.codec import DebeziumJsonCodec

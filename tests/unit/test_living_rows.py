@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.cli.living_rows import living_rows
+from tidesink.cli.table_plans import living_rows
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.target_schema import shape_of
 

@@ -12,7 +12,7 @@ from tests.contracts.targets_bed import AMOUNT, ID, NAME, TABLE, progress
 from tests.http_receiver import Fault, http_receiver
 from tests.unit.config_samples import CANAL_JSON, right, wrong
 from tidesink.config import HttpSettings, KafkaSettings
-from tidesink.config.table_options import SchemaChanges
+from tidesink.config.fields import SchemaChanges
 from tidesink.errors import ConfigError, ProgressError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import Policies, decide_changes

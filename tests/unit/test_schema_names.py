@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.columns import ID
-from tidesink.config.table_options import ChangePolicy, SchemaChanges
+from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import Accepted, ChangesWaitError, Policies, settle_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.told_bed import Bed, T, said
-from tidesink.config.table_options import ChangePolicy
+from tidesink.config.fields import ChangePolicy
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.schema_changes import ChangesWaitError, pending_of, settle_names
 from tidesink.typemap.projection import Layout

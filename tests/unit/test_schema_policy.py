@@ -10,8 +10,8 @@ import pytest
 
 from tests.columns import ID
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
+from tidesink.config.fields import CHANGE_RULES, ChangePolicy, SchemaChanges
 from tidesink.config.table_checks import APPLYING_TARGETS, PASSING_TARGETS, shown_policies, unreported_changes
-from tidesink.config.table_options import CHANGE_RULES, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.schema_changes import (

@@ -9,8 +9,8 @@ import pytest
 
 from tests.contracts.targets_bed import ID, shape
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
+from tidesink.config.fields import TableMode
 from tidesink.config.table_checks import MODE_TARGETS
-from tidesink.config.table_options import TableMode
 from tidesink.errors import SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.batch.modes import FROM_COLUMN, TO_COLUMN, kept_shape, names_of

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.config.table_options import ChangePolicy, SchemaChanges
+from tidesink.config.fields import ChangePolicy, SchemaChanges
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.projection import LaidOutDecoding

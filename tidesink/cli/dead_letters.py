@@ -17,9 +17,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from tidesink.cli import terminal
-from tidesink.cli.capture import base64_text
 from tidesink.cli.decode import Observed, decoded_lines, human_lines
-from tidesink.cli.event_json import error_json
+from tidesink.cli.json_lines import base64_text, error_json
 from tidesink.cli.sources import setting
 from tidesink.cli.status import (
     commit_time,
@@ -355,7 +354,7 @@ def show_event(
 
 def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
     from tidesink.sinks.kafka.letter_store import moment
-    from tidesink.sinks.state.ddl_events import load_ddl
+    from tidesink.sinks.state.store import load_ddl
 
     tables = tables_worked_on(config)
     if not tables:

@@ -19,7 +19,7 @@ from rich.markup import escape, render
 import tidesink.codecs
 from tidesink.cli import sources, terminal
 from tidesink.cli.codec_options import Given, with_codec_options
-from tidesink.cli.event_json import error_json, event_json
+from tidesink.cli.json_lines import error_json, event_json
 from tidesink.cli.sources import Setting
 from tidesink.cli.status import commit_time
 from tidesink.cli.terminal import Output, OutputFormat, console, warn

@@ -17,10 +17,17 @@ import orjson
 import typer
 
 from tidesink.cli import sources, terminal
-from tidesink.cli.capture import capture_line, json_lines
 from tidesink.cli.codec_options import Given, with_codec_options
 from tidesink.cli.decode import record_line
-from tidesink.cli.event_json import Line, event_of, line_bytes, position_of, table_of
+from tidesink.cli.json_lines import (
+    Line,
+    capture_line,
+    event_of,
+    json_lines,
+    line_bytes,
+    position_of,
+    table_of,
+)
 from tidesink.cli.sources import Setting
 from tidesink.cli.terminal import Output, OutputFormat, error_block, warn
 from tidesink.codecs.base import Codec, CodecOptions, EncodedRecord

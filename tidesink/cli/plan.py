@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 from tidesink.cli import terminal
 from tidesink.cli.status import read_statuses
-from tidesink.cli.table_plans import TablePlan, TypesFrom, table_plans, unserved_tables
 from tidesink.cli.terminal import (
     ConfigArgument,
     ConfigOption,
@@ -35,6 +34,9 @@ from tidesink.config.table_checks import unreported_changes
 from tidesink.errors import ConfigError, SchemaNotFoundError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.worker.preflight import Goals
+
+if TYPE_CHECKING:
+    from tidesink.cli.table_plans import TablePlan, TypesFrom
 
 _REPORTED: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
@@ -63,6 +65,9 @@ def plan(
     Starts no Spark, and asks nothing of the target. Exit code 2 where a table needs something that the config
     does not say, where there can be no such table at the target, or no topic for dead letters.
     """
+    # Here, since every command imports this module: the targets' libraries take a second to load.
+    from tidesink.cli.table_plans import table_plans, unserved_tables
+
     settings = chosen_config(config, config_option)
     plans = apart(settings, table_plans(settings, sample=sample))
     unserved = list(unserved_tables(settings, plans))
@@ -256,7 +261,7 @@ def _answers(config: Config) -> Iterator[Answer]:
 
 
 def _kafka(config: Config) -> str:
-    from tidesink.cli.kafka import topic_names
+    from tidesink.cli.sources import topic_names
 
     topics = topic_names(config.source.confluent_properties())
     missing = [topic for topic in config.fixed_topics if topic not in topics]

@@ -15,7 +15,7 @@ import orjson
 import typer
 
 from tidesink.cli import registry_check, terminal
-from tidesink.cli import registry_options as options
+from tidesink.cli import sources as options
 from tidesink.cli.codec_options import CodecCommand, Given, with_codec_options
 from tidesink.cli.registry_check import (
     Candidate,

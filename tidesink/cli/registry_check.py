@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tidesink.cli import registry_options as options
 from tidesink.cli import sources, terminal
+from tidesink.cli import sources as options
 from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_codec_options
 from tidesink.cli.sources import Setting, records
 from tidesink.cli.terminal import Output, OutputFormat, show_table, warn, write_json

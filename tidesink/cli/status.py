@@ -32,7 +32,7 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId, physical_ms
 
 if TYPE_CHECKING:
-    from tidesink.config.table_options import ChangePolicy
+    from tidesink.config.fields import ChangePolicy
     from tidesink.sinks.state.store import StateStore, TableStatus
     from tidesink.sinks.worker.control import TableControl
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
-from tidesink.cli.kafka import Start, read_topic, topic_names
+from tidesink.cli.sources import Start, read_topic, topic_names
 from tidesink.codecs import open_codec
 from tidesink.codecs.canal_json.codec import CanalJsonCodec
 from tidesink.codecs.debezium.inference import UNTYPED, InferredColumn, LoneCodec
@@ -23,7 +24,12 @@ from tidesink.events import ChangeEvent, Op, TableId, TableSchema
 from tidesink.schema_registry import SchemaRegistry, SubjectPart, subject
 from tidesink.sinks.batch.modes import kept_shape, routed_shape
 from tidesink.sinks.batch.schema_changes import doubt_of
-from tidesink.sinks.targets.base import OWN_COLUMNS, Limit, PreflightResult
+from tidesink.sinks.targets import target_module
+from tidesink.sinks.targets.base import OWN_COLUMNS, SOFT_DELETE_COLUMN, Limit, PreflightResult
+from tidesink.sinks.targets.lake import table_names
+from tidesink.sinks.targets.sharing import quote_identifier, quote_mysql, quote_path, quote_postgres
+from tidesink.sinks.targets.sql.location import place_in
+from tidesink.sinks.targets.sql.target import view_name
 from tidesink.sinks.worker.preflight import column_type, preflight_of
 from tidesink.typemap.projection import laid_out
 from tidesink.typemap.render import CALENDAR_READERS, type_words
@@ -379,8 +385,6 @@ def _unplanned(config: Config, topic: str, table: TableId, problem: str) -> Tabl
 
 def _path(config: Config, table: TableId) -> str:
     """Empty where the target has no such name, which is the table's problem."""
-    from tidesink.sinks.targets import target_module
-
     try:
         return target_module(config.target).place_of(config.target, table)
     except SchemaRefusedError:
@@ -388,7 +392,6 @@ def _path(config: Config, table: TableId) -> str:
 
 
 def _read_as(config: Config, shape: TableShape) -> str:
-    from tidesink.cli.living_rows import living_rows
 
     return living_rows(config, shape)
 
@@ -462,3 +465,54 @@ def flat_avro_warnings(
         yield _NO_OPS
     if not keys and newest.before is None:
         yield _DELETE_WITHOUT_KEY
+
+
+_Quote = Callable[[str], str]
+
+
+def living_rows(config: Config, shape: TableShape) -> str:
+    """The query of a table's living rows, without tidesink's own columns; empty where every row lives.
+
+    In the SQL of the database, or in Spark's.
+    """
+    settings = config.table_config(shape.source)
+    place = _PLACES.get(config.target.type)
+    marks = settings.sequence_by == "source" or settings.deletes == "soft"
+    if place is None or settings.mode != "upsert" or not marks:
+        return ""
+    quote, location, shown = place(config.target, shape.table)
+    if shown:
+        return f"SELECT * FROM {shown}"  # noqa: S608  quoted
+    columns = ", ".join(quote(column.name) for column in shape.columns)
+    return f"SELECT {columns} FROM {location} WHERE {quote(SOFT_DELETE_COLUMN)} IS NOT TRUE"  # noqa: S608
+
+
+def _delta(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
+    if settings.catalog_table:
+        return quote_identifier, quote_path(*table_names(settings.catalog_table, table)), ""
+    path = target_module(settings).place_of(settings, table)
+    return quote_identifier, f"delta.{quote_identifier(path)}", ""
+
+
+def _iceberg(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
+    return quote_identifier, quote_path(settings.catalog, *table_names(settings.table, table)), ""
+
+
+def _database(quote: _Quote) -> Callable[[Any, TableId], tuple[_Quote, str, str]]:
+    def place_of(settings: Any, table: TableId) -> tuple[_Quote, str, str]:
+        place = place_in(settings.table, table, quote)
+        view = view_name(settings.view, place)
+        return quote, place.location, place.beside(view) if view else ""
+
+    return place_of
+
+
+# Targets that keep rows: how a name is quoted there, where a table is, and its view where it has one.
+_PLACES: Final[Mapping[str, Callable[[Any, TableId], tuple[_Quote, str, str]]]] = MappingProxyType(
+    {
+        "delta": _delta,
+        "iceberg": _iceberg,
+        "postgres": _database(quote_postgres),
+        "mysql": _database(quote_mysql),
+    }
+)

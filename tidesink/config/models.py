@@ -26,26 +26,24 @@ from tidesink.config.fields import (
     Duration,
     Listed,
     MaybeListed,
+    Metadata,
+    Mode,
     Model,
     NullWord,
     PipelineName,
     PositiveDuration,
-    StatePlace,
-    TableName,
-    TablePattern,
-)
-from tidesink.config.source import SourceSettings
-from tidesink.config.table_options import (
-    Metadata,
-    Mode,
     ScdType,
     SchemaChanges,
+    StatePlace,
     TableMode,
+    TableName,
+    TablePattern,
     merged_changes,
     said_mode,
     selection,
     without_use,
 )
+from tidesink.config.source import SourceSettings
 from tidesink.config.targets import TargetSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaNotFoundError

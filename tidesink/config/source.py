@@ -26,7 +26,6 @@ from tidesink.codecs.base import (
 )
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
-from tidesink.config.client_properties import ClientSettings
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -38,6 +37,7 @@ from tidesink.config.fields import (
     beside_config,
 )
 from tidesink.config.kafka_properties import (
+    ClientSettings,
     KafkaProperties,
     confluent_properties,
     normalised_kafka,

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from tidesink.config.fields import Model, Problem
+from tidesink.config.fields import CHANGE_RULES, ChangeKind, Model, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, HistorySettings, TableConfig, TableDefaults, TableOverride
-from tidesink.config.table_options import CHANGE_RULES, ChangeKind, SchemaChanges, TableMode
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy

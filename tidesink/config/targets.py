@@ -24,7 +24,6 @@ from pydantic import (
 from tidesink.codecs.base import CodecOptions
 from tidesink.codecs.compression import Compression
 from tidesink.codecs.open import DEBEZIUM_ALIASES, protocol_named
-from tidesink.config.client_properties import ClientSettings
 from tidesink.config.fields import (
     MOST_BYTES,
     ByteSize,
@@ -35,7 +34,12 @@ from tidesink.config.fields import (
     Texts,
     beside_config,
 )
-from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
+from tidesink.config.kafka_properties import (
+    ClientSettings,
+    KafkaProperties,
+    confluent_properties,
+    normalised_kafka,
+)
 from tidesink.config.source import Brokers, RegistrySettings, RegistryTls, known_time_zone, registry_section
 from tidesink.errors import ConfigError
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions

@@ -22,9 +22,9 @@ from tidesink.codecs.base import CodecOptions
 from tidesink.config import Config, load_config
 from tidesink.dev.lake_check import TableCheck, check_table
 from tidesink.dev.processes import free_ports
+from tidesink.dev.shop import load_expected
 from tidesink.dev.stack import DevStack, StackAddresses
 from tidesink.dev.workload import WorkloadOptions, WorkloadReport, write_workload
-from tidesink.dev.workload.shop import load_expected
 from tidesink.errors import DevStackError
 from tidesink.schema_registry import open_registry
 from tidesink.sinks.spark.jvm import spark_connector_jars

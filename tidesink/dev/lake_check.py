@@ -28,7 +28,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidesink.dev.workload.shop import ExpectedTable
+from tidesink.dev.shop import ExpectedTable
 from tidesink.typemap.parse import DECIMAL_CONTEXT
 
 _SHOWN = 3

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from tidesink.config.table_options import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
+from tidesink.config.fields import CHANGE_RULES, ChangeKind, ChangePolicy, SchemaChanges
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.modes import names_of
 from tidesink.sinks.schema_sources.base import Decoding, Renamed, SourceColumns

@@ -41,7 +41,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from tidesink.config.client_properties import open_client
+from tidesink.config.kafka_properties import open_client
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.state.progress import Progress
 

@@ -33,7 +33,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tidesink.config.client_properties import librdkafka_settings, open_client
+from tidesink.config.kafka_properties import librdkafka_settings, open_client
 from tidesink.errors import SourceError, SourceUnavailableError
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
 )
 
 from tidesink.config import Config
-from tidesink.config.client_properties import open_client
+from tidesink.config.kafka_properties import open_client
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.kafka.dead_letters import (

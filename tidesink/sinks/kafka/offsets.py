@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
-from tidesink.config.client_properties import open_client
+from tidesink.config.kafka_properties import open_client
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.sinks.state.progress import Progress, TopicProgress
 from tidesink.sinks.state.store import StateStore

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.tasks import Fetch
 
 
-# protocol in the config -> module with open_decoding(around, topic, table, session)
+# protocol in the config -> "module:function"; the function takes (around, topic, table, session)
 DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "flat-avro": "tidesink.sinks.schema_sources.flat_avro",
-        "canal-json": "tidesink.sinks.schema_sources.canal_json",
-        "debezium-avro": "tidesink.sinks.schema_sources.debezium_avro",
-        "debezium-json": "tidesink.sinks.schema_sources.debezium_json",
+        "flat-avro": "tidesink.sinks.schema_sources.writer_schemas:open_flat_avro",
+        "canal-json": "tidesink.sinks.schema_sources.canal_json:open_decoding",
+        "debezium-avro": "tidesink.sinks.schema_sources.writer_schemas:open_debezium_avro",
+        "debezium-json": "tidesink.sinks.schema_sources.writer_schemas:open_debezium_json",
     }
 )
 
@@ -45,8 +45,8 @@ def open_decoding(around: WorkerContext, topic: str, table: TableId, *, session:
     """
     settings = around.config.table_config(table)
     check_merged(settings)
-    module = import_module(DECODINGS[around.config.source.protocol])
-    found: Decoding = module.open_decoding(around, topic, table, session=session)
+    module, _, function = DECODINGS[around.config.source.protocol].partition(":")
+    found: Decoding = getattr(import_module(module), function)(around, topic, table, session=session)
     layout = settings.layout
     if not layout.plain:
         from tidesink.sinks.batch.projection import LaidOutDecoding

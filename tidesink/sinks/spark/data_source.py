@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import DecodedBatch, ValueOptions
 from tidesink.codecs.open import DEBEZIUM_ALIASES, open_codec, protocol_named
-from tidesink.config.client_properties import client_settings, librdkafka_settings
+from tidesink.config.kafka_properties import client_settings, librdkafka_settings
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SourceError

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidesink.config import Config, TargetSettings
-    from tidesink.config.table_options import ChangeKind
+    from tidesink.config.fields import ChangeKind
     from tidesink.sinks.batch.modes import HistoryNames
     from tidesink.sinks.state.store import StateStore
     from tidesink.typemap.target_schema import ShapeColumn

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from tidesink.config.table_options import ChangeKind
+from tidesink.config.fields import ChangeKind
 from tidesink.errors import SchemaRefusedError, TidesinkError
 from tidesink.sinks.targets.sql.columns import SqlLimits
 from tidesink.sinks.targets.sql.load import Load

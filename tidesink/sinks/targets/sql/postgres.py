@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tidesink.config.table_options import ChangeKind
+from tidesink.config.fields import ChangeKind
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError, TransientTargetError
 from tidesink.events import TableId
 from tidesink.sinks.targets.sharing import quote_postgres, text_postgres

@@ -13,7 +13,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
-from tidesink.config.client_properties import open_client
+from tidesink.config.kafka_properties import open_client
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId

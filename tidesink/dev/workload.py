@@ -1,4 +1,7 @@
-"""Writes the workload: topics, schemas, records as TiCDC sends them (restarts too), and the end state."""
+"""A seeded, repeatable shop workload on real topics, written through tidesink's own encoders.
+
+It writes topics, schemas, records as TiCDC sends them (restarts too), and the end state.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
-from tidesink.dev.workload import shop
-from tidesink.dev.workload.shop import Change, ShopChanges, save_expected
+from tidesink.dev import shop
+from tidesink.dev.shop import Change, ShopChanges, save_expected
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import ChangeEvent, DdlEvent
 from tidesink.schema_registry import SchemaRegistry

@@ -1,7 +1,11 @@
-"""Decoding a table whose schemas are in a registry, whichever Avro codec wrote it: by the registry's ids.
+"""Decoding by the writers' schemas: in the registry (both Avro codecs), or in the records (debezium-json).
 
-Every version of the topic's two subjects is asked for first, so that a column's history is known; an id
-that a batch meets beyond them is asked for by itself.
+Every version of the topic's two subjects is requested first, so that a column's history is known. A schema
+id that no version has is requested by itself. Subjects follow TopicNameStrategy, as Confluent's and
+Apicurio's converters name them by default, and TiCDC (b813e76).
+
+The first record of a row in a debezium-json topic gives the first plan. The tasks that decode report what
+other records have. Types that neither a definition nor a schema gives are text, with a warning.
 """
 
 from __future__ import annotations
@@ -9,19 +13,23 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidesink.codecs.debezium.inference import UNTYPED, first_row
 from tidesink.errors import ConfigError, SchemaNotFoundError
 from tidesink.events import TableId
 from tidesink.schema_registry import SchemaReader, SubjectPart, subject
 from tidesink.sinks.batch.decoded_frame import DecodePlan
 from tidesink.sinks.batch.decoders import UNDER_CONFLUENT
 from tidesink.sinks.batch.source import translated_read_errors
-from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, plan_ranges
-from tidesink.sinks.schema_sources.base import Missed
+from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, plan_ranges
+from tidesink.sinks.plans.debezium_avro import debezium_avro_plan, names_no_row
+from tidesink.sinks.plans.debezium_json import Writers, debezium_json_plan, first_writer, writer_of
+from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
+from tidesink.sinks.schema_sources.base import Missed, declared_table
 from tidesink.sinks.schema_sources.open import LoneDecoding
-from tidesink.sinks.spark.record_frames import schema_heads
+from tidesink.sinks.spark.record_frames import schema_heads, with_values
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.retry import RetryPolicy
 
@@ -256,3 +264,187 @@ def _full_name(text: str) -> str | None:
     except ValueError:
         return None
     return f"{record.get('namespace')}.{record.get('name')}" if isinstance(record, dict) else None
+
+
+_NO_SUMS: Final = (
+    "source.checksum is set, and no schema of this table has a checksum: no row is checked. Set "
+    'integrity-check-level = "correctness" in the changefeed (with enable-tidb-extension=true and both '
+    "handling modes string), and tidb_enable_row_level_checksum in TiDB"
+)
+
+
+class FlatAvroDecoding(RegisteredDecoding):
+    """One table's writer schemas, and the plan they make."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Columns whose type at the target is not the nearest one, with the reason; checksums not there."""
+        asked = self._around.config.source.checksum != "off"
+        lacking = asked and lacks_checksums(self._schemas.texts["value"].values())
+        return (*super().warnings, _NO_SUMS) if lacking else super().warnings
+
+    def _found_subjects(self) -> bool:
+        return any(self._schemas.texts.values())
+
+    def _planned(self) -> DecodePlan:
+        settings = self._settings
+        return flat_avro_plan(
+            settings.table,
+            key_schemas=self._schemas.texts["key"],
+            value_schemas=self._schemas.texts["value"],
+            unknown_ids=self._schemas.unknown,
+            base=self._plan.shape if self._plan else None,
+            keys=settings.keys,
+            zero_date=settings.zero_date,
+            time_zone=settings.time_zone,
+            checksum=self._around.config.source.checksum,
+            logs=settings.mode == "append",
+        )
+
+
+def open_flat_avro(
+    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
+) -> FlatAvroDecoding:
+    """The decoding of one topic's table.
+
+    Raises:
+        ConfigError: the config names no schema registry.
+    """
+    if around.registry is None:
+        raise ConfigError("flat-avro needs source.schema-registry: the schemas are there")
+    lag = around.retry(table, seconds=LAG_SECONDS, passes=may_lag)
+    schemas = WriterSchemas(around.registry, topic, lag=lag)
+    return FlatAvroDecoding(around, topic, table, schemas=schemas, session=session)
+
+
+_NO_REGISTRY: Final = "debezium-avro needs source.schema-registry: the schemas are there"
+
+
+class DebeziumAvroDecoding(RegisteredDecoding):
+    """One table's writer schemas, and the plan they make."""
+
+    def __init__(
+        self,
+        around: WorkerContext,
+        topic: str,
+        table: TableId,
+        *,
+        schemas: WriterSchemas,
+        session: SparkSession,
+    ) -> None:
+        super().__init__(around, topic, table, schemas=schemas, session=session)
+        self._definition = declared_table(self._settings.definition, table)
+
+    def _found_subjects(self) -> bool:
+        return bool(self._schemas.texts["value"])
+
+    def _planned(self) -> DecodePlan:
+        settings = self._settings
+        return debezium_avro_plan(
+            settings.table,
+            key_schemas=self._schemas.texts["key"],
+            value_schemas=self._schemas.texts["value"],
+            unknown_ids=self._schemas.unknown,
+            base=self._plan.shape if self._plan else None,
+            definition=self._definition,
+            keys=settings.keys,
+            zero_date=settings.zero_date,
+            time_zone=settings.time_zone,
+            modes=self._around.config.source.codec_options().debezium,
+            logs=settings.mode == "append",
+            positions="position" in settings.metadata_columns,
+        )
+
+
+def subject_of(topic: str, part: SubjectPart) -> str:
+    """The subject of a topic's key or value under TopicNameStrategy, the topic's name as it is."""
+    return f"{topic}-{part}"
+
+
+def open_debezium_avro(
+    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
+) -> DebeziumAvroDecoding:
+    """The decoding of one topic's table.
+
+    Raises:
+        ConfigError: the config names no schema registry, or its definition is not of this table.
+    """
+    if around.registry is None:
+        raise ConfigError(_NO_REGISTRY)
+    lag = around.retry(table, seconds=LAG_SECONDS, passes=may_lag)
+    schemas = WriterSchemas(around.registry, topic, lag=lag, subject_of=subject_of, of_no_table=names_no_row)
+    return DebeziumAvroDecoding(around, topic, table, schemas=schemas, session=session)
+
+
+# So many records of a topic are looked at first for what tells its columns.
+_PEEKED_JSON_RECORDS: Final = 1_000
+
+
+class DebeziumJsonDecoding(LoneDecoding):
+    """One table's writers, and the plan they make."""
+
+    def __init__(self, around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
+        super().__init__(around, topic, table, session=session)
+        self._declared = declared_table(self._settings.definition, table)
+        self._options = around.config.source.codec_options()
+        self._writers = Writers()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Columns whose type at the target is not the nearest one, with the reason; those nothing tells."""
+        reported = self._writers.reported.values()
+        texts = [f"column {one.column.name}: {UNTYPED}" for one in reported if one.guessed]
+        return (*super().warnings, *texts)
+
+    def prepare(self, found: TopicOffsets) -> None:
+        """Look at the topic's first records until one tells the table's columns."""
+        everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
+        for part in growing_parts(everything, _PEEKED_JSON_RECORDS):
+            if self._tells(part):
+                break
+        self._make()
+
+    def learn(self, missed: Missed) -> bool:
+        """Take the writers that the batch has and the plan lacks."""
+        new = [writer_of(text) for text in missed.summary.unplanned_columns]
+        writers = self._writers.with_new(new, later=True)
+        if writers == self._writers:
+            return False
+        self._writers = writers
+        self._make()
+        return True
+
+    def _tells(self, ranges: Sequence[OffsetRange]) -> bool:
+        """Look at some records; whether one of them gave the table's columns."""
+        with translated_read_errors(self._topic):
+            rows = with_values(self._around.source.frame(self._session, ranges))
+            found = first_row(rows, self._options, self._declared)
+        if found is not None:
+            self._writers = self._writers.with_new([first_writer(found)])
+        return found is not None
+
+    def _make(self) -> None:
+        settings = self._settings
+        self._plan = debezium_json_plan(
+            settings.table,
+            writers=self._writers,
+            base=self._plan.shape if self._plan else None,
+            definition=self._declared,
+            keys=settings.keys,
+            zero_date=settings.zero_date,
+            time_zone=settings.time_zone,
+            options=self._options,
+            logs=settings.mode == "append",
+            positions="position" in settings.metadata_columns,
+        )
+
+
+def open_debezium_json(
+    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
+) -> DebeziumJsonDecoding:
+    """The decoding of one topic's table.
+
+    Raises:
+        ConfigError: its definition is not of this table.
+    """
+    return DebeziumJsonDecoding(around, topic, table, session=session)
