@@ -89,8 +89,7 @@ def test_offsets_that_are_gone_are_told_at_once() -> None:
     from tidesink.cli.sources import gone_before, parse_start
 
     assert gone_before(parse_start("5"), {1: 9, 0: 7}) == (
-        "--from 5: records before were removed by the broker, which keeps "
-        "partition 0 from 7, partition 1 from 9"
+        "--from 5: the broker has removed earlier records; it holds partition 0 from 7, partition 1 from 9"
     )
 
 
@@ -99,10 +98,10 @@ def test_a_start_behind_the_end_is_told() -> None:
 
     ends = {1: 9, 0: 7}
     assert nothing_from(parse_start("10"), ends) == (
-        "--from 10: nothing between it and the topic's end (partition 0 at 7, partition 1 at 9); "
-        "begin earlier, or leave it out"
+        "--from 10: the topic holds no record from there on (partition 0 at 7, partition 1 at 9); "
+        "begin earlier, or omit --from"
     )
-    assert nothing_from(parse_start("@5"), ends).startswith("--from @5: nothing between")
+    assert nothing_from(parse_start("@5"), ends).startswith("--from @5: the topic holds no record")
     assert nothing_from(parse_start("earliest"), {0: 0}) == "the topic holds no record (partition 0 at 0)"
 
 

@@ -14,7 +14,7 @@ from tidesink.cli.dead_letters import (
     chosen_record,
     error_name,
     group_json,
-    not_kept,
+    not_stored,
     record_json,
 )
 from tidesink.cli.main import app
@@ -55,7 +55,7 @@ def _asked(config: Path, *words: str) -> tuple[int, str]:
     ("words", "said"),
     [
         (("replay", "shop.order"), "did you mean shop.orders?"),
-        (("replay", "shop.orders", "17"), "'17' is no place"),
+        (("replay", "shop.orders", "17"), "'17' is not a place"),
         (("replay", "shop.orders", "--error", "FramingErr"), "did you mean FramingError?"),
         (("replay", "shop.log"), "a table of mode append takes no replay"),
         (("drop", "shop.orders", "--error", "FramingErr", "--yes"), "did you mean FramingError?"),
@@ -71,7 +71,7 @@ def test_arguments_are_judged_before_spark_starts(config: Path, words: tuple[str
 def test_a_name_that_is_none_is_refused_before_any_worker_ran(config: Path) -> None:
     code, output = _asked(config, "replay", "orders")
     assert code == 2
-    assert "'orders' is no table: give it as schema.table" in output
+    assert "'orders' is not a table's name: give it as schema.table" in output
 
 
 def test_a_worker_at_work_is_met_before_spark_starts(config: Path) -> None:
@@ -96,7 +96,7 @@ def test_tables_are_told_as_everywhere_whichever_part_holds_a_dot() -> None:
 def test_a_place_of_a_topic_that_was_made_again_names_no_one_record() -> None:
     topics = [("t", topic_id) for topic_id in ("i", "j", None)]
     check_one_topic(topics[:1], "0@5")
-    with pytest.raises(ConfigError, match=r"at 0@5: t \(id not kept\), t \(i\), t \(j\).*--topic-id"):
+    with pytest.raises(ConfigError, match=r"at 0@5: t \(id not stored\), t \(i\), t \(j\).*--topic-id"):
         check_one_topic(topics, "0@5")
     assert chosen_record("shop", "a.b", "0@5", "j").topic_id == "j"
 
@@ -113,6 +113,6 @@ def test_errors_are_named_in_any_case() -> None:
 
 def test_what_is_not_there_is_said_with_what_was_looked_for() -> None:
     chosen = chosen_record("shop", "shop.orders", "cdc[2]@17")
-    said = error_block(not_kept("dead letter", chosen, command="tidesink dlq list", store="./lake"))
-    assert "table shop.orders at partition 2, offset 17 of cdc is kept by pipeline shop in ./lake" in said
+    said = error_block(not_stored("dead letter", chosen, command="tidesink dlq list", store="./lake"))
+    assert "table shop.orders at partition 2, offset 17 of cdc in ./lake" in said
     assert "stops" not in said

@@ -86,8 +86,8 @@ def test_what_cannot_be_accepted_is_refused_and_nothing_is_asked(shop: Shop) -> 
     ("words", "said"),
     [
         (("pause", "shop.order"), "did you mean shop.orders?"),
-        (("resume", "shop.orders", "--ignore"), "give --accept too"),
-        (("resume", "shop.orders", "--accept"), "no change of shop.orders's columns waits"),
+        (("resume", "shop.orders", "--ignore"), "has no effect without --accept"),
+        (("resume", "shop.orders", "--accept"), "no change of shop.orders's columns is pending"),
     ],
 )
 def test_what_means_nothing_is_an_error(shop: Shop, words: tuple[str, ...], said: str) -> None:
@@ -103,7 +103,7 @@ def test_without_a_state_store_nothing_is_made(shop: Shop, tmp_path: Path) -> No
         file.unlink()
     code, output = shop.run("pause", "shop.orders")
     assert code == 2
-    assert "no worker ever ran" in output
+    assert "no worker has run yet" in output
     assert not (tmp_path / "state.db").exists()
 
 

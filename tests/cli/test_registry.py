@@ -197,7 +197,7 @@ def test_producer_options_are_judged_as_well(ddl: Any) -> None:
 def test_a_topic_rule_and_a_database_make_the_subject(ddl: Any) -> None:
     file = ddl("CREATE TABLE t (id INT PRIMARY KEY)")
     words = reported("check", "--table-definition", file, "--previous", file, code=2)
-    assert "does not say the database of t" in words
+    assert "does not name the database of t" in words
     rule = ("--database", "shop", "--topic-rule", "cdc.{schema}.{table}")
     found = said("check", "--table-definition", file, "--previous", file, *rule)
     assert [item["subject"] for item in found["subjects"]] == ["cdc_shop_t-key", "cdc_shop_t-value"]
@@ -290,7 +290,7 @@ def test_a_registry_that_judges_otherwise_is_followed_and_told(serve: Serve, ddl
     assert (value["offline"], value["live"], value["taken"]) == (True, False, False)
     assert value["registry_says"] == ["rule PII: no field may be called qty"]
     text = reported("check", "--table-definition", ddl(ORDERS), "--schema-registry", url, code=1)
-    assert "the registry decides otherwise than Avro's rules" in text
+    assert "the registry and Avro's rules disagree" in text
     assert "the registry says: rule PII" in text
 
 

@@ -200,7 +200,7 @@ def test_an_export_that_may_be_cut_is_refused(start: Start, tmp_path: Path) -> N
         server.registry.memory.put(RegisteredSchema(1, '"int"', f"s{number:04d}", 1))
     result = run("registry", "export", str(tmp_path / "x"), "--schema-registry", server.url)
     assert result.exit_code == 1
-    assert "the export would not be whole" in " ".join(result.stderr.split())
+    assert "the export would be incomplete" in " ".join(result.stderr.split())
     assert not (tmp_path / "x").exists()
     named = said("export", str(tmp_path / "x"), "--subject", "s0007", "--schema-registry", server.url)
     assert named["schemas"] == 1

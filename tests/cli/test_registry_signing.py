@@ -103,7 +103,7 @@ def test_mutual_tls_with_an_authority_of_ones_own(serve: Serve, settings: Any, t
             "the environment has no NO_SUCH_VARIABLE",
         ),
         ("url: http://h\ntls: {ca: gone.pem}", "no such file"),
-        ("- a", "is no mapping of settings"),
+        ("- a", "is not a mapping of settings"),
         ("url: [", "is no YAML"),
     ],
 )

@@ -34,7 +34,7 @@ def test_a_wrong_protocol_is_said_once(protocol: str, value: bytes) -> None:
     ((place, reason),) = found.skipped.items()
     assert place == "app[0]@0"
     assert "(and 49 more like it)" in reason
-    assert f"no record can be read as {protocol}: is --protocol right?" in reason
+    assert f"no record can be read as {protocol}: check --protocol" in reason
 
 
 def test_one_bad_record_is_no_wrong_protocol() -> None:

@@ -148,7 +148,7 @@ def test_a_topic_decodes_validates_and_plans(stack: Stack, tmp_path: Path, proto
     beyond = run("decode", "-c", config, "--topic", stack.topic, "--from", "500", "-o", "json")
     assert (beyond.exit_code, beyond.stdout) == (0, "")
     # flat-avro has no DDL events.
-    assert "--from 500: nothing between it and the topic's end" in beyond.stderr
+    assert "--from 500: the topic holds no record from there on" in beyond.stderr
     assert f"(partition 0 at {4 if protocol == 'canal-json' else 2}, partition 1 at 4)" in beyond.stderr
 
 

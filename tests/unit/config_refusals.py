@@ -21,7 +21,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         changed(FLAT_AVRO, tables=[{"match": r"shop\..*"}]),
         "tables[0].match",
         "is not allowed",
-        "no regular expression",
+        "not a regular expression",
     ),
     ("unknown section", changed(FLAT_AVRO, sorce={}), "sorce", "did you mean source?", "use one of"),
     (
@@ -184,7 +184,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "raw change events",
         changed(FLAT_AVRO, source__output_raw_change_event=True),
         "source.output-raw-change-event",
-        "without the old one",
+        "without the old key",
         "avro-include-before-value",
     ),
     (
@@ -226,7 +226,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "no path",
         changed(FLAT_AVRO, target__path=None, target__type="delta"),
         "target.path",
-        "required, and not there",
+        "required",
         "add it",
     ),
     ("size", changed(FLAT_AVRO, batch__max_bytes="lots"), "batch.max-bytes", "'lots'", "64MiB"),
@@ -345,7 +345,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "reference",
         changed(FLAT_AVRO, pipeline="${HOME}"),
         "pipeline",
-        "is no reference",
+        "is not a reference",
         "${env:NAME} or ${file:path}",
     ),
     (
@@ -431,7 +431,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "state port",
         changed(FLAT_AVRO, state="postgresql://h:port/db"),
         "state",
-        "no SQLAlchemy URL",
+        "nor a SQLAlchemy URL",
         "give a path",
     ),
     (

@@ -59,8 +59,8 @@ def test_each_refusal_names_field_reason_and_remedy(
     [
         ("pipeline: [", "is no YAML in line 1"),
         ("pipeline: a\npipeline: b", "pipeline is given twice"),
-        ("", "is no mapping of settings"),
-        ("- a", "is no mapping of settings"),
+        ("", "is not a mapping of settings"),
+        ("- a", "is not a mapping of settings"),
     ],
 )
 def test_a_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:

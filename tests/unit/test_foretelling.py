@@ -11,7 +11,7 @@ import pytest
 from tests.columns import ID
 from tests.contracts.targets_bed import TABLE, shape
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.cli.plan import limits_said
+from tidesink.cli.plan import limits_of
 from tidesink.cli.table_plans import TablePlan, plan_of
 from tidesink.config import Config
 from tidesink.errors import SchemaRefusedError
@@ -326,7 +326,7 @@ def test_a_limit_is_said_once_with_the_tables_that_may_meet_it() -> None:
         for at in range(6)
     ]
     refused = TablePlan(TableId("shop", "gone"), "app", problem="no such table")
-    assert list(limits_said([*plans, refused])) == [
+    assert list(limits_of([*plans, refused])) == [
         ("cannot one", "shop.t0, shop.t1, shop.t2 and 2 more"),
         ("cannot two", "every table"),
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right
-from tidesink.cli.table_plans import living_rows
+from tidesink.cli.table_plans import live_rows_query
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.typemap.target_schema import shape_of
 
@@ -55,15 +55,15 @@ ICEBERG = {"type": "iceberg", "catalog": "lake", "catalog-properties": {"type": 
     ],
     ids=["delta", "catalog", "iceberg", "postgres", "mysql", "view"],
 )
-def test_each_target_says_how_its_living_rows_are_read(target: dict[str, Any], query: str) -> None:
+def test_each_target_says_how_its_live_rows_query_are_read(target: dict[str, Any], query: str) -> None:
     base = changed(CANAL_JSON, target=target, source__enable_tidb_extension=True)
     for marked in ({"defaults__sequence_by": "source"}, {"defaults__deletes": "soft"}):
-        assert living_rows(right(changed(base, **marked)), SHAPE) == query
-    assert living_rows(right(base), SHAPE) == ""
+        assert live_rows_query(right(changed(base, **marked)), SHAPE) == query
+    assert live_rows_query(right(base), SHAPE) == ""
 
 
 def test_a_history_has_no_marks() -> None:
     target = {"type": "delta", "path": "/lake"}
     base = changed(CANAL_JSON, target=target, source__enable_tidb_extension=True, defaults__mode="history")
-    assert living_rows(right(base), SHAPE) == ""
-    assert living_rows(right(changed(base, defaults__sequence_by="source")), SHAPE) == ""
+    assert live_rows_query(right(base), SHAPE) == ""
+    assert live_rows_query(right(changed(base, defaults__sequence_by="source")), SHAPE) == ""

@@ -7,12 +7,12 @@ import pytest
 from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import FLAT_AVRO, changed, right
 from tests.unit.flat_avro_cases import change, codec_with
-from tidesink.cli.table_plans import flat_avro_warnings, planned_shape
+from tidesink.cli.table_plans import flat_avro_warnings
 from tidesink.codecs.flat_avro.record import parse_record
 from tidesink.config import TableConfig
 from tidesink.events import TableId
 from tidesink.schema_registry.memory import MemorySchemaRegistry
-from tidesink.sinks.batch.modes import HistoryNames, history_shape, log_shape
+from tidesink.sinks.batch.modes import HistoryNames, history_shape, kept_shape, log_shape
 
 
 def settings(mode: str) -> TableConfig:
@@ -21,12 +21,12 @@ def settings(mode: str) -> TableConfig:
 
 
 def test_the_columns_of_a_log_are_planned() -> None:
-    assert planned_shape(shape(), settings("append")) == log_shape(shape())
-    assert planned_shape(shape(), settings("upsert")) == shape()
+    assert kept_shape(shape(), settings("append")) == log_shape(shape())
+    assert kept_shape(shape(), settings("upsert")) == shape()
 
 
 def test_the_columns_of_a_history_are_planned() -> None:
-    assert planned_shape(shape(), settings("history")) == history_shape(shape(), HistoryNames())
+    assert kept_shape(shape(), settings("history")) == history_shape(shape(), HistoryNames())
 
 
 @pytest.mark.parametrize(

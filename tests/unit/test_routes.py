@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
-from tidesink.cli.plan import apart
+from tidesink.cli.plan import distinct_targets
 from tidesink.cli.table_plans import TablePlan
 from tidesink.config.checks import SHARING_TARGETS
 from tidesink.config.models import Destination, Route
@@ -103,7 +103,7 @@ def test_two_routes_to_one_table_need_one_shard_column() -> None:
     with_columns = [{**route, "shard-column": name} for route, name in zip(plain, "xy", strict=True)]
     assert "x and y" in wrong(config(*with_columns))["routes[1].shard-column"].reason
     right(config(*({**route, "shard-column": "x"} for route in plain)))
-    assert "never asked" in wrong(config(plain[0], plain[0]))["routes[1].match"].reason
+    assert "never used" in wrong(config(plain[0], plain[0]))["routes[1].match"].reason
 
 
 def test_what_shared_tables_cannot_be_yet_is_refused() -> None:
@@ -145,7 +145,7 @@ def test_two_tables_of_a_run_never_share_a_place() -> None:
 def test_a_plan_shows_tables_that_would_overwrite_each_other() -> None:
     found = right(config({**SHARDS, "shard": "$1", "to": "shop.all"}))
     names = [TableId("shop_1", "a"), TableId("shop_2", "a"), TableId("shop_2", "b"), None]
-    plans = apart(found, [TablePlan(name, "t") for name in names])
+    plans = distinct_targets(found, [TablePlan(name, "t") for name in names])
     assert [entry.problem is None for entry in plans] == [True, True, False, True]
     assert "shop_2.a goes to shop.all as shard '2' already" in (plans[2].problem or "")
 

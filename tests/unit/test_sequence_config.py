@@ -37,7 +37,7 @@ def test_it_is_taken_where_events_have_a_commit_ts(base: dict[str, Any]) -> None
                 defaults__sequence_by="source",
             ),
             "defaults",
-            "no position of the source's",
+            "no source position",
         ),
     ],
 )

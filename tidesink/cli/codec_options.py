@@ -37,7 +37,7 @@ _FLAGS: Final = {
     "output_row_key": "Rows carry TiDB's row key (canal-json, new TiCDC).",
     "claim_check_raw_value": "Claim-check files hold the bare value; for encoding (canal-json).",
     "output_raw_change_event": "Key changes are not split by the producer.",
-    "force_replicate": "Accepted as in the changefeed; the messages say it themselves.",
+    "force_replicate": "Accepted as in the changefeed; has no effect here.",
     "debezium_disable_schema": "Messages carry no schema (debezium); for encoding.",
     "debezium_include_start_ts": "The source block has start_ts (debezium); for encoding.",
     "debezium_output_old_value": "Updates carry the old row (debezium); for encoding.",
@@ -75,11 +75,11 @@ _TEXTS: Final = {
     "integrity_check_level": "none, or correctness: rows carry checksums (flat-avro).",
     "large_message_handle_option": "none, claim-check or handle-key-only; for encoding (canal-json).",
     "large_message_handle_compression": "none, snappy or lz4; for encoding (canal-json).",
-    "claim_check_storage_uri": "Where rows lie that were too large: a directory or a URL (canal-json).",
-    "upstream_url": "SQLAlchemy URL of the upstream TiDB, for rows cut down to their key (canal-json).",
-    "terminator": "Accepted as in the changefeed; the messages say it themselves.",
+    "claim_check_storage_uri": "Where messages that were too large are: a directory or a URL (canal-json).",
+    "upstream_url": "SQLAlchemy URL of the upstream TiDB, for rows reduced to their key (canal-json).",
+    "terminator": "Accepted as in the changefeed; has no effect here.",
     "time_zone": "The changefeed's time zone.",
-    "checksum": "off, warn or reject: what to do where a row's checksum does not match (flat-avro).",
+    "checksum": "off, warn or reject: what to do if a row's checksum does not match (flat-avro).",
     "producer": "Which TiCDC writes, classic or new; for encoding.",
     "namespace": "The changefeed's namespace; for encoding.",
     "keyspace": "The same, as new TiCDC calls it.",
@@ -95,7 +95,7 @@ _TEXTS: Final = {
 _DEBEZIUM: Final = frozenset(one.name for one in fields(DebeziumModes))
 _NUMBERS: Final = {
     "max_message_bytes": "The largest message the producer writes; for encoding.",
-    "max_decompressed_bytes": "The most one message may be once it is decompressed (canal-json).",
+    "max_decompressed_bytes": "The largest size of one message after decompression (canal-json).",
 }
 # Options that may hold a secret: each is also read from the environment, or as ${env:NAME} or ${file:path}.
 _SECRETS: Final = {
@@ -210,7 +210,10 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         if allowed is not None and value not in allowed:
             raise ConfigError(f"{_option(name)} {value!r}: use {' or '.join(allowed)}")
         if name == "time_zone":
-            _check_time_zone(value)
+            try:
+                known_time_zone(value)
+            except ValueError as error:
+                raise ConfigError(f"--time-zone {value!r}: {error}") from error
         if name in _SECRETS:
             value = _resolved(name, value)  # noqa: PLW2901
         found |= _MEANING[name](value) if name in _MEANING else {name: value}
@@ -223,13 +226,6 @@ def _resolved(name: str, value: str) -> str:
     for problem in found.problems:
         raise ConfigError(f"{_option(name)}: {problem.reason}; {problem.remedy}")
     return found.data if isinstance(found.data, str) else ""
-
-
-def _check_time_zone(name: str) -> None:
-    try:
-        known_time_zone(name)
-    except ValueError as error:
-        raise ConfigError(f"--time-zone {name!r}: {error}") from error
 
 
 def codec_options(given: Given, base: CodecOptions | None = None) -> CodecOptions:
@@ -248,8 +244,8 @@ def protocol_named(name: str | None) -> str:
     """
     if name is None:
         raise ConfigError(
-            "which protocol? Give --protocol avro, canal-json, debezium-json or debezium-avro (or --config): "
-            "it cannot be distinguished from the bytes with certainty"
+            "give --protocol avro, canal-json, debezium-json or debezium-avro (or --config): "
+            "the bytes do not identify the protocol with certainty"
         )
     if name.lower() in RESERVED:
         raise ConfigError(f"--protocol {name} {RESERVED[name.lower()]}")
@@ -264,7 +260,7 @@ class CodecCommand(TyperCommand):
     """A command that takes booleans with a value as well: ``--content-compatible=true``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Rewrite valued booleans to flags, then parse as ever."""
+        """Rewrite booleans with a value to flags, then parse."""
         return super().parse_args(ctx, list(_as_flags(args)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

@@ -87,9 +87,9 @@ def show(
     topic_id: TopicId = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show one dead letter: why it is one, its bytes, and what the codec says of it today.
+    """Show one dead letter: its reason, its bytes, and what the codec makes of it today.
 
-    Exit code 1 where there is none at this place.
+    The exit code is 1 if there is none at this place.
     """
     settings = chosen_config(None, config)
     row = _one(settings, chosen_record(settings.pipeline, table, place, topic_id), place)
@@ -99,7 +99,9 @@ def show(
         return
     typer.echo(f"{row['table']}  {place_of(row)}  {shown_moment(row['time'])}")
     typer.echo(f"{row['error']}: {row['reason']}")
-    echo_bytes(row)
+    for name in ("key", "value"):
+        for line in bytes_lines(name, row[name]):
+            typer.echo(line)
     typer.echo("today:")
     for event in decoded:
         for text in human_lines(event):
@@ -127,7 +129,7 @@ def drop(
 ) -> None:
     """Drop dead letters for good: of a table, one of them, or with --all of every table. Asks first.
 
-    Where nobody can be asked, --yes is needed, else nothing is dropped: exit code 2.
+    If stdin is no terminal, nobody can be asked: without --yes nothing is dropped and the exit code is 2.
     """
     from tidesink.sinks.kafka.letter_store import counted, dead_letters_of
 
@@ -137,15 +139,15 @@ def drop(
         before = None if older_than is None else datetime.now(timezone.utc) - _age(older_than)
         chosen = replace(chosen, before=before, below=below, kind=error_name(error))
     elif (error, older_than, below) != (None, None, None):
-        raise ConfigError("a place names one letter: what narrows the choice has no effect with it")
+        raise ConfigError(
+            "a place names one letter: --error, --older-than and --below have no effect with it; remove them"
+        )
     letters = dead_letters_of(settings)
     groups = letters.groups(chosen)
     if place is not None:
         check_one_topic(((group.topic, group.topic_id) for group in groups), place)
     count = counted(groups)
-    if count and not yes:
-        count = count if _agreed(count, letters.place) else 0
-    dropped = letters.remove(chosen) if count else 0
+    dropped = letters.remove(chosen) if count and (yes or _confirmed(count, letters.place)) else 0
     if output is OutputFormat.JSON:
         write_json({"pipeline": settings.pipeline, "dropped": dropped})
     else:
@@ -164,8 +166,8 @@ def replay(
 ) -> None:
     """Decode a table's dead letters again, by the config and the schemas of today, and apply them.
 
-    A newer change of the same row that was applied wins. What is dealt with is a dead letter no more; the
-    others stay, with today's reason. No worker may run. Exit code 3 where some letters stay.
+    If a newer change of the same row was applied, it wins. Letters that were applied or superseded are
+    removed; the others stay, with today's reason. No worker may run. The exit code is 3 if letters stay.
     """
     from tidesink.sinks.kafka.letter_store import Chosen
     from tidesink.sinks.worker.replay import replay as replayed
@@ -187,7 +189,7 @@ def replay(
 
 
 def _replayable_table(config: Config, name: str) -> str:
-    """The table of a name, by what is known without Spark: its mode, and whether a worker is at work.
+    """The table of a name, checked as far as possible without Spark: its mode, and whether a worker runs.
 
     Raises:
         ConfigError: it is none, or takes no replay.
@@ -201,7 +203,7 @@ def _replayable_table(config: Config, name: str) -> str:
     else:  # the state store is new, or was lost: letters may be there all the same
         table = TableId(*name.partition(".")[::2])
         if not all(table):
-            raise ConfigError(f"{name!r} is no table: give it as schema.table")
+            raise ConfigError(f"{name!r} is not a table's name: give it as schema.table")
     refuse_replay(config, table, seconds_since_turn(config))
     return str(table)
 
@@ -226,17 +228,17 @@ def _show_replay(report: ReplayReport) -> None:
 
 _LEFT: Final = (
     ("still_bad", "they cannot be decoded today either; tidesink dlq show says why"),
-    ("waiting", "they lie behind what is applied, so that the worker reads them by itself"),
+    ("waiting", "they come after what is applied, so the worker will read them by itself"),
     (
         "expired",
-        "Kafka no longer holds all that was applied behind them, so that nobody can tell whether a newer "
-        "change of their row was. Compare the row with the source, let it be written again there, and drop "
-        "the letter",
+        "Kafka no longer holds everything that was applied after them, so it is unknown whether that had a "
+        "newer change of their row. Compare the row with the source, write it again there, and drop the "
+        "letter",
     ),
     (
         "former",
-        "their topic was deleted and made again under its name, so that nobody can tell whether a newer "
-        "change of their row was applied. Compare the row with the source, and drop the letter "
+        "their topic was deleted and made again under its name, so it is unknown whether a newer change of "
+        "their row was applied. Compare the row with the source, and drop the letter "
         "(dlq drop TABLE --topic-id ID)",
     ),
 )
@@ -248,7 +250,7 @@ def _to_drop(
     from tidesink.sinks.kafka.letter_store import Chosen
 
     if (table is None) != everything:
-        raise ConfigError("whose dead letters? Give either a table, schema.table, or --all")
+        raise ConfigError("give either a table, as schema.table, or --all")
     if place is None or table is None:
         return Chosen(config.pipeline, table, topic_id=topic_id)
     return chosen_record(config.pipeline, table, place, topic_id)
@@ -261,10 +263,10 @@ def _age(text: str) -> timedelta:
         raise ConfigError(f"--older-than {text}: give a number with a unit: 90m, 12h, 168h") from exc
 
 
-def _agreed(count: int, place: str) -> bool:
-    """What a person says; asked on stderr, since stdout is for the answer."""
+def _confirmed(count: int, place: str) -> bool:
+    """Whether a person agrees; asked on stderr, since stdout is for the result."""
     if not sys.stdin.isatty():
-        raise ConfigError(f"{count} dead letters in {place} would be dropped for good: say --yes to do it")
+        raise ConfigError(f"{count} dead letters in {place} would be dropped for good: give --yes to do it")
     return typer.confirm(f"Drop {count} dead letters in {place} for good?", err=True)
 
 
@@ -281,12 +283,12 @@ def _one(config: Config, chosen: Chosen, place: str) -> dict[str, Any]:
     found = letters.rows(chosen, limit=2)
     check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
     if not found:
-        raise not_kept("dead letter", chosen, command="tidesink dlq list", store=letters.place)
+        raise not_stored("dead letter", chosen, command="tidesink dlq list", store=letters.place)
     return found[0]
 
 
 def _decoded(row: dict[str, Any], config: Path) -> list[dict[str, Any]]:
-    """What the codec says of a letter's bytes today; the reason where it cannot be asked."""
+    """What the codec makes of a letter's bytes today, or why it cannot decode them."""
     message = Message(row["topic"], row["partition"], row["offset"], row["key"], row["value"])
     found = setting(
         protocol=None, given={}, schemas=None, schema_registry=None, definitions=None, config=config
@@ -303,7 +305,9 @@ for _name, _command in (("list", list_letters), ("show", show), ("drop", drop), 
 
 
 ddl_app = typer.Typer(
-    help="DDL events: what the topics said of changed tables.", no_args_is_help=True, rich_markup_mode=None
+    help="DDL events: the changes of tables in the topics.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 _EVENT_COLUMNS: Final = ("table", "committed", "kind", "where", "statement")
@@ -319,7 +323,7 @@ def list_events(
     from tidesink.sinks.kafka.letter_store import Chosen
 
     settings = chosen_config(None, config)
-    found, place = _events(settings, Chosen(settings.pipeline, table))[:most], _place(settings)
+    found, place = _events(settings, Chosen(settings.pipeline, table))[:most], without_secrets(settings.state)
     if output is OutputFormat.JSON:
         known = tables_worked_on(settings)
         shown = [record_json(row, known) for row in found]
@@ -337,13 +341,14 @@ def show_event(
     topic_id: TopicId = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Show one DDL event: its whole statement. Exit code 1 where there is none here."""
+    """Show one DDL event: its whole statement. The exit code is 1 if there is none at this place."""
     settings = chosen_config(None, config)
     chosen = chosen_record(settings.pipeline, table, place, topic_id)
     found = _events(settings, chosen)
     check_one_topic(((row["topic"], row["topic_id"]) for row in found), place)
     if not found:
-        raise not_kept("DDL event", chosen, command="tidesink ddl list", store=_place(settings))
+        store = without_secrets(settings.state)
+        raise not_stored("DDL event", chosen, command="tidesink ddl list", store=store)
     row = found[0]
     if output is OutputFormat.JSON:
         write_json(record_json(row, tables_worked_on(settings)))
@@ -368,10 +373,6 @@ def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
     ]
 
 
-def _place(config: Config) -> str:
-    return without_secrets(config.state)
-
-
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["table"], commit_time(row["commit_ts"]), row["kind"], place_of(row), row["query"]
 
@@ -391,26 +392,26 @@ TopicId = Annotated[
     str | None,
     typer.Option(
         metavar="ID",
-        help="Kafka's id of the topic, where one was made again under its name: list -o json has it.",
+        help="Kafka's id of the topic, if it was made again under its name: list -o json has it.",
     ),
 ]
-Limit = Annotated[int, typer.Option("--max", min=1, help="Show so many records at most.")]
+Limit = Annotated[int, typer.Option("--max", min=1, help="Show at most this many records.")]
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>.+)\[(?P<inner>\d+)\]|(?P<partition>\d+))@(?P<offset>\d+)")
 _DUMPED: Final = 512
 
 
 def check_one_topic(topics: Iterable[tuple[str, str | None]], place: str) -> None:
-    """Refuse a place of several topics, by name and id, one made again among them: it names no one record.
+    """Refuse a place that several topics have, since it names no single record.
 
-    Raises: ConfigError.
+    Topics differ by name, or by id where one was made again under its name. Raises: ConfigError.
     """
     found = sorted({(topic, topic_id or "") for topic, topic_id in topics})
     if len(found) > 1:
-        shown = ", ".join(f"{topic} ({topic_id or 'id not kept'})" for topic, topic_id in found)
+        shown = ", ".join(f"{topic} ({topic_id or 'id not stored'})" for topic, topic_id in found)
         raise ConfigError(
-            f"records of several topics are at {place}: {shown}. Say which one, as TOPIC[PARTITION]@OFFSET, "
-            "and of a topic that was made again under its name with --topic-id"
+            f"several topics have a record at {place}: {shown}. Give TOPIC[PARTITION]@OFFSET, and --topic-id "
+            "for a topic that was made again under its name"
         )
 
 
@@ -418,13 +419,13 @@ def chosen_record(pipeline: str, table: str, place: str, topic_id: str | None = 
     """The one record at a place.
 
     Raises:
-        ConfigError: the place is none.
+        ConfigError: the text is not a place.
     """
     from tidesink.sinks.kafka.letter_store import Chosen
 
     found = _PLACE.fullmatch(place)
     if found is None:
-        raise ConfigError(f"{place!r} is no place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
+        raise ConfigError(f"{place!r} is not a place: give PARTITION@OFFSET, such as 0@17, or topic[0]@17")
     partition = int(found["inner"] or found["partition"] or 0)
     offset = int(found["offset"])
     return Chosen(pipeline, table, found["topic"], topic_id, partition=partition, offset=offset)
@@ -451,12 +452,12 @@ def _names_below(error: type[TidesinkError]) -> Iterator[str]:
         yield from _names_below(below)
 
 
-def not_kept(kind: str, chosen: Chosen, *, command: str, store: str) -> NotKeptError:
-    """That no record of a kind is at the one place that was chosen."""
+def not_stored(kind: str, chosen: Chosen, *, command: str, store: str) -> NotKeptError:
+    """The error that no record of a kind is at the chosen place."""
     place = f"partition {chosen.partition}, offset {chosen.offset} of {chosen.topic or 'any topic'}"
     return NotKeptError(
-        f"no {kind} of table {chosen.table} at {place} is kept by pipeline {chosen.pipeline} in {store}: "
-        f"{command} shows those there are"
+        f"pipeline {chosen.pipeline} stores no {kind} of table {chosen.table} at {place} in {store}: "
+        f"{command} lists those it has"
     )
 
 
@@ -479,12 +480,12 @@ def record_json(row: Mapping[str, Any], known: Iterable[TableId]) -> dict[str, A
 
 
 def place_of(row: Mapping[str, Any]) -> str:
-    """Where a kept record is in Kafka."""
+    """Where a stored record is in Kafka."""
     return f"{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
 def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> dict[str, Any]:
-    """Kept records of one table, partition and sort as JSON; ``known`` are the pipeline's tables."""
+    """Stored records of one table, partition and kind as JSON; ``known`` are the pipeline's tables."""
     return {
         "table": named_table(group.table, known)._asdict(),
         kind: group.kind,
@@ -500,7 +501,7 @@ def group_json(group: RecordGroup, *, kind: str, known: Iterable[TableId]) -> di
 
 
 def group_row(group: RecordGroup) -> tuple[Any, ...]:
-    """The same as a row of a table: table, sort, count, first, last, and where."""
+    """The same as a row of a table: table, kind, count, first, last, and where."""
     offsets = f"{group.first_offset}" + (f"-{group.last_offset}" if group.count > 1 else "")
     where = f"{group.topic}[{group.partition}]@{offsets}"
     times = shown_moment(group.first_time), shown_moment(group.last_time)
@@ -523,13 +524,6 @@ def bytes_lines(name: str, data: bytes | None) -> Iterator[str]:
         yield f"  {at:06x}  {part.hex(' '):<47}  {plain}"
     if len(data) > _DUMPED:
         yield f"  … {len(data) - _DUMPED} bytes more: -o json has them all"
-
-
-def echo_bytes(row: Mapping[str, Any]) -> None:
-    """Print the key and the value of a kept record."""
-    for name in ("key", "value"):
-        for line in bytes_lines(name, row[name]):
-            typer.echo(line)
 
 
 def _text(data: bytes) -> str | None:

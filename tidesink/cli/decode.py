@@ -59,7 +59,7 @@ def decode(
 ) -> None:
     """Show the events in Kafka records, from a topic, a capture file or stdin.
 
-    Exit code 1 where some record cannot be decoded: its line has the reason and the bytes.
+    The exit code is 1 if a record cannot be decoded. Its line has the reason and the bytes.
     """
     found = sources.setting(
         protocol=protocol,
@@ -102,7 +102,7 @@ class _Reported(logging.Handler):
     """What a codec warns of while it decodes, such as a wrong checksum, on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell one warning."""
+        """Print one warning."""
         warn(record.getMessage())
 
 
@@ -112,10 +112,10 @@ _REPORTED = _Reported()
 def decoded_lines(
     codec: Codec, message: Message, observed: Observed, *, checked: CanalJsonSchema | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The lines of one record: its events, or why it has none; ``checked`` is asked first.
+    """The lines of one record: its events, or why it has none; ``checked`` checks it first.
 
     Raises:
-        RegistryError: the registry does not answer, or refuses us, so that no record can be checked.
+        RegistryError: the registry does not answer, or refuses access, so that no record can be checked.
     """
     try:
         if checked is not None:
@@ -140,7 +140,7 @@ def _with_compression(lines: list[dict[str, Any]], value: bytes | None) -> list[
 
 
 def _writer(output: OutputFormat, *, at_once: bool) -> Callable[[dict[str, Any]], None]:
-    """What writes a line; ``at_once``: someone waits for each."""
+    """What writes a line; ``at_once``: each is flushed, since someone waits for it."""
     if output is OutputFormat.TEXT:
         return _text_writer()
     stream = sys.stdout.buffer
@@ -302,8 +302,8 @@ class Observed:
             others = self._seen.get(option, set()) - {declared}
             if others:
                 name = option.replace("_", "-")
-                said = _word(others.pop())
-                yield f"{name} is declared as {_word(declared)}, the bytes say {said}: the bytes win"
+                found = _word(others.pop())
+                yield f"{name} is declared as {_word(declared)}, the bytes say {found}: the bytes win"
 
 
 def _spelling(field: dict[str, Any]) -> tuple[str, str]:

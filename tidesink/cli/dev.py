@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,7 +70,7 @@ def up(
     registry_port: RegistryPort = REGISTRY_PORT,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Start what does not run yet, and wait until all of it answers."""
+    """Start the servers that do not run yet, and wait until all of them answer."""
     addresses = DevStack(
         directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
     ).up(note)
@@ -83,7 +83,7 @@ def up(
 @app.command()
 @guarded
 def down(directory: Directory = DIRECTORY, output: Output = OutputFormat.TEXT) -> None:
-    """Stop what runs; the data stay."""
+    """Stop the servers that run; the data stay."""
     stopped = DevStack(directory).down()
     if output is OutputFormat.JSON:
         write_json({"stopped": stopped})
@@ -100,7 +100,7 @@ def status(
     registry_port: RegistryPort = REGISTRY_PORT,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """What runs. Exit code 3 where something does not."""
+    """Show which servers run. The exit code is 3 if one does not."""
     stack = DevStack(
         directory, kafka_port=kafka_port, controller_port=controller_port, registry_port=registry_port
     )
@@ -128,7 +128,7 @@ def workload(
     *,
     given: Given,
     protocol: Annotated[Protocol, typer.Option(help="The codec to write with.")] = Protocol.FLAT_AVRO,
-    events: Annotated[int, typer.Option(min=1, help="Row events to write, about.")] = 20_000,
+    events: Annotated[int, typer.Option(min=1, help="About how many row events to write.")] = 20_000,
     seed: Annotated[int, typer.Option(help="The same seed writes the same changes.")] = 1,
     rate: Annotated[
         float | None, typer.Option(min=0.1, help="Records a second; as fast as possible if not given.")
@@ -145,7 +145,7 @@ def workload(
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Write a seeded shop workload through tidesink's own encoders, and the state it must end in."""
+    """Write a seeded shop workload through tidesink's own encoders, and the expected final state."""
     from tidesink.dev.workload import WorkloadOptions, write_workload
     from tidesink.schema_registry import open_registry
 
@@ -165,11 +165,8 @@ def workload(
         seed=seed,
         rate=rate,
     )
-    try:
+    with closing(registry) if registry is not None else nullcontext():
         report = write_workload(options, _counting(events))
-    finally:
-        if registry is not None:
-            registry.close()
     if output is OutputFormat.JSON:
         write_json({**dataclasses.asdict(report), "expected": str(report.expected)})
         return
@@ -185,27 +182,27 @@ def _counting(events: int) -> Callable[[int], None]:
     """Progress on stderr, at most one line for each tenth of the work."""
     reported = 0
 
-    def tell(sent: int) -> None:
+    def report(sent: int) -> None:
         nonlocal reported
         if sent * 10 // events > reported:
             reported = sent * 10 // events
             note(f"{sent} of about {events} row events sent")
 
-    return tell
+    return report
 
 
 def demo(
-    events: Annotated[int, typer.Option(min=1, help="Row events to write, about.")] = 20_000,
+    events: Annotated[int, typer.Option(min=1, help="About how many row events to write.")] = 20_000,
     protocol: Annotated[Protocol, typer.Option(help="The codec to show.")] = Protocol.FLAT_AVRO,
     seed: Annotated[int, typer.Option(help="The same seed gives the same changes.")] = 1,
     batch_records: Annotated[int, typer.Option(min=1, help="The most records of one batch.")] = 4_000,
     directory: Directory = DIRECTORY,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Kafka to Delta on this machine, from nothing, and the proof that every value is right.
+    """Copy from Kafka to Delta on this machine, from nothing, and check that every value is right.
 
-    Starts a broker and a registry, writes a workload, runs the worker until the topics are drained, and
-    checks every column of every row. Exit code 1 where a value is wrong. Nothing is left running.
+    It starts a broker and a registry, writes a workload, runs the worker until the topics are drained, and
+    checks every column of every row. The exit code is 1 if a value is wrong. It leaves nothing running.
     """
     from tidesink.dev.demo import DemoOptions, run_demo
 
@@ -229,13 +226,13 @@ def demo(
 def jars(output: Output = OutputFormat.TEXT) -> None:
     """Fetch the connector jars of Spark and of every target, so that a worker starts without a network.
 
-    Keeps Spark's classes there too, in a form the JVM starts from in two thirds of the time.
+    It also stores an archive of Spark's classes, with which the JVM starts in two thirds of the time.
     """
     found = all_connector_jars(progress=note)
-    kept = make_class_archive(note)
+    archive = make_class_archive(note)
     if output is OutputFormat.JSON:
         names = [jar.name for jar in found]
-        write_json({"directory": str(jar_directory()), "jars": names, "classes": kept})
+        write_json({"directory": str(jar_directory()), "jars": names, "classes": archive})
     else:
         typer.echo(f"{len(found)} jars in {jar_directory()}")
 
@@ -293,18 +290,9 @@ _ACCOUNT_COLUMNS = (
 
 
 def _table_row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:
-    said = "right" if check.right else f"WRONG: {len(check.differences)} differences below"
-    if report is None:
-        return check.table, check.rows, check.columns, None, None, 0, said
-    return (
-        check.table,
-        check.rows,
-        check.columns,
-        report.commit_ts,
-        report.lag,
-        report.batches,
-        said,
-    )
+    verdict = "right" if check.right else f"WRONG: {len(check.differences)} differences below"
+    run = (None, None, 0) if report is None else (report.commit_ts, report.lag, report.batches)
+    return check.table, check.rows, check.columns, *run, verdict
 
 
 def _account_row(check: TableCheck, report: TableReport | None) -> tuple[Any, ...]:

@@ -75,8 +75,8 @@ def encode(
 ) -> None:
     """Turn decoded lines back into records: the inverse of decode -o json.
 
-    Reads JSON Lines, writes capture lines. A line of type error gives its bytes as they were. Exit code 1
-    where some line cannot be written: stderr has its number and the reason, the others are written.
+    It reads JSON Lines and writes capture lines. A line of type error gives its bytes unchanged. The exit
+    code is 1 if a line cannot be written: stderr has its number and the reason; the others are written.
     """
     found = sources.setting(
         protocol=protocol,
@@ -93,7 +93,7 @@ def encode(
     for message in joined(encoded(name, line_encoder(found, register=register))):
         if isinstance(message, EncodeError):
             refused += 1
-            _tell(message, refused)
+            _show_refusal(message, refused)
         elif message is None:
             unsent += 1
         else:
@@ -106,7 +106,7 @@ def encode(
         raise typer.Exit(terminal.FAILED)
 
 
-def _tell(error: EncodeError, count: int) -> None:
+def _show_refusal(error: EncodeError, count: int) -> None:
     if count <= _MOST_REPORTED:
         sys.stderr.write(error_block(error))
     elif count == _MOST_REPORTED + 1:
@@ -118,7 +118,7 @@ def encoded(name: str, encode_line: EncodeLine) -> Iterator[Encoded]:
 
     Raises:
         ConfigError: a line is none that ``decode -o json`` prints; the message has its number.
-        RegistryError: the registry does not answer, or refuses us, so that no line can be checked.
+        RegistryError: the registry does not answer, or refuses access, so that no line can be checked.
     """
     for number, line in json_lines(name):
         try:
@@ -153,7 +153,8 @@ def joined(lines: Iterable[Encoded]) -> Iterator[Message | EncodeError | None]:
     """
     shared: list[Encoded] = []
     for one in lines:
-        if shared and not _same_record(shared[-1].line, one.line):
+        place, before = position_of(one.line), position_of(shared[-1].line) if shared else None
+        if before is not None and not (place.index > 0 and before[:3] == place[:3]):
             yield from _whole(shared)
             shared = []
         shared.append(one)
@@ -183,7 +184,7 @@ def _refusal(one: Encoded) -> EncodeError:
         return one.record
     position = position_of(one.line)
     return EncodeError(
-        "another line of the same record cannot be written, and a record is written whole",
+        "another line of the same record cannot be written, and a record is written whole or not at all",
         topic=position.topic,
         partition=position.partition,
         offset=position.offset,
@@ -193,11 +194,6 @@ def _refusal(one: Encoded) -> EncodeError:
 
 def _terminated(value: bytes | None) -> bytes:
     return b"" if value is None else value.removesuffix(_TERMINATOR) + _TERMINATOR
-
-
-def _same_record(one: Line, other: Line) -> bool:
-    first, second = position_of(one), position_of(other)
-    return second.index > 0 and first[:3] == second[:3]
 
 
 def _writer(output: OutputFormat) -> Callable[[Message], None]:
@@ -284,7 +280,7 @@ class FlatAvroLines:
         Raises:
             ConfigError: the line is none that ``decode -o json`` prints.
             EncodeError: the line does not fit its schema, or has no schema to be written with.
-            RegistryError: a schema cannot be had or registered.
+            RegistryError: a schema cannot be read or registered.
         """
         event = event_of(line, self._schema_of)
         if not isinstance(event, ChangeEvent):
@@ -388,7 +384,7 @@ def _defined(definitions: TableDefinitions, line: Line, *, reported: str = _REPO
     schema = definitions.get(table)
     if schema is None:
         raise EncodeError(
-            f"nothing says the column types: {reported}; give --table-definition FILE",
+            f"the column types are unknown: {reported}; give --table-definition FILE",
             table=str(table),
         )
     return schema

@@ -87,13 +87,11 @@ class PipelineText:
 
 def scalar(value: Any) -> str:
     """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
-    if isinstance(value, str) and (value.startswith("${") or _is_plain(value)):
-        return value
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not value.endswith(":")
+        if plain or value.startswith("${"):
+            return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def _is_plain(text: str) -> bool:
-    return _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS and not text.endswith(":")
 
 
 def codec_lines(source: Mapping[str, Any]) -> str:
@@ -131,18 +129,18 @@ def tables_lines(tables: Sequence[Mapping[str, Any]]) -> str:
 
 
 def checked(text: str) -> str:
-    """The text itself, if it is a right config.
+    """The text itself, if it is a correct config.
 
-    Files it names and variables it refers to need not be there yet.
+    Files that it names and variables that it refers to need not exist yet.
 
     Raises:
-        ConfigError: something in the changefeed is not for a pipeline; lists all of it.
+        ConfigError: a pipeline cannot use something in the changefeed; the message lists all of it.
     """
     unset = dict.fromkeys((KAFKA_VARIABLE, REGISTRY_VARIABLE, CLAIM_CHECK_VARIABLE), "-")
     _, problems = parse_config(yaml.safe_load(text), base=Path(), environment=unset)
     left = [one for one in problems if not one.field.startswith("source.kafka.ssl.")]
     if left:
-        lines = ["the config of this changefeed would be wrong", *(f"  {one}" for one in left)]
+        lines = ["the config of this changefeed would be wrong:", *(f"  {one}" for one in left)]
         raise ConfigError("\n".join(lines))
     return text
 
@@ -160,7 +158,7 @@ SinkUri = Annotated[
         "--sink-uri",
         envvar="TIDESINK_SINK_URI",
         show_envvar=False,
-        help="The changefeed's sink URI; TIDESINK_SINK_URI keeps its passwords out of the shell's history.",
+        help="The changefeed's sink URI. TIDESINK_SINK_URI keeps its passwords out of the shell's history.",
     ),
 ]
 ChangefeedFile = Annotated[Path | None, typer.Option("--changefeed", help="The changefeed's TOML file.")]
@@ -168,7 +166,7 @@ ProducerOption = Annotated[
     Producer, typer.Option("--producer", help="Which TiCDC runs it: classic, or the new architecture.")
 ]
 Definitions = Annotated[
-    Path | None, typer.Option("--table-definition", help="SQL DDL: tells the tables' keys and indexes.")
+    Path | None, typer.Option("--table-definition", help="SQL DDL: gives the tables' keys and indexes.")
 ]
 
 
@@ -179,7 +177,7 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
         ConfigError: there is no sink URI, the file cannot be read, or TiCDC refuses the changefeed.
     """
     if sink_uri is None:
-        raise ConfigError("a changefeed needs --sink-uri: its brokers, topic and protocol stand in it")
+        raise ConfigError("a changefeed needs --sink-uri, which has its brokers, topic and protocol")
     settings = read_toml_file(file) if file is not None else None
     return read_changefeed(sink_uri, settings, producer=producer.value)
 
@@ -247,10 +245,11 @@ def init(
     """Write a commented config to start from, or the config that reads a changefeed.
 
     With --sink-uri (and --changefeed, its TOML) the config names the changefeed's brokers, topics and
-    options; a changefeed that TiCDC refuses, or whose order would be lost, is refused with every reason.
-    Passwords become references. Without, where neither --brokers nor --schema-registry is given, it names
-    those that `tidesink dev up` started in this folder; where none run, 127.0.0.1:9092 and
-    http://127.0.0.1:8081.
+    options. Passwords become references. A changefeed that TiCDC refuses, or whose order would be lost, is
+    refused with every reason.
+
+    Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
+    started in this folder; if none run, 127.0.0.1:9092 and http://127.0.0.1:8081.
     """
     if file.exists() and not force:
         raise ConfigError(f"{file} is there already: give another name, or --force to replace it")
@@ -260,7 +259,7 @@ def init(
         notes: list[str] = []
     else:
         if protocol is not None or schema_registry is not None:
-            raise ConfigError("--protocol and --schema-registry stand in the sink URI: remove them here")
+            raise ConfigError("--protocol and --schema-registry are in the sink URI: remove them here")
         feed = changefeed_of(sink_uri, changefeed, producer)
         draft = pipeline_draft(feed, definitions_of(table_definition, None))
         draft.source["brokers"] = brokers or draft.source["brokers"]
@@ -274,7 +273,12 @@ def init(
         ).filled(**common)
         notes = draft.notes
     _write(file, checked(text))
-    _tell(file, notes, output)
+    if output is OutputFormat.JSON:
+        write_json({"file": str(file), "notes": notes})
+        return
+    for one in notes:
+        note(f"note: {one}")
+    typer.echo(f"wrote {file}; next: tidesink validate {file} --connect, then tidesink plan {file}")
 
 
 def _plain(protocol: Protocol, addresses: StackAddresses) -> PipelineText:
@@ -295,17 +299,8 @@ def _write(file: Path, text: str) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _tell(file: Path, notes: list[str], output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        write_json({"file": str(file), "notes": notes})
-        return
-    for text in notes:
-        note(f"note: {text}")
-    typer.echo(f"wrote {file}; next: tidesink validate {file} --connect, then tidesink plan {file}")
-
-
 def _addresses(brokers: str | None, registry: str | None) -> StackAddresses:
-    """What the options say; the running local stack's where they say nothing."""
+    """The addresses of the options, or else of the running local stack."""
     if brokers is None and registry is None:
         local = running_stack()
         if local is not None:
@@ -329,14 +324,14 @@ def topics(
 ) -> None:
     """Show the topic and the partition rule of each table of a changefeed, as TiCDC resolves them.
 
-    Tables are those of --table and of the SQL file. Exit code 2 where TiCDC refuses the changefeed, or where
+    Tables are those of --table and of the SQL file. The exit code is 2 if TiCDC refuses the changefeed, or if
     one row's changes could be in several partitions, which loses their order.
     """
     feed = changefeed_of(sink_uri, changefeed, producer)
     definitions = definitions_of(table_definition, None)
     names = [*map(_table_id, table or ()), *definitions]
     if not names:
-        raise ConfigError("which tables? Give --table schema.table, or --table-definition FILE")
+        raise ConfigError("give the tables: --table schema.table, or --table-definition FILE")
     lines = [_line(feed, one, definitions) for one in dict.fromkeys(names)]
     for text in feed.warnings:
         warn(text)
@@ -373,7 +368,7 @@ def _line(feed: Changefeed, table: TableId, definitions: TableDefinitions) -> di
 
 
 def _columns(dispatcher: Dispatcher, table: TableId, definitions: TableDefinitions) -> list[str] | None:
-    """The columns whose values choose the partition; None where the table's definition would tell them."""
+    """The columns whose values choose the partition; None if that needs a definition of the table."""
     if dispatcher.partition == "columns":
         return list(dispatcher.columns)
     if dispatcher.partition != "index-value":

@@ -86,7 +86,7 @@ def _unpacked(stream: IO[bytes]) -> IO[bytes]:
 def json_lines(name: str, *, option: str = "", form: str = "") -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file with their line numbers; empty lines are skipped.
 
-    ``option`` named the file, and ``form`` is what its lines should be: what a message says of a wrong one.
+    Error messages name ``option``, which gave the file, and ``form``, what its lines should be.
 
     Raises:
         ConfigError: a line is no JSON object, or the file cannot be read.
@@ -122,12 +122,9 @@ def read_capture(name: str) -> Iterator[Message]:
         try:
             message = message_of(line)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{name}, line {number} is no Kafka record: {_why(error)}") from error
+            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(f"{name}, line {number} is no Kafka record: {reason}") from error
         yield message
-
-
-def _why(error: Exception) -> str:
-    return f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def message_of(line: dict[str, Any]) -> Message:
@@ -187,7 +184,7 @@ class SchemaFile(NamedTuple):
 
 
 def read_schemas(name: str) -> SchemaFile:
-    """The schema texts of a schemas file; a text is kept as it stands.
+    """The schema texts of a schemas file, unchanged.
 
     Raises:
         ConfigError: a line has no ``id`` and ``schema``, or one id has two schemas.
@@ -226,56 +223,37 @@ _INT64_LEAST, _UINT64_MOST = -(2**63), 2**64 - 1
 
 def event_json(event: Event) -> dict[str, Any]:
     """One event as a JSON object."""
+    line = _members(event)
+    if not isinstance(event, WatermarkEvent) and event.extension:
+        line["extension"] = {name: _plain(value) for name, value in event.extension.items()}
+    line["position"] = _position(event.position)
+    return line
+
+
+def _members(event: Event) -> dict[str, Any]:
     if isinstance(event, ChangeEvent):
-        return _change(event)
-    if isinstance(event, DdlEvent):
-        return _with_extension(
-            {
-                "type": "ddl",
-                "table": _table(event.table),
-                "query": event.query,
-                "kind": event.kind,
-                "commit_ts": event.commit_ts,
-            },
-            event.extension,
-            event.position,
-        )
-    return _message(event) if isinstance(event, MessageEvent) else _watermark(event)
-
-
-def _message(event: MessageEvent) -> dict[str, Any]:
-    line: dict[str, Any] = {"type": "message", "kind": event.kind}
-    if event.prefix is not None or event.content is not None:
-        line |= {"prefix": event.prefix, "content": _plain(event.content)}
-    return _with_extension(line, event.extension, event.position)
-
-
-def _watermark(event: WatermarkEvent) -> dict[str, Any]:
-    return {"type": "watermark", "commit_ts": event.commit_ts, "position": _position(event.position)}
-
-
-def _change(event: ChangeEvent) -> dict[str, Any]:
-    return _with_extension(
-        {
+        return {
             "type": event.op.value,
-            "table": _table(event.table),
+            "table": event.table._asdict(),
             "key": _row(event.key, event.schema),
             "before": _row(event.before, event.schema),
             "after": _row(event.after, event.schema),
             "commit_ts": event.commit_ts,
-            "schema_id": _schema_id(event.schema_id),
-        },
-        event.extension,
-        event.position,
-    )
-
-
-def _with_extension(
-    line: dict[str, Any], extension: Mapping[str, object] | None, position: Position
-) -> dict[str, Any]:
-    if extension:
-        line["extension"] = {name: _plain(value) for name, value in extension.items()}
-    line["position"] = _position(position)
+            "schema_id": event.schema_id._asdict() if event.schema_id is not None else None,
+        }
+    if isinstance(event, DdlEvent):
+        return {
+            "type": "ddl",
+            "table": event.table._asdict(),
+            "query": event.query,
+            "kind": event.kind,
+            "commit_ts": event.commit_ts,
+        }
+    if isinstance(event, WatermarkEvent):
+        return {"type": "watermark", "commit_ts": event.commit_ts}
+    line: dict[str, Any] = {"type": "message", "kind": event.kind}
+    if event.prefix is not None or event.content is not None:
+        line |= {"prefix": event.prefix, "content": _plain(event.content)}
     return line
 
 
@@ -289,14 +267,6 @@ def _plain(value: object) -> object:
     if isinstance(value, int) and not _INT64_LEAST <= value <= _UINT64_MOST:
         return str(value)  # as a DECIMAL: many readers of JSON would round it
     return format(value, "f") if isinstance(value, Decimal) else value
-
-
-def _table(table: TableId) -> dict[str, str]:
-    return {"schema": table.schema, "name": table.name}
-
-
-def _schema_id(ids: SchemaIds | None) -> dict[str, int | None] | None:
-    return None if ids is None else {"key": ids.key, "value": ids.value}
 
 
 def _position(position: Position) -> dict[str, Any]:
@@ -396,12 +366,6 @@ def commit_ts_of(line: Line) -> int | None:
     return commit_ts
 
 
-def watermark_ts_of(line: Line) -> int:
-    """The same of a watermark, which is nothing without it."""
-    member(line, "commit_ts", int)
-    return commit_ts_of(line) or 0
-
-
 def schema_ids_of(line: Line) -> SchemaIds | None:
     """The registry ids a line was read with; raises ConfigError for a wrong form."""
     ids = optional(line, "schema_id", dict)
@@ -409,12 +373,6 @@ def schema_ids_of(line: Line) -> SchemaIds | None:
         return None
     key, value = (optional(ids, name, int, inside="schema_id.") for name in ("key", "value"))
     return SchemaIds(key, value)
-
-
-def row_of_line(line: Line, name: str) -> Mapping[str, Any] | None:
-    """``key``, ``before`` or ``after``; raises ConfigError for what is no object."""
-    row: Mapping[str, Any] | None = optional(line, name, dict)
-    return row
 
 
 def extension_of(line: Line) -> dict[str, Any] | None:
@@ -428,13 +386,12 @@ def extension_of(line: Line) -> dict[str, Any] | None:
     for name in optional(found, "pkNames", list, inside="extension.") or ():
         if not isinstance(name, str):
             raise ConfigError(f"extension.pkNames must hold texts, not {shown(name)}")
-    return {name: _member_value(f"extension.{name}", value) for name, value in found.items()}
-
-
-def _member_value(name: str, value: Any) -> object:
-    if isinstance(value, dict) and set(value) == {"base64"}:
-        return line_bytes(name, value["base64"])
-    return value
+    return {
+        name: line_bytes(f"extension.{name}", value["base64"])
+        if isinstance(value, dict) and set(value) == {"base64"}
+        else value
+        for name, value in found.items()
+    }
 
 
 def line_bytes(name: str, text: Any) -> bytes | None:
@@ -454,13 +411,14 @@ def event_of(line: Line, schema_of: SchemaOf) -> Event:
     """The event of one decoded line.
 
     Raises:
-        ConfigError: the line is none that ``decode -o json`` prints.
-        EncodeError: a value that is none of its column's type.
+        ConfigError: the line is not one that ``decode -o json`` prints.
+        EncodeError: a value is not of its column's type.
     """
     kind = member(line, "type", str)
     position = position_of(line)
     if kind == "watermark":
-        return WatermarkEvent(watermark_ts_of(line), position)
+        member(line, "commit_ts", int)  # required here, optional in a row
+        return WatermarkEvent(commit_ts_of(line) or 0, position)
     if kind == "ddl":
         query, word = member(line, "query", str), member(line, "kind", str)
         return DdlEvent(table_of(line), query, word, commit_ts_of(line), position, extension_of(line))
@@ -476,9 +434,9 @@ def event_of(line: Line, schema_of: SchemaOf) -> Event:
 
 
 def _parsed_change(line: Line, schema_of: SchemaOf) -> ChangeEvent:
-    # All members are looked at before the schema is asked for: it is found by some of them.
+    # All members are checked before the schema is requested: it is found by some of them.
     table, ids, extension = table_of(line), schema_ids_of(line), extension_of(line)
-    rows = {name: row_of_line(line, name) for name in ("key", "before", "after")}
+    rows = {name: optional(line, name, dict) for name in ("key", "before", "after")}
     commit_ts, schema = commit_ts_of(line), schema_of(line)
     return ChangeEvent(
         op=_OPS[line["type"]],

@@ -13,13 +13,14 @@ import typer
 
 from tidesink.cli import dead_letters, decode, dev, encode, init, plan, registry, status, terminal
 from tidesink.cli.codec_options import CodecCommand
-from tidesink.cli.status import COUNTS, commit_time, counts_row, row_codec_lines, unmatched_lines
+from tidesink.cli.status import COUNTS, commit_time, count_remarks, counts_row
 from tidesink.cli.terminal import (
     ConfigArgument,
     ConfigOption,
     LogFormat,
     Output,
     OutputFormat,
+    ProgressLines,
     chosen_config,
     log_to_stderr,
     note,
@@ -28,6 +29,7 @@ from tidesink.cli.terminal import (
 )
 from tidesink.config import Config
 from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.sinks.worker.observers import LogListener
 from tidesink.version import __version__
 
 if TYPE_CHECKING:
@@ -44,9 +46,7 @@ def run_worker(
     config: ConfigArgument = None,
     config_option: ConfigOption = None,
     *,
-    until: Annotated[
-        Until | None, typer.Option(help="End when all that was in the topics is applied.")
-    ] = None,
+    until: Annotated[Until | None, typer.Option(help="End when everything in the topics is applied.")] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="End after N batches of each table.")] = None,
     log: Annotated[LogFormat, typer.Option(help="How steps are shown on stderr.")] = LogFormat.TEXT,
     metrics_port: Annotated[
@@ -55,7 +55,7 @@ def run_worker(
     metrics_host: Annotated[str, typer.Option(help="The address to serve metrics on.")] = "127.0.0.1",
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Run the worker. Exit code 3 where some table is paused or failing at the end."""
+    """Run the worker. The exit code is 3 if a table is paused or failing at the end."""
     settings = chosen_config(config, config_option)
     if until is not None and batches is not None:
         raise ConfigError("--until and --batches exclude each other: keep one")
@@ -77,9 +77,6 @@ def run_worker(
 
 
 def _listener(log: LogFormat, config: Config) -> Listener:
-    from tidesink.cli.terminal import ProgressLines
-    from tidesink.sinks.worker.observers import LogListener
-
     if log is LogFormat.JSON:
         return LogListener()
     return ProgressLines(note, brokers=config.source.bootstrap_servers)
@@ -115,7 +112,9 @@ def show_report(report: RunReport) -> None:
     typer.echo("")
     show_table(None, COUNTS, [counts_row(entry.table, entry.counters) for entry in report.tables])
     for entry in report.tables:
-        for line in _remarks(entry):
+        remarks = [f"error: {entry.error}"] if entry.error else []
+        remarks += [f"warning: {warning}" for warning in entry.warnings]
+        for line in [*remarks, *count_remarks(entry.counters, entry.zero_dates)]:
             typer.echo(f"{entry.table}: {line}", err=True)
     if report.error:
         typer.echo(f"error: {report.error}", err=True)
@@ -125,18 +124,6 @@ def show_report(report: RunReport) -> None:
 
 def _row(entry: TableReport) -> tuple[Any, ...]:
     return str(entry.table), entry.state, entry.batches, entry.lag, commit_time(entry.commit_ts)
-
-
-def _remarks(entry: TableReport) -> list[str]:
-    remarks = [f"error: {entry.error}"] if entry.error else []
-    remarks += [f"warning: {warning}" for warning in entry.warnings]
-    remarks += unmatched_lines(entry.counters)
-    remarks += row_codec_lines(entry.counters)
-    return remarks + [
-        f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
-        for column, count in entry.zero_dates.items()
-        if count
-    ]
 
 
 app = typer.Typer(
@@ -159,11 +146,10 @@ _COMMANDS = (
     ("topics", init.topics),
     ("accept-restored", status.accept_restored),
 )
-_CODEC_COMMANDS = (("decode", decode.decode), ("encode", encode.encode))
 for _name, _command in _COMMANDS:
     app.command(_name)(terminal.guarded(_command))
-for _name, _codec_command in _CODEC_COMMANDS:
-    app.command(_name, cls=CodecCommand)(terminal.guarded(_codec_command))
+app.command("decode", cls=CodecCommand)(terminal.guarded(decode.decode))
+app.command("encode", cls=CodecCommand)(terminal.guarded(encode.encode))
 dev.app.command("demo")(terminal.guarded(dev.demo))
 dev.app.command("jars")(terminal.guarded(dev.jars))
 app.add_typer(dead_letters.app, name="dlq")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
 _REPORTED: Final[dict[TypesFrom, str]] = {
     "definition": "of the definition in the config",
     "ddl": "of the topic's own DDL",
-    "avro": "inferred from the Avro schemas alone, whose words are wide: text is CHAR or VARCHAR too",
+    "avro": "inferred from the Avro schemas alone, whose types are wide: text is CHAR or VARCHAR too",
     "records": "of the schemas in the records",
-    "rows": "as the words in the rows tell, without digits, lengths or members",
+    "rows": "of the type names in the rows, without digits, lengths or members",
 }
 
 _SORTS: Final = {"dead_letters": "dead letters", "ddl_events": "DDL events"}
@@ -62,14 +63,15 @@ def plan(
 ) -> None:
     """Show each table's topic, columns with types and reasons, keys, policies, and what the target cannot do.
 
-    Starts no Spark, and asks nothing of the target. Exit code 2 where a table needs something that the config
-    does not say, where there can be no such table at the target, or no topic for dead letters.
+    It starts no Spark and does not connect to the target. The exit code is 2 if a table needs something that
+    the config does not give, if the target cannot have such a table, or if there can be no topic for dead
+    letters.
     """
     # Here, since every command imports this module: the targets' libraries take a second to load.
     from tidesink.cli.table_plans import table_plans, unserved_tables
 
     settings = chosen_config(config, config_option)
-    plans = apart(settings, table_plans(settings, sample=sample))
+    plans = distinct_targets(settings, table_plans(settings, sample=sample))
     unserved = list(unserved_tables(settings, plans))
     unreported = list(unreported_changes(settings))
     zero_dates = _zero_dates(settings)
@@ -83,7 +85,7 @@ def plan(
         _show_plans(settings, plans, zero_dates)
         for warning in unserved:
             typer.echo(f"warning: {warning}")
-        for text, named in limits_said(plans):
+        for text, named in limits_of(plans):
             typer.echo(f"{settings.target.type}: {text} ({named})")
         for remark in unreported:
             typer.echo(f"changes of columns: {remark}")
@@ -120,20 +122,20 @@ def letters_refused(config: Config) -> str | None:
     return None
 
 
-def limits_said(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
+def limits_of(plans: Iterable[TablePlan]) -> Iterator[tuple[str, str]]:
     """What the target cannot do, each thing once, with the tables that may meet it."""
-    said: dict[str, list[str]] = {}
+    tables_of: dict[str, list[str]] = {}
     possible = [entry for entry in plans if entry.limits]
     for entry in possible:
         for limit in entry.limits:
-            said.setdefault(limit.text, []).append(str(entry.table))
-    for text, tables in said.items():
+            tables_of.setdefault(limit.text, []).append(str(entry.table))
+    for text, tables in tables_of.items():
         more = f" and {len(tables) - _NAMED} more" if len(tables) > _NAMED else ""
         named = "every table" if len(tables) == len(possible) else ", ".join(tables[:_NAMED]) + more
         yield text, named
 
 
-def apart(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
+def distinct_targets(config: Config, plans: Iterable[TablePlan]) -> list[TablePlan]:
     """The plans, with the problem of those that would overwrite another's rows at the target."""
     goals, found = Goals(config.destination), []
     for entry in plans:
@@ -184,7 +186,7 @@ def _show_plans(
 
 
 class Answer(NamedTuple):
-    """What one part of the outside said."""
+    """Whether one external part, such as the broker, can be used, and what it answered."""
 
     part: str
     ok: bool
@@ -198,13 +200,13 @@ def validate(
         bool,
         typer.Option(
             "--connect",
-            help="Also ask the broker, the registry, the state store, the target's path and the dead "
+            help="Also check the broker, the registry, the state store, the target's path and the dead "
             "letters' topic.",
         ),
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Check the config: per field what is wrong and what to do."""
+    """Check the config. For each wrong field, show the reason and the remedy."""
     path = config_path(config, config_option)
     settings, problems = check_config(path)
     answers = list(_answers(settings)) if settings is not None and connect else []
@@ -266,7 +268,7 @@ def _kafka(config: Config) -> str:
     topics = topic_names(config.source.confluent_properties())
     missing = [topic for topic in config.fixed_topics if topic not in topics]
     if missing:
-        raise ConfigError(f"the broker has no topic {', '.join(missing)}: is it spelt as in the changefeed?")
+        raise ConfigError(f"the broker has no topic {', '.join(missing)}: check its name in the changefeed")
     read = config.topics_among(topics)
     if not read:
         return f"{len(topics)} topics, none fits {', '.join(config.source.topics)} yet"
@@ -274,23 +276,18 @@ def _kafka(config: Config) -> str:
 
 
 def _registry(config: Config) -> str:
-    registry = config.source.open_registry()
-    try:
-        return f"{len(registry.subjects())} subjects"
-    except SchemaNotFoundError as error:
-        raise ConfigError(f"this is no Confluent-compatible registry: {error.message}") from error
-    finally:
-        registry.close()
+    with closing(config.source.open_registry()) as registry:
+        try:
+            return f"{len(registry.subjects())} subjects"
+        except SchemaNotFoundError as error:
+            raise ConfigError(f"this is no Confluent-compatible registry: {error.message}") from error
 
 
 def _state_store(config: Config) -> str:
     from tidesink.sinks.state.sql_store import open_state_store
 
-    store = open_state_store(config.state)
-    try:
+    with closing(open_state_store(config.state)) as store:
         return f"{len(store.statuses(config.pipeline))} tables known"
-    finally:
-        store.close()
 
 
 def _dead_letters(config: Config) -> str:

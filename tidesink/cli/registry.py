@@ -14,8 +14,7 @@ from urllib.parse import quote
 import orjson
 import typer
 
-from tidesink.cli import registry_check, terminal
-from tidesink.cli import sources as options
+from tidesink.cli import registry_check, sources, terminal
 from tidesink.cli.codec_options import CodecCommand, Given, with_codec_options
 from tidesink.cli.registry_check import (
     Candidate,
@@ -58,15 +57,15 @@ _ID = "id:"
 
 def list_subjects(
     *,
-    subjects: options.Patterns = None,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
-    schemas: options.Export = None,
+    subjects: sources.Patterns = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
+    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """List the subjects with their versions, ids and level."""
-    with options.opened(options.Place(schema_registry, registry_file, config, schemas)) as found:
+    with sources.opened(sources.Place(schema_registry, registry_file, config, schemas)) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         level = found.registry.compatibility_level()
         entries = list(read_catalog(found.registry, names))
@@ -117,14 +116,14 @@ def show(
     subject: Annotated[str, typer.Argument(help="A subject; or id:N for the schema of an id.")],
     version: Annotated[str, typer.Argument(help="A version's number, or latest.")] = "latest",
     raw: Annotated[bool, typer.Option("--raw", help="Print the schema's text as registered, alone.")] = False,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
-    schemas: options.Export = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
+    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show a schema field by field: of a subject's version, or of an id."""
-    with options.opened(options.Place(schema_registry, registry_file, config, schemas)) as found:
+    with sources.opened(sources.Place(schema_registry, registry_file, config, schemas)) as found:
         item = schema_at(found.registry, subject, version)
         level = found.registry.compatibility_level(item.subject) if item.subject else None
         places = found.registry.places(item.id)
@@ -208,14 +207,14 @@ def level(
     to: Annotated[
         str | None, typer.Option("--set", help="NONE, BACKWARD, FORWARD, FULL, or one with _TRANSITIVE.")
     ] = None,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Show or set the compatibility level of a subject, or the registry's own."""
     wanted = None if to is None else require_level(to.upper())
-    with options.opened(options.Place(schema_registry, registry_file, config)) as found:
+    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
         before = found.registry.compatibility_level(subject)
         if wanted is not None and wanted != before:
             found.registry.set_compatibility_level(wanted, subject=subject)
@@ -238,19 +237,19 @@ def export(
     subjects: Annotated[
         list[str] | None, typer.Option("--subject", help="A subject or a pattern; again for more.")
     ] = None,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Write subjects with their versions, ids and levels to a file: the same bytes each time.
 
-    The file is one that `tidesink decode --schemas` takes. A folder gets a file per version as well.
+    `tidesink decode --schemas` reads such a file. A folder also gets a file per version.
     """
-    with options.opened(options.Place(schema_registry, registry_file, config)) as found:
+    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
         names, cut = chosen_subjects(found.registry, subjects or ())
         if cut:
-            raise RegistryError(f"the export would not be whole: {CUT_LIST}")
+            raise RegistryError(f"the export would be incomplete: {CUT_LIST}")
         entries = list(read_catalog(found.registry, names))
     for entry in entries:
         if entry.problem:
@@ -308,17 +307,17 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="A file that `tidesink registry export` wrote.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     new_ids: Annotated[bool, typer.Option("--new-ids", help="Do not ask for the ids of the file.")] = False,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Copy the subjects of a file into a registry: versions in order, ids kept where it can keep them.
+    """Copy the subjects of a file into a registry: versions in order, with the same ids if the registry can.
 
-    What is there already stays, so that a second run does nothing. Levels are set last.
+    Versions that are there already stay, so that a second run does nothing. Levels are set last.
     """
-    entries = options.read_export(file)
-    with options.opened(options.Place(schema_registry, registry_file, config)) as found:
+    entries = sources.read_export(file)
+    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
         steps: Sequence[Step] = import_steps(found.registry, entries)
         if not dry_run:
             steps = list(run_import(found.registry, entries, steps, new_ids=new_ids))
@@ -376,14 +375,14 @@ def diff(
     ] = None,
     database: Database = None,
     topic_rule: Rule = None,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
-    schemas: options.Export = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
+    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Compare two versions of a subject, or one with what a table definition makes, field by field."""
-    with options.opened(options.Place(schema_registry, registry_file, config, schemas)) as found:
+    """Compare two versions of a subject, or one with a table definition's schema, field by field."""
+    with sources.opened(sources.Place(schema_registry, registry_file, config, schemas)) as found:
         if table_definition is None and schema is None:
             before, after = _two_versions(found.registry, subject, old, new)
         else:
@@ -401,7 +400,7 @@ def _two_versions(
     if old is None:
         versions = registry.versions(subject)
         if len(versions) < 2:
-            raise SchemaNotFoundError("there is one version, and nothing to compare it with", subject=subject)
+            raise SchemaNotFoundError("there is one version: nothing to compare it with", subject=subject)
         old = str(versions[-2])
     return schema_at(registry, subject, old), schema_at(registry, subject, new or "latest")
 
@@ -452,19 +451,19 @@ def register(
     database: Database = None,
     topic_rule: Rule = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Register a schema file, or what TiCDC would register for the tables of a definition.
 
-    The verdict is shown first. Nothing is registered where one schema would be refused: exit code 1.
+    The verdict is shown first. If one schema would be refused, nothing is registered and the exit code is 1.
     """
     if output is OutputFormat.JSON and not yes:
-        raise ConfigError("-o json cannot ask: give --yes, or look with tidesink registry check first")
+        raise ConfigError("-o json cannot ask: give --yes, or run tidesink registry check first")
     request = Request(given, table_definition, database, topic_rule)
-    with options.opened(options.Place(schema_registry, registry_file, config)) as found:
+    with sources.opened(sources.Place(schema_registry, registry_file, config)) as found:
         made = _files(request, schema, subject, found)
         verdicts = compatibility_of(found.registry, made, level=None, live=found.live)
         refused = bool(made.failed) or not verdicts or not all(item.taken for item in verdicts)
@@ -479,18 +478,14 @@ def register(
         raise typer.Exit(terminal.FAILED)
 
 
-def _files(request: Request, schema: Path | None, subject: str | None, found: options.Opened) -> Candidates:
+def _files(request: Request, schema: Path | None, subject: str | None, found: sources.Opened) -> Candidates:
     if schema is None:
         return candidates(request, found)
     if request.definition is not None:
         raise ConfigError("--schema and --table-definition exclude each other: keep one")
     if subject is None:
         raise ConfigError("under which subject? tidesink registry register SUBJECT --schema FILE")
-    try:
-        text = schema.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--schema {schema} cannot be read: {reason}") from error
+    text = sources.read_text("--schema", schema).strip()
     parse_avro(text)
     return Candidates([Candidate(subject, text, None)])
 
@@ -523,7 +518,7 @@ def _show_registered(done: list[dict[str, Any]], report: dict[str, Any], output:
 
 
 app = typer.Typer(
-    help="The schema registry: look, compare, check before a DDL runs, register, copy.",
+    help="The schema registry: list, compare, check before a DDL runs, register, copy.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -535,11 +530,7 @@ _COMMANDS = (
     ("export", export),
     ("import", import_file),
 )
-_CODEC_COMMANDS = (
-    ("diff", diff),
-    ("check", registry_check.check),
-    ("register", register),
-)
+_CODEC_COMMANDS = (("diff", diff), ("check", registry_check.check), ("register", register))
 for _name, _command in _COMMANDS:
     app.command(_name)(guarded(_command))
 for _name, _codec_command in _CODEC_COMMANDS:

@@ -16,11 +16,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from tidesink.cli import sources, terminal
-from tidesink.cli import sources as options
 from tidesink.cli.codec_options import Given, codec_options, protocol_named, with_codec_options
 from tidesink.cli.sources import Setting, records
 from tidesink.cli.terminal import Output, OutputFormat, show_table, warn, write_json
-from tidesink.codecs.base import CodecOptions
+from tidesink.codecs.base import CodecOptions, schema_id_of
 from tidesink.codecs.flat_avro.schema import key_record, value_record
 from tidesink.codecs.open import open_codec
 from tidesink.config import Config, load_config
@@ -65,7 +64,7 @@ class Request(NamedTuple):
     previous: Path | None = None
 
     def tables(self, config: Config | None) -> list[TableSchema]:
-        """The tables of the definition, over those of before; raises ConfigError where there are none."""
+        """The tables of the definition, over the earlier ones; raises ConfigError where there are none."""
         before = config_tables(config)
         if self.previous is not None:
             before.append(sql_file("--previous", self.previous, self.database))
@@ -87,27 +86,27 @@ def check(
     database: Database = None,
     topic_rule: Rule = None,
     previous: Annotated[
-        Path | None, typer.Option(help="SQL DDL of before, in place of a registry: BACKWARD, or --level.")
+        Path | None, typer.Option(help="Earlier SQL DDL, in place of a registry: BACKWARD, or --level.")
     ] = None,
     level: Annotated[
-        str | None, typer.Option(help="Judge by this level, offline, in place of the subject's own.")
+        str | None, typer.Option(help="Check by this level, offline, in place of the subject's own.")
     ] = None,
     live: Annotated[
-        bool | None, typer.Option("--live/--no-live", help="Ask the registry too; it is, where there is one.")
+        bool | None, typer.Option("--live/--no-live", help="Ask the registry too. Default: if there is one.")
     ] = None,
-    schema_registry: options.Url = None,
-    registry_file: options.SettingsFile = None,
-    config: options.ConfigFile = None,
-    schemas: options.Export = None,
+    schema_registry: sources.RegistryUrl = None,
+    registry_file: sources.RegistryFile = None,
+    config: sources.RegistryConfigFile = None,
+    schemas: sources.Export = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Say per subject and field whether the registry would take the schemas that TiCDC registers.
+    """Check, per subject and field, whether the registry would take the schemas that TiCDC registers.
 
-    The tables come from --table-definition, --topic or --config. They are checked by Avro's rules and, where
-    there is a live registry, by it. Exit code 1 where a schema is not taken.
+    The tables come from --table-definition, --topic or --config. Avro's rules check them and, if there is
+    one, a live registry. The exit code is 1 if a schema is not taken.
     """
     wanted = None if level is None else require_level(level.upper())
-    place = options.Place(schema_registry, registry_file, config, schemas)
+    place = sources.Place(schema_registry, registry_file, config, schemas)
     request = Request(
         given, table_definition, database, topic_rule, topic, start, brokers, protocol, previous
     )
@@ -116,21 +115,25 @@ def check(
         registry = _before(request, previous, found.config, wanted) if previous else found.registry
         asks = _asks(live, found.live, wanted)
         verdicts = compatibility_of(registry, made, level=wanted, live=asks)
-    _report(verdicts, made, live=asks, output=output)
+    if output is OutputFormat.JSON:
+        write_json(report_json(verdicts, made))
+    else:
+        show_verdicts(verdicts, live=asks)
+        show_omitted(made)
     if made.failed or not verdicts or not all(item.taken for item in verdicts):
         raise typer.Exit(terminal.FAILED)
 
 
 @contextmanager
-def _validating(place: options.Place, previous: Path | None) -> Iterator[options.Opened]:
-    """The registry to judge against; none is needed where a definition of before stands in for it."""
+def _validating(place: sources.Place, previous: Path | None) -> Iterator[sources.Opened]:
+    """The registry to check against; with ``previous`` an earlier definition stands in for it."""
     if previous is None:
-        with options.opened(place) as found:
+        with sources.opened(place) as found:
             yield found
         return
-    if options.any_given(place):
-        raise ConfigError("--previous stands in for a registry: give one of the two")
-    yield options.Opened(
+    if sources.any_given(place):
+        raise ConfigError("--previous takes the place of a registry: give one of the two")
+    yield sources.Opened(
         MemorySchemaRegistry(), False, str(previous), load_config(place.config) if place.config else None
     )
 
@@ -147,7 +150,7 @@ def _asks(live: bool | None, can: bool, level: CompatibilityLevel | None) -> boo
 def _before(
     request: Request, file: Path, config: Config | None, level: CompatibilityLevel | None
 ) -> SchemaRegistry:
-    """A registry that holds what TiCDC registered for the tables of before."""
+    """A registry that holds what TiCDC registered for the earlier tables."""
     made = of_tables(
         defined_tables(sql_file("--previous", file, request.database)),
         _options(request, config),
@@ -164,7 +167,7 @@ def _options(request: Request, config: Config | None) -> CodecOptions:
     return codec_options(request.given, config.source.codec_options() if config else None)
 
 
-def candidates(request: Request, found: options.Opened) -> Candidates:
+def candidates(request: Request, found: sources.Opened) -> Candidates:
     """The schemas of the tables that a command line names.
 
     Raises:
@@ -182,13 +185,13 @@ def candidates(request: Request, found: options.Opened) -> Candidates:
     raise ConfigError("which tables? Give --table-definition FILE, --topic NAME or --config FILE")
 
 
-def _topic_setting(request: Request, found: options.Opened) -> sources.Setting:
+def _topic_setting(request: Request, found: sources.Opened) -> sources.Setting:
     config = found.config
     name = protocol_named(request.protocol or (config.source.protocol if config else None))
     if name in NAMED_BY_ID and request.given:
         raise ConfigError(
-            f"a {name} topic names its schemas itself, so producer options have no effect with --topic: "
-            "remove them, or give --table-definition"
+            f"the records of a {name} topic name their schemas, so producer options have no effect with "
+            "--topic: remove them, or give --table-definition"
         )
     own = config.source.open_registry() if config and config.source.schema_registry else found.registry
     return sources.Setting(
@@ -207,14 +210,6 @@ def compatibility_of(
 ) -> list[Verdict]:
     """The verdicts of all candidates, in their order."""
     return [verdict(registry, one.subject, one.schema_text, level=level, live=live) for one in made.found]
-
-
-def _report(verdicts: Sequence[Verdict], made: Candidates, *, live: bool, output: OutputFormat) -> None:
-    if output is OutputFormat.JSON:
-        write_json(report_json(verdicts, made))
-        return
-    show_verdicts(verdicts, live=live)
-    show_omitted(made)
 
 
 def report_json(verdicts: Sequence[Verdict], made: Candidates) -> dict[str, Any]:
@@ -275,11 +270,7 @@ def sql_file(option: str, file: Path, database: str | None) -> Sql:
     Raises:
         ConfigError: it cannot be read.
     """
-    try:
-        return Sql(file.read_text(encoding="utf-8"), database or "", str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"{option} {file} cannot be read: {reason}") from error
+    return Sql(sources.read_text(option, file), database or "", str(file))
 
 
 def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
@@ -298,12 +289,12 @@ def defined_tables(sql: Sql, before: Iterable[Sql] = ()) -> list[TableSchema]:
     if not found:
         raise ConfigError(
             f"{sql.place} creates no table, and changes none that is known: give its CREATE TABLE, or for an "
-            "ALTER the table of before with --previous or --config"
+            "ALTER the earlier table with --previous or --config"
         )
     bare = [schema.table.name for schema in found if not schema.table.schema]
     if bare:
         raise ConfigError(
-            f"{sql.place} does not say the database of {', '.join(bare)}, which is part of the schema's "
+            f"{sql.place} does not name the database of {', '.join(bare)}, which is part of the schema's "
             "name: give --database NAME"
         )
     return found
@@ -350,13 +341,9 @@ def of_tables(tables: Iterable[TableSchema], options: CodecOptions, topic_of: To
             made.skipped[str(schema.table)] = _NO_KEY
             continue
         topic = topic_of(schema.table)
-        for part, text in _parts(key.text, value.text):
-            made.found.append(Candidate(subject(topic, part), text, schema.table))
+        made.found.append(Candidate(subject(topic, "key"), key.text, schema.table))
+        made.found.append(Candidate(subject(topic, "value"), value.text, schema.table))
     return made
-
-
-def _parts(key: str, value: str) -> tuple[tuple[SubjectPart, str], ...]:
-    return (("key", key), ("value", value))
 
 
 def of_config(config: Config, options: CodecOptions, topic_of: TopicOf) -> Candidates:
@@ -411,27 +398,23 @@ class Unread:
         self.read = 0
 
     def add(self, message: Message, error: TidesinkError) -> None:
-        """Take note of a record, and of why it cannot be read."""
+        """Count a record and the reason why it cannot be read."""
         place = f"{message.topic}[{message.partition}]@{message.offset}"
         self._first.setdefault(type(error), (place, error.message))
         self._count[type(error)] += 1
 
     def reasons(self) -> dict[str, str]:
-        """By the place of the first such record, what to say."""
-        return dict(self._reasons())
-
-    def _reasons(self) -> Iterator[tuple[str, str]]:
-        hint = "" if self.read else f"; no record can be read as {self._protocol}: is --protocol right?"
+        """The reason of each kind of error, by the place of its first record."""
+        hint = "" if self.read else f"; no record can be read as {self._protocol}: check --protocol"
+        found = {}
         for error, (place, reason) in self._first.items():
             more = self._count[error] - 1
-            records = f" (and {more} more like it)" if more else ""
-            yield place, f"{reason}{records}{hint}"
+            found[place] = reason + (f" (and {more} more like it)" if more else "") + hint
+        return found
 
 
 def _written(messages: Iterable[Message], topic: str, registry: SchemaReader, unread: Unread) -> Candidates:
     """The schemas that the newest record of an Avro topic was written with."""
-    from tidesink.codecs.base import schema_id_of
-
     newest: dict[SubjectPart, int] = {}
     made = Candidates()
     for message in messages:
@@ -487,7 +470,7 @@ def show_verdicts(verdicts: Iterable[Verdict], *, live: bool) -> None:
         for message in item.messages:
             typer.echo(f"  the registry says: {message}")
         if item.disagree:
-            warn(f"{item.subject}: the registry decides otherwise than Avro's rules, and its word counts")
+            warn(f"{item.subject}: the registry and Avro's rules disagree; the registry decides")
 
 
 def _against(item: Verdict) -> str:
@@ -500,9 +483,9 @@ def _against(item: Verdict) -> str:
 
 
 def _who(item: Verdict, *, live: bool) -> str:
-    words = {True: "takes it", False: "refuses it"}
-    own = f"offline rules: {words[item.own].replace('it', '').strip()}"
-    return f"{own}, registry: {words[bool(item.live)].replace('it', '').strip()}" if live else own
+    words = {True: "takes", False: "refuses"}
+    own = f"offline rules: {words[item.own]}"
+    return f"{own}, registry: {words[bool(item.live)]}" if live else own
 
 
 def show_changes(changes: Sequence[FieldChange], *, last: str = "verdict") -> None:

@@ -58,11 +58,11 @@ RegistryFile = Annotated[
 GlueRegion = Annotated[
     str | None,
     typer.Option(
-        "--glue-region", help="Ask AWS Glue of this region for the schemas it frames (tidesink[glue])."
+        "--glue-region", help="Read Glue-framed schemas from AWS Glue in this region (tidesink[glue])."
     ),
 ]
 Definitions = Annotated[
-    Path | None, typer.Option("--table-definition", help="SQL DDL: gives types a codec does not carry.")
+    Path | None, typer.Option("--table-definition", help="SQL DDL: gives types that a codec does not carry.")
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="Take brokers, registry and options from a config.")
@@ -71,9 +71,9 @@ ConfigFile = Annotated[
 
 @dataclass(frozen=True)
 class Setting:
-    """All that says how bytes are read: what was given on the command line, over what a config says.
+    """How bytes are read: what was given on the command line, over what a config has.
 
-    ``declared`` are the producer options that were stated, and so can be compared with the bytes.
+    ``declared`` are the producer options that were given, and so can be compared with the bytes.
     """
 
     protocol: str
@@ -199,14 +199,22 @@ def definitions_of(file: Path | None, config: Config | None) -> TableDefinitions
                 entry.definition.declare_in(definitions, entry.table.schema)
     if file is None:
         return definitions
-    try:
-        sql = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"--table-definition {file} cannot be read: {reason}") from error
-    if not definitions.declare(sql):
+    if not definitions.declare(read_text("--table-definition", file)):
         raise ConfigError(f"--table-definition {file} holds no CREATE TABLE")
     return definitions
+
+
+def read_text(option: str, file: Path) -> str:
+    """The UTF-8 text of the file that an option names.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{option} {file} cannot be read: {reason}") from error
 
 
 def records(
@@ -232,21 +240,13 @@ def records(
         for name, value in (("--from", start), ("--brokers", brokers)):
             if value is not None:
                 raise ConfigError(f"{name} has no effect with --input: remove it, or read a --topic")
-        return _first(read_capture(file), limit)
+        return islice(read_capture(file), limit)
     return _from_topic(str(topic), start or "earliest", limit, brokers, found)
-
-
-def _first(messages: Iterator[Message], limit: int | None) -> Iterator[Message]:
-    for count, message in enumerate(messages, start=1):
-        yield message
-        if count == limit:
-            return
 
 
 def _from_topic(
     topic: str, start: str, limit: int | None, brokers: str | None, found: Setting
 ) -> Iterator[Message]:
-
     properties = found.config.source.confluent_properties() if found.config else {}
     if brokers is not None:
         properties["bootstrap.servers"] = brokers
@@ -313,14 +313,11 @@ def topic_names(properties: Mapping[str, str]) -> dict[str, int]:
 
 
 def _unavailable(properties: Mapping[str, str], error: KafkaException) -> SourceUnavailableError:
+    reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
     return SourceUnavailableError(
-        f"no answer from {properties['bootstrap.servers']}: {_text(error)}; does the broker run there, "
-        "and do security.protocol and sasl settings fit?"
+        f"no answer from {properties['bootstrap.servers']}: {reason}; check that the broker runs there, and "
+        "the settings security.protocol and sasl"
     )
-
-
-def _text(error: KafkaException) -> str:
-    return error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
 
 
 def read_topic(
@@ -376,9 +373,9 @@ def _assign(consumer: Consumer, topic: str, start: Start) -> dict[int, int]:
 
 
 def gone_before(start: Start, firsts: Mapping[int, int]) -> str:
-    """The warning that partitions keep less than was asked for; ``firsts``: the first offset of each."""
-    kept = ", ".join(f"partition {number} from {first}" for number, first in sorted(firsts.items()))
-    return f"--from {start.value}: records before were removed by the broker, which keeps {kept}"
+    """The warning that partitions hold less than was asked for; ``firsts``: the first offset of each."""
+    held = ", ".join(f"partition {number} from {first}" for number, first in sorted(firsts.items()))
+    return f"--from {start.value}: the broker has removed earlier records; it holds {held}"
 
 
 def nothing_from(start: Start, ends: Mapping[int, int]) -> str:
@@ -387,7 +384,7 @@ def nothing_from(start: Start, ends: Mapping[int, int]) -> str:
     if start.kind == "earliest":
         return f"the topic holds no record ({at})"
     shown = f"@{start.value}" if start.kind == "time" else start.value
-    return f"--from {shown}: nothing between it and the topic's end ({at}); begin earlier, or leave it out"
+    return f"--from {shown}: the topic holds no record from there on ({at}); begin earlier, or omit --from"
 
 
 def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[int, int]) -> int:
@@ -404,7 +401,7 @@ def _begin(consumer: Consumer, part: TopicPartition, start: Start, held: tuple[i
 def _following(consumer: Consumer) -> Iterator[Message]:
     while True:
         for record in consumer.consume(_AT_ONCE, timeout=_POLL_SECONDS):
-            yield message_of(_sound(record))
+            yield message_of(_checked(record))
 
 
 class _Merge:
@@ -426,12 +423,12 @@ class _Merge:
             if self._waiting:
                 number = min(self._waiting, key=lambda n: (self._waiting[n][0].timestamp or 0, n))
                 yield self._waiting[number].popleft()
-                self._let_flow(number)
+                self._resume(number)
 
     def _fetch(self) -> None:
         records = self._consumer.consume(_AT_ONCE, timeout=_POLL_SECONDS)
         for record in records:
-            self._take(message_of(_sound(record)))
+            self._take(message_of(_checked(record)))
         if not records:
             self._drop_ended()
 
@@ -449,7 +446,7 @@ class _Merge:
             self._consumer.pause([TopicPartition(self._topic, number)])
             self._paused.add(number)
 
-    def _let_flow(self, number: int) -> None:
+    def _resume(self, number: int) -> None:
         if number in self._paused and not self._waiting[number]:
             self._consumer.resume([TopicPartition(self._topic, number)])
             self._paused.discard(number)
@@ -461,14 +458,12 @@ class _Merge:
                 del self._ends[part.partition]
 
 
-def _sound(record: Any) -> Any:
+def _checked(record: Any) -> Any:
     if record.error() is not None:
         raise KafkaException(record.error())
     return record
 
 
-Url = RegistryUrl
-SettingsFile = RegistryFile
 RegistryConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="Take the registry of a config file's source.")
 ]
@@ -493,7 +488,7 @@ class Place(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A registry; ``live``: it can be asked, and is no file."""
+    """A registry; ``live``: it is a server, not a file."""
 
     registry: SchemaRegistry
     live: bool
@@ -509,10 +504,8 @@ def opened(place: Place) -> Iterator[Opened]:
         ConfigError: none is given, several are, or its settings are wrong.
     """
     found = _open(place)
-    try:
+    with closing(found.registry):
         yield found
-    finally:
-        found.registry.close()
 
 
 def any_given(place: Place) -> bool:

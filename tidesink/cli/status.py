@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -50,14 +50,15 @@ def status(
     alive_within: Annotated[
         float | None,
         typer.Option(
-            min=1, metavar="SECONDS", help="Only say whether the worker's loop turned within SECONDS."
+            min=1, metavar="SECONDS", help="Only report whether the worker's loop ran within SECONDS."
         ),
     ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """How each table stands. Exit code 3 where some table is paused or failing.
+    """Show the state of each table. The exit code is 3 if a table is paused or failing.
 
-    With --alive-within exit code 0 where the worker is alive and 1 where it is not, whatever its tables do.
+    With --alive-within the exit code is 0 if the worker is alive and 1 if it is not, whatever the state of
+    its tables.
     """
     settings = chosen_config(config, config_option)
     if alive_within is not None:
@@ -65,7 +66,7 @@ def status(
         return
     found = read_statuses(settings)
     if output is OutputFormat.JSON:
-        write_json({**_around_json(settings, found), "tables": [status_json(entry) for entry in found]})
+        write_json({**_pipeline_json(settings, found), "tables": [status_json(entry) for entry in found]})
     else:
         show_statuses(found)
         for table in _asked_to_rest(settings, found):
@@ -75,8 +76,8 @@ def status(
         raise typer.Exit(terminal.UNWELL)
 
 
-def _around_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, Any]:
-    """Of the whole pipeline: whether a worker is alive, and the tables that are to rest and do not yet."""
+def _pipeline_json(config: Config, found: tuple[TableStatus, ...]) -> dict[str, Any]:
+    """The whole pipeline: whether a worker is alive, and which tables are still to pause."""
     seconds = seconds_since_turn(config)
     alive = seconds is not None and seconds <= ALIVE_SECONDS
     return {
@@ -137,15 +138,14 @@ def read_statuses(config: Config) -> tuple[TableStatus, ...]:
 
 def _asked(config: Config, question: Callable[[StateStore], T]) -> T | None:
     """The store's answer; None where there is no store yet, which asking must not make."""
-    from tidesink.sinks.state.sql_store import open_state_store
-
-    if "://" not in config.state and not Path(config.state).exists():
+    if not _has_store(config):
         return None
-    store = open_state_store(config.state)
-    try:
+    with worked_with(config) as store:
         return question(store)
-    finally:
-        store.close()
+
+
+def _has_store(config: Config) -> bool:
+    return "://" in config.state or Path(config.state).exists()
 
 
 def status_json(entry: TableStatus) -> dict[str, Any]:
@@ -184,38 +184,28 @@ def _row(entry: TableStatus) -> tuple[Any, ...]:
 
 def _remarks(entry: TableStatus) -> list[str]:
     remarks = [f"error: {entry.error}"] if entry.error else []
-    remarks += _goal(entry)
+    remarks += _routed_to(entry)
     remarks += [f"warning: {warning}" for warning in entry.warnings]
-    remarks += unmatched_lines(entry.counters)
-    remarks += row_codec_lines(entry.counters)
-    remarks += filtered_lines(entry)
-    remarks += [
-        f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
-        for column, count in entry.zero_dates.items()
-        if count
-    ]
-    return remarks
+    return [*remarks, *count_remarks(entry.counters, entry.zero_dates), *filtered_lines(entry)]
 
 
-def unmatched_lines(counters: Mapping[str, int]) -> list[str]:
-    """How many changes the table's filter made deletes of."""
-    count = counters.get("unmatched", 0)
-    reported = f"filter: {count} changes whose row does not satisfy it, among applied and superseded"
-    return [reported] if count else []
-
-
-def row_codec_lines(counters: Mapping[str, int]) -> list[str]:
-    """How many records were decoded one by one."""
-    count, read = counters.get("row_codec", 0), counters.get("read", 0)
-    reported = f"row codec: {count} of {read} records were decoded one by one, which is slower"
-    return [reported] if count else []
+def count_remarks(counters: Mapping[str, int], zero_dates: Mapping[str, int]) -> Iterator[str]:
+    """What a table's counters report beside ``COUNTS``: one line for each that is not zero."""
+    if unmatched := counters.get("unmatched", 0):
+        yield f"filter: {unmatched} changes whose row does not satisfy it, among applied and superseded"
+    if count := counters.get("row_codec", 0):
+        read = counters.get("read", 0)
+        yield f"row codec: {count} of {read} records were decoded one by one, which is slower"
+    for column, count in zero_dates.items():
+        if count:
+            yield f"{count} dates of column {column} that no calendar has became NULL (zero-date: null)"
 
 
 def filtered_lines(entry: TableStatus) -> list[str]:
     """What was read and is no row: how many of each kind, how far watermarks are, the last DDL."""
     counts, last = entry.details.get("filtered") or {}, entry.details.get("last_ddl")
-    said = [f"{counts[name]} {word}" for name, word in _FILTERED if counts.get(name)]
-    lines = [f"filtered: {', '.join(said)}"] if said else []
+    kinds = [f"{counts[name]} {word}" for name, word in _FILTERED if counts.get(name)]
+    lines = [f"filtered: {', '.join(kinds)}"] if kinds else []
     watermark = entry.details.get("watermark")
     if watermark is not None:
         behind = max(0.0, time.time() - physical_ms(watermark) / 1000)
@@ -230,7 +220,7 @@ def filtered_lines(entry: TableStatus) -> list[str]:
 _FILTERED = (("ddl", "DDL events"), ("watermarks", "watermarks"), ("messages", "other messages"))
 
 
-def _goal(entry: TableStatus) -> list[str]:
+def _routed_to(entry: TableStatus) -> list[str]:
     """Where a routed table goes."""
     table, shard = entry.details.get("target_table"), entry.details.get("shard")
     if table is None:
@@ -255,7 +245,7 @@ _WHERE_IT_ENDS = {
 
 
 def pause(tables: Tables, config_option: ConfigOption = None, output: Output = OutputFormat.TEXT) -> None:
-    """Let tables rest after the batch that is under way, until tidesink resume; also across restarts."""
+    """Pause tables after their current batch, until tidesink resume. The pause outlasts restarts."""
     settings = chosen_config(None, config_option)
     asked = _ask(settings, tables, lambda _table, _status: lambda control: control.pause())
     _show(settings, asked, output, word="rests")
@@ -266,19 +256,20 @@ def resume(
     config_option: ConfigOption = None,
     *,
     accept: Annotated[
-        bool, typer.Option("--accept", help="Accept the change of the columns that the status shows.")
+        bool, typer.Option("--accept", help="Accept the change of columns that the status shows.")
     ] = False,
     ignore: Annotated[
-        bool, typer.Option("--ignore", help="With --accept: go on without the change, not with it.")
+        bool, typer.Option("--ignore", help="With --accept: go on without the change.")
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Let tables go on that rest, are paused or failing: each looks again at what it waited for.
+    """Resume tables that were paused by a person, by a change of columns, or by a failure.
 
-    Without --accept a change of the columns is looked at again, and the table goes on only if it is gone.
+    Without --accept the worker checks a pending change of the columns again, and the table goes on only if
+    the change is gone.
     """
     if ignore and not accept:
-        raise ConfigError("--ignore says how a change is accepted: give --accept too")
+        raise ConfigError("--ignore has no effect without --accept: give both")
     settings = chosen_config(None, config_option)
     how: ChangePolicy = "ignore" if ignore else "apply"
 
@@ -293,7 +284,7 @@ def _accepted(table: TableId, status: TableStatus | None, how: ChangePolicy) -> 
     pending = _pending(status)
     if not pending:
         raise ConfigError(
-            f"no change of {table}'s columns waits: tidesink resume without --accept lets it go on",
+            f"no change of {table}'s columns is pending: use tidesink resume without --accept",
             table=str(table),
         )
     for change in pending:
@@ -343,11 +334,11 @@ def _show(config: Config, asked: Sequence[Asked], output: OutputFormat, *, word:
 
 
 def _change_line(change: dict[str, Any], control: TableControl) -> str:
-    said = f"{change['kind']} of column {change['column']}" if change["column"] else change["kind"]
+    what = f"{change['kind']} of column {change['column']}" if change["column"] else change["kind"]
     how = control.accepted.get(change["digest"])
     if how is not None:
-        return f"{said}: accepted ({how})"
-    return f"{said}: not accepted, so the table goes on only if the change is gone"
+        return f"{what}: accepted ({how})"
+    return f"{what}: not accepted, so the table goes on only if the change is gone"
 
 
 def _as_json(table: TableId, status: TableStatus | None, control: TableControl) -> dict[str, Any]:
@@ -361,7 +352,6 @@ def _as_json(table: TableId, status: TableStatus | None, control: TableControl) 
 
 
 def _is_alive(config: Config) -> bool:
-
     seconds = seconds_since_turn(config)
     return seconds is not None and seconds <= ALIVE_SECONDS
 
@@ -371,9 +361,9 @@ def accept_restored(
     config_option: ConfigOption = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Let a table whose target was brought back from a backup go on from there.
+    """Let a table go on after its target was restored from a backup.
 
-    The next worker reads what came since from Kafka again. It holds for this one going back, not for a later
+    The next worker reads again from Kafka what came after the backup. This accepts one restore, not a later
     one.
     """
     from tidesink.sinks.worker.control import accept_restored
@@ -399,13 +389,10 @@ def worked_with(config: Config) -> Iterator[StateStore]:
     """
     from tidesink.sinks.state.sql_store import open_state_store
 
-    if "://" not in config.state and not Path(config.state).exists():
-        raise ConfigError("no worker ever ran: tidesink run makes the state store", state=config.state)
-    store = open_state_store(config.state)
-    try:
+    if not _has_store(config):
+        raise ConfigError("no worker has run yet: tidesink run makes the state store", state=config.state)
+    with closing(open_state_store(config.state)) as store:
         yield store
-    finally:
-        store.close()
 
 
 def tables_worked_on(config: Config) -> list[TableId]:

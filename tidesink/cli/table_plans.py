@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
@@ -70,13 +71,11 @@ def column_plan(
     return ColumnPlan(column.name, type_words(column.type), there, column.key, note)
 
 
-def reason_there(config: Config, column: ShapeColumn) -> str | None:
-    """Why a column is not of the nearest type at the target; None where it is."""
-    return _reason(column, column_type(config, column))
-
-
 def _reason(column: ShapeColumn, there: str) -> str | None:
-    """Some targets have a type for numbers that are text to Spark."""
+    """Why a column is not of the nearest type at the target; None where it is.
+
+    Some targets have a type for numbers that are text to Spark.
+    """
     return column.reason if row_of(column.type).reader != "decimal" or there in _TEXTS else None
 
 
@@ -99,28 +98,28 @@ def _note(column: ShapeColumn, shape: TableShape, there: str) -> str:
 
 
 _NO_KEY = (
-    "the topic names no key for this table, so no row can be found again: give its keys in the config, "
+    "the topic names no key for this table, so no row can be identified: give its keys in the config, "
     "as in tables: [{{name: {table}, keys: [...]}}], or set mode: append to keep its changes. {identity}"
 )
 _NO_ORDER = (
     "sequence_by: source compares TiDB's commit_ts, and a row of this topic has none: of Debezium's messages "
     "those of TiCDC have one. Set sequence_by: kafka, which is right for a connector's topics"
 )
-_UNSERVED = "tables names {table}, but {found}: is it spelt as in the changefeed, and has it any rows yet?"
+_UNSERVED = "tables names {table}, but {found}: check its name in the changefeed, and whether it has rows yet"
 
 
-# Who tells a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, or the
-# type words of rows, or the schemas in debezium-json's records.
+# What gives a table's types: a definition in the config, the topic's own DDL, the Avro schemas alone, the
+# type names in rows, or the schemas in debezium-json's records.
 TypesFrom = Literal["definition", "ddl", "avro", "rows", "records"]
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """One table. ``problem`` is why it cannot be worked on yet; ``warnings`` are worth a look.
+    """One table. ``problem`` is why the worker cannot process it yet.
 
-    ``types_from`` says what gave the source's types, ``omitted`` are columns that the target does not have,
-    ``shard`` is what stands in the shard column of its rows. ``read_as`` is the query of the rows that live,
-    where deleted ones stay, marked. ``limits``: what the target cannot do, and the table may meet.
+    ``types_from`` is what gave the source's types, ``omitted`` are columns that the target does not have,
+    ``shard`` is the value of its rows' shard column. ``read_as`` is the query of the rows that are not
+    deleted, where deleted ones stay, marked. ``limits``: what the target cannot do, and the table may need.
     """
 
     table: TableId | None
@@ -147,7 +146,7 @@ class TablePlan:
 
 
 def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
-    """The plan of every table there is now. ``sample``: records a canal-json topic is looked at for.
+    """The plan of every table there is now. ``sample``: how many records of a canal-json topic are read.
 
     Raises:
         SourceUnavailableError: the broker does not answer.
@@ -161,8 +160,7 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
         for topic in topics:
             yield _debezium(config, None, topic, sample)
         return
-    registry = config.source.open_registry()
-    try:
+    with closing(config.source.open_registry()) as registry:
         if config.source.protocol == "debezium-avro":
             for topic in topics:
                 yield _debezium(config, registry, topic, sample)
@@ -176,8 +174,6 @@ def table_plans(config: Config, *, sample: int) -> Iterator[TablePlan]:
                 continue
             if table is not None:
                 yield _flat_avro(config, registry, topic, table)
-    finally:
-        registry.close()
 
 
 def unserved_tables(config: Config, plans: Iterable[TablePlan]) -> Iterator[str]:
@@ -299,7 +295,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     stated = config.definitions().get(table)
     defined = stated or definitions.get(table)
     schema = defined or found.schema
-    # As for the worker: DDL tells of a unique key that rows do not name.
+    # As for the worker: DDL reports a unique key that rows do not name.
     handle = schema.handle_columns or found.schema.handle_columns
     keys = settings.keys or tuple(column.name for column in handle)
     try:
@@ -312,7 +308,7 @@ def _canal_table(config: Config, table: TableId, found: _Seen, definitions: Tabl
     names = None if stated else definitions.names(table)
     plan = plan_of(config, found.topic, shape, types_from=types_from, names=names)
     if defined is None:
-        reported = "types come from the short words in mysqlType: a definition of the table gives full ones"
+        reported = "types come from the short names in mysqlType: a definition of the table gives full ones"
         unreported_key = (UNREPORTED_KEY,) if is_row_keyed(shape) else ()
         return dataclasses.replace(plan, warnings=(reported, *unreported_key, *plan.warnings))
     return plan
@@ -338,7 +334,7 @@ def plan_of(
         past = [name.lower() for name in names.ever]
         shape, sources = laid_out(along.layout, along.marked(source), own=OWN_COLUMNS, past=past)
         reported = {name: f"{kind} of the change" for kind, name in settings.layout.metadata.items()}
-        shape = planned_shape(routed_shape(shape, config.destination(source.table)), settings)
+        shape = kept_shape(routed_shape(shape, config.destination(source.table)), settings)
     except (ConfigError, SchemaRefusedError) as error:
         return _unplanned(config, topic, source.table, error.message)
     seen, problem = _preflight(config, shape, sources)
@@ -355,7 +351,7 @@ def plan_of(
         warnings=(*omitted_too(along, names), *seen.warnings, *_warnings(config, shape, sources)),
         problem=problem,
         types_from=types_from,
-        read_as="" if problem else _read_as(config, shape),
+        read_as="" if problem else live_rows_query(config, shape),
         shard=shape.shard.value if shape.shard else None,
         limits=seen.limits,
     )
@@ -364,7 +360,7 @@ def plan_of(
 def _preflight(
     config: Config, shape: TableShape, sources: Mapping[str, str]
 ) -> tuple[PreflightResult, str | None]:
-    """What the target cannot do, and why there can be no such table, where there can be none."""
+    """What the target cannot do, and why it cannot have such a table, if it cannot."""
     if not shape.keys:
         no_key = _NO_KEY.format(table=shape.source, identity=IDENTITIES[config.source.protocol])
         return PreflightResult(), no_key
@@ -391,16 +387,11 @@ def _path(config: Config, table: TableId) -> str:
         return ""
 
 
-def _read_as(config: Config, shape: TableShape) -> str:
-
-    return living_rows(config, shape)
-
-
 def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> Iterator[str]:
-    """Of the source's columns what is not as it is there, or waits; a mode's own columns are as they are."""
+    """The source's columns that are another type at the target, or that the table waits with."""
     settings = config.table_config(shape.source)
     for column in (column for column in shape.columns if column.name in sources):
-        reason = reason_there(config, column)
+        reason = _reason(column, column_type(config, column))
         if reason:
             yield f"column {column.name}: {reason}"
         if settings.layout.doubts(column):
@@ -409,7 +400,7 @@ def _warnings(config: Config, shape: TableShape, sources: Mapping[str, str]) -> 
 
 
 def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
-    # Rows of one key follow each other in no log, and in a history by their commit_ts alone.
+    # A log does not order the rows of one key, and a history orders them by commit_ts alone.
     ordered = {"sequence_by": settings.sequence_by, "deletes": settings.deletes}
     return {
         "mode": settings.mode,
@@ -425,11 +416,11 @@ def _policies(config: Config, settings: TableConfig) -> dict[str, str]:
 
 _NO_OLD_ROWS: Final = (
     "the topic has no old rows: updates come as update_postimage alone, deletes with their key alone. New "
-    "TiCDC writes them with avro-include-before-value=true; canal-json has them always"
+    "TiCDC writes old rows with avro-include-before-value=true; canal-json always has them"
 )
 _NO_OPS: Final = (
-    "the topic does not tell inserts from updates, so both are called upsert: enable-tidb-extension=true in "
-    "the changefeed tells them"
+    "the topic does not distinguish inserts from updates, so both are called upsert: "
+    "enable-tidb-extension=true in the changefeed distinguishes them"
 )
 _NO_MOMENTS: Final = (
     "deletes of classic TiCDC's flat-avro have no commit_ts, so the table pauses before the first of them: "
@@ -441,19 +432,10 @@ _DELETE_WITHOUT_KEY: Final = (
 )
 
 
-def planned_shape(shape: TableShape, settings: TableConfig) -> TableShape:
-    """The columns of the target's table.
-
-    Raises:
-        SchemaRefusedError: the source has a column of a name that the mode needs.
-    """
-    return kept_shape(shape, settings)
-
-
 def flat_avro_warnings(
     records: Iterable[WriterRecord], keys: tuple[str, ...], settings: TableConfig
 ) -> Iterator[str]:
-    """What flat-avro's schemas keep from a change log, and from what asks for a commit_ts in each event."""
+    """What flat-avro's schemas lack for a change log, and for options that need a commit_ts in each event."""
     newest = list(records)[-1]
     if newest.before is None and (settings.mode == "history" or settings.sequence_by == "source"):
         yield _NO_MOMENTS
@@ -470,8 +452,8 @@ def flat_avro_warnings(
 _Quote = Callable[[str], str]
 
 
-def living_rows(config: Config, shape: TableShape) -> str:
-    """The query of a table's living rows, without tidesink's own columns; empty where every row lives.
+def live_rows_query(config: Config, shape: TableShape) -> str:
+    """The query of the rows that are not deleted, without tidesink's own columns; empty if none is marked.
 
     In the SQL of the database, or in Spark's.
     """

@@ -52,7 +52,7 @@ Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="text for p
 
 
 class _Screen(Console):
-    """rich's console, but a reader that has had enough is left to ``failures.guarded``."""
+    """rich's console, but a reader that closes the pipe is left to ``guarded``."""
 
     def on_broken_pipe(self) -> None:
         """Called by rich where stdout is closed; rich itself would end the process with 1."""
@@ -85,10 +85,10 @@ def note(text: str) -> None:
 def show_table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: Sequence[str] = ()
 ) -> None:
-    """A plain table on stdout; numbers stand at the right.
+    """A plain table on stdout; numbers are right-aligned.
 
-    A cell is never broken, so that names and numbers can be read and copied on any terminal. Only the
-    ``folded`` columns' are: they hold sentences. A newline in a column's name is one in the heading.
+    Cells are never wrapped, so that names and numbers can be read and copied on any terminal, except in the
+    ``folded`` columns, which hold sentences. A newline in a column's name is one in the heading.
     """
     listed = [["" if cell is None else cell for cell in row] for row in rows]
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -108,19 +108,14 @@ def show_table(
     for row in listed:
         made.add_row(*(Text(str(cell)) for cell in row))
     screen = console()
-    # rich would break cells to keep to a narrow terminal; the terminal itself only breaks the line.
-    # Height too: of a terminal it knows little of, rich heeds no width alone.
+    # rich would wrap cells to fit a narrow terminal; the terminal itself only wraps the line.
+    # Height too: rich ignores a width alone where it does not know the terminal.
     wide = max(screen.width, sum(widths) + _GAP * (len(widths) - 1))
     screen.size = ConsoleDimensions(wide, screen.height)
     with screen.capture() as shown:
         screen.print(made)
-    screen.file.write(_PADDING.sub(_without_spaces, shown.get()))
-
-
-def _without_spaces(padding: re.Match[str]) -> str:
-    """A line's end without the blanks that fill its last cells: a narrow terminal would break the line for
-    them."""
-    return padding.group().replace(" ", "")
+    # Without the blanks that fill the last cells: a narrow terminal would wrap the line for them.
+    screen.file.write(_PADDING.sub(lambda padding: padding.group().replace(" ", ""), shown.get()))
 
 
 def _width(cells: Iterable[Any]) -> int:
@@ -132,10 +127,10 @@ R = TypeVar("R")
 
 _NEXT = {
     "fix": "correct this and run it again",
-    "retry": "it may pass: run it again a little later",
-    "reject": "this record only: the others are not touched by it",
-    "stop": "this table stops here until a person has looked",
-    "re-read progress": "run it again: progress is asked of the target first",
+    "retry": "this may be temporary: run it again later",
+    "reject": "only this record is affected",
+    "stop": "this table stops here until you have checked it",
+    "re-read progress": "run it again: it reads the progress from the target first",
 }
 
 _debug = threading.local()
@@ -175,7 +170,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             sys.stderr.write("interrupted\n")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Whoever read our output has had enough: what is left must not fail on exit either.
+            # The reader of our output has closed it: what is left must not fail on exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
 
@@ -239,8 +234,8 @@ class LogFormat(str, Enum):
 def log_to_stderr(form: LogFormat) -> None:
     """Send the log to stderr: it must not mix with results, which programs read from stdout.
 
-    As text it tells of warnings and worse, and of all with --debug: steps are shown by other lines. As JSON
-    it tells everything.
+    As text it shows warnings and worse, and everything with --debug: other lines show the steps. As JSON it
+    shows everything.
     """
     least = logging.WARNING if form is LogFormat.TEXT and not debug() else logging.DEBUG
     structlog.configure(
@@ -254,12 +249,12 @@ def _line(_logger: Any, _method: str, event: Mapping[str, Any]) -> str:
     """``level: what (name: value, ...)``; a trace stands on lines of its own."""
     rest = {name: value for name, value in event.items() if value is not None}
     level, text, trace = rest.pop("level"), rest.pop("event"), rest.pop("trace", None)
-    reported = ", ".join(f"{name}: {_said(value)}" for name, value in rest.items())
+    reported = ", ".join(f"{name}: {_listed(value)}" for name, value in rest.items())
     line = f"{level}: {text} ({reported})" if reported else f"{level}: {text}"
     return line if trace is None else f"{line}\n{str(trace).rstrip()}"
 
 
-def _said(value: Any) -> str:
+def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -282,7 +277,7 @@ class ProgressLines:
         self._states: dict[TableId, tuple[str, str | None]] = {}
 
     def hear(self, event: WorkerEvent) -> None:
-        """Tell of one event."""
+        """Write the line of one event."""
         line = self._line(event)
         if line is not None:
             with self._lock:
@@ -298,14 +293,12 @@ class ProgressLines:
             return f"{event.table}  batch {event.batch}: {counts or 'nothing to do'} in {seconds:.1f} s"
         if isinstance(event, StepRetried):
             subject = event.table or "all tables"
-            return f"{subject}  {self._said(event.error)}; again in {event.pause:.1f} s"
-        return self._turned(event)
+            brokers = f" (brokers {self._brokers})" if isinstance(event.error, SourceUnavailableError) else ""
+            reason = f"{type(event.error).__name__}: {event.error}{brokers}"
+            return f"{subject}  {reason}; again in {event.pause:.1f} s"
+        return self._new_state(event)
 
-    def _said(self, error: TidesinkError) -> str:
-        where = f" (brokers {self._brokers})" if isinstance(error, SourceUnavailableError) else ""
-        return f"{type(error).__name__}: {error}{where}"
-
-    def _turned(self, event: TableChanged) -> str | None:
+    def _new_state(self, event: TableChanged) -> str | None:
         status = event.status
         before = self._states.get(status.table)
         self._states[status.table] = (status.state, status.error)

@@ -14,7 +14,7 @@ from typing import Final
 from tidesink.config.fields import Problem, database_url_problems
 from tidesink.config.kafka_properties import KafkaProperties, file_problems, kafka_problems, security_problems
 from tidesink.config.models import Config, Route, references
-from tidesink.config.source import RegistrySettings, RegistryTls, SourceSettings
+from tidesink.config.source import RegistrySettings, SourceSettings
 from tidesink.config.table_checks import (
     Words,
     layout_problems,
@@ -34,13 +34,13 @@ _UPSTREAM_REMEDY = "give a URL such as mysql+pymysql://${env:TIDB_USER}:${env:TI
 
 
 def large_message_problems(config: Config) -> Iterator[Problem]:
-    """What TiCDC would refuse too (tiflow c7b2588), and an upstream that no driver is there for."""
+    """What TiCDC would refuse too (tiflow c7b2588), and an upstream without an installed driver."""
     source = config.source
     option = source.large_message_handle_option
     if option != "none" and not source.enable_tidb_extension and source.protocol == "canal-json":
         yield Problem(
             "source.large-message-handle-option",
-            f"{option} needs the TiDB extension: TiCDC refuses it without",
+            f"{option} needs the TiDB extension: TiCDC refuses it otherwise",
             "set enable-tidb-extension: true as the changefeed has it",
         )
     if option == "claim-check" and source.claim_check_storage_uri is None:
@@ -64,7 +64,7 @@ def message_target_problems(config: Config) -> Iterator[Problem]:
         if mode == "soft":
             yield Problem(
                 f"{place}.deletes",
-                f"a {config.target.type} target sends deletes on and keeps no row to mark",
+                f"a {config.target.type} target forwards deletes and stores no row to mark",
                 "use deletes: hard",
             )
     if isinstance(config.target, KafkaSettings):
@@ -79,18 +79,18 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
             "is a topic rule that the pipeline reads from the same brokers",
             "give it a prefix, such as copy_{schema}_{table}",
         )
-    tells_none = source.protocol in ("flat-avro", "canal-json") and not source.enable_tidb_extension
-    if tells_none and target.protocol.startswith("debezium"):
+    no_commit_ts = source.protocol in ("flat-avro", "canal-json") and not source.enable_tidb_extension
+    if no_commit_ts and target.protocol.startswith("debezium"):
         yield Problem(
             "target.protocol",
-            f"{target.protocol} says the commit_ts of each row, and the source tells none",
+            f"{target.protocol} writes the commit_ts of each row, and the source has none",
             "set enable-tidb-extension = true at the changefeed and under source, or write flat-avro or "
             "canal-json",
         )
-    elif tells_none and target.enable_tidb_extension:
+    elif no_commit_ts and target.enable_tidb_extension:
         yield Problem(
             "target.enable-tidb-extension",
-            "says the commit_ts of each row, and the source tells none",
+            "writes the commit_ts of each row, and the source has none",
             "set enable-tidb-extension = true at the changefeed and under source, or remove it here",
         )
 
@@ -107,7 +107,7 @@ def route_problems(config: Config) -> Iterator[Problem]:
         place = f"routes[{number}]"
         if route.match in patterns:
             yield Problem(
-                f"{place}.match", "is an earlier route's: this one is never asked", "join the two routes"
+                f"{place}.match", "is an earlier route's: this one is never used", "join the two routes"
             )
         patterns.add(route.match)
         yield from _groups(place, route)
@@ -138,19 +138,19 @@ def _shard(place: str, route: Route) -> Iterator[Problem]:
             yield Problem(
                 f"{place}.shard-column",
                 f"several source tables may go to {route.to}, and rows of one key would overwrite each other",
-                "name a column for the source table of each row, or put all that differs between the "
-                "names into groups that stand in to",
+                "name a column for the source table of each row, or put everything that differs between the "
+                "names into groups that to names",
             )
     elif route.shard is not None and route.merges and not references(route.shard):
         yield Problem(
             f"{place}.shard",
-            "is the same for all source tables, so that nothing tells their rows apart",
-            "name a group, as in $1, or leave it out",
+            "is the same for all source tables, so nothing distinguishes their rows",
+            "name a group, as in $1, or remove it",
         )
 
 
 def _together(place: str, route: Route, shared: Mapping[str, Route]) -> Iterator[Problem]:
-    """Routes to one table must agree on the column that tells its rows apart."""
+    """Routes to one table must agree on the column that distinguishes its rows."""
     other = shared.get(route.to)
     if other is None:
         return
@@ -188,7 +188,7 @@ def _obstacles(place: str, config: Config) -> Iterator[Problem]:
 
 FLAT_AVRO_RULE = "a flat-avro topic rule must contain {schema} and {table}"
 
-# Settings that one protocol's producer does not look at (TiCDC tiflow c7b2588 and ticdc b813e76).
+# Settings that the producer of another protocol ignores (TiCDC tiflow c7b2588 and ticdc b813e76).
 _ONLY_FLAT_AVRO = (
     "schema-registry",
     "avro-decimal-handling-mode",
@@ -233,7 +233,7 @@ _FOREIGN = {
 def cross_problems(config: Config) -> list[Problem]:
     """Every contradiction in a config whose fields are right one by one."""
     found = [problem for check in _CHECKS for problem in check(config)]
-    # Of sections that are wrong alone, what they come to together says nothing new.
+    # Where a section is wrong alone, the check of all sections together would only repeat it.
     return found or list(merged_problems(config))
 
 
@@ -271,7 +271,7 @@ def _registry(config: Config) -> Iterator[Problem]:
 
 
 def registry_auth_problems(registry: RegistrySettings, place: str) -> Iterator[Problem]:
-    """Of the ways to sign in, one is given, and wholly."""
+    """Not exactly one way to sign in, or an incomplete one."""
     auth = registry.auth
     if auth is None:
         return
@@ -294,15 +294,15 @@ def _raw_change_event(config: Config) -> Iterator[Problem]:
     if source.protocol == "flat-avro" and not source.avro_include_before_value:
         yield Problem(
             "source.output-raw-change-event",
-            "flat-avro then writes a changed key without the old one, so the old row would stay for ever",
+            "flat-avro then writes a changed key without the old key, so the old row would stay for ever",
             "set output-raw-change-event = false in the changefeed, or with new TiCDC "
             "avro-include-before-value: true in both",
         )
     elif ("upsert", "kafka") in _words(config):
         yield Problem(
             "source.output-raw-change-event",
-            "a key that one row leaves and another takes is written and deleted by records whose order in "
-            "Kafka does not say which came last (UPDATE t SET id = id + 1), so rows would be lost",
+            "where one row takes the key that another row leaves (UPDATE t SET id = id + 1), the order of "
+            "records in Kafka does not show whether the write or the delete came last, so rows would be lost",
             "set output-raw-change-event = false in the changefeed, or sequence_by: source for all tables",
         )
 
@@ -397,22 +397,17 @@ def _definitions(config: Config) -> Iterator[Problem]:
 
 
 def _files(config: Config) -> Iterator[Problem]:
-    """Certificates and keys are there: a worker must not find out hours later."""
+    """Certificates and keys that do not exist: a worker must not find out hours later."""
     for place, properties in _clients(config):
         yield from file_problems(properties, place)
-    for place, tls in _tls_sections(config):
-        for name in ("ca", "certificate", "key"):
+    sections = [(f"{place}.tls", registry.tls) for place, registry in _registries(config)]
+    if isinstance(config.target, HttpSettings):
+        sections.append(("target.tls", config.target.tls))
+    for place, tls in sections:
+        for name in ("ca", "certificate", "key") if tls is not None else ():
             path = getattr(tls, name)
             if path is not None and not Path(path).is_file():
                 yield Problem(f"{place}.{name}", "there is no such file", "give a PEM file")
-
-
-def _tls_sections(config: Config) -> Iterator[tuple[str, RegistryTls]]:
-    for place, registry in _registries(config):
-        if registry.tls is not None:
-            yield f"{place}.tls", registry.tls
-    if isinstance(config.target, HttpSettings) and config.target.tls is not None:
-        yield "target.tls", config.target.tls
 
 
 def _registries(config: Config) -> Iterator[tuple[str, RegistrySettings]]:
@@ -428,8 +423,8 @@ def _dead_letters(config: Config) -> Iterator[Problem]:
         if keeps_bad_records(config):
             yield Problem(
                 setting,
-                "required by bad-record: dead-letter, and not there",
-                f"name a topic, such as {config.pipeline}-dead-letters; it is made where it is not there",
+                "required by bad-record: dead-letter",
+                f"name a topic, such as {config.pipeline}-dead-letters; it is created if it does not exist",
             )
         return
     if not keeps_bad_records(config):
@@ -467,7 +462,7 @@ def _clients(config: Config) -> Iterator[tuple[str, KafkaProperties]]:
 def _state(config: Config) -> Iterator[Problem]:
     if "://" in config.state:
         remedy = "give a path, or a URL such as postgresql+psycopg://user@host/database"
-        no_url = "is no path and no SQLAlchemy URL"
+        no_url = "is neither a path nor a SQLAlchemy URL"
         yield from database_url_problems("state", config.state, remedy=remedy, no_url=no_url)
 
 
@@ -494,8 +489,8 @@ _CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
 
 
 _IDLE: Final = (
-    "{place}: {pattern!r} fits none of the tables that were found ({names}), so that nothing under it has an "
-    "effect: is it spelt as the changefeed has them?"
+    "{place}: {pattern!r} fits none of the tables that were found ({names}), so nothing under it has an "
+    "effect: check the names in the changefeed"
 )
 _SHOWN: Final = 5
 

@@ -47,7 +47,7 @@ _BYTES = {
 }
 
 
-# Beyond these a number is a slip of the pen, and clocks, Kafka's and Spark's numbers overflow.
+# A number beyond these is a mistake, and clocks and the numbers of Kafka and Spark overflow.
 LONGEST_SECONDS: Final = 365 * 86400.0
 MOST_RECORDS: Final = 10**9
 MOST_BYTES: Final = 2**40
@@ -75,7 +75,7 @@ class Model(BaseModel):
 
 def _duration(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        # Seconds to some, milliseconds to Kafka's users; nothing is nothing in either.
+        # Seconds to some, milliseconds to Kafka's users; 0 is the same in both.
         if value and math.isfinite(value):
             raise ValueError("give it a unit: 500ms, 10s, 5m, 1h")
         return float(value)
@@ -181,7 +181,7 @@ def _table_name(name: str) -> str:
 
 def _table_pattern(pattern: str) -> str:
     if "\\" in pattern:
-        raise ValueError("it is a pattern as in shop.*, no regular expression: take out the backslash")
+        raise ValueError("it is a pattern such as shop.*, not a regular expression: remove the backslash")
     return _table_name(pattern)
 
 
@@ -201,8 +201,8 @@ _REFERENCE = re.compile(r"\$\{([^}]*)\}")
 class Interpolated:
     """The config's data with references replaced, and where there were any.
 
-    A setting whose references come to nothing counts as not given, and so does a section of nothing
-    else: one file can then serve brokers with and without a password.
+    A setting whose references are empty counts as not given, and so does a section that has no other
+    setting: one file can then serve brokers with and without a password.
     """
 
     def __init__(self, data: Any, *, base: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -233,7 +233,7 @@ class Interpolated:
             return self._from_environment(name, place)
         if kind == "file" and name:
             return self._from_file(name, place)
-        self._refuse(place, f"${{{reference}}} is no reference", "write ${env:NAME} or ${file:path}")
+        self._refuse(place, f"${{{reference}}} is not a reference", "write ${env:NAME} or ${file:path}")
         return ""
 
     def _from_environment(self, name: str, place: tuple[str | int, ...]) -> str:
@@ -271,10 +271,6 @@ class Problem(NamedTuple):
         return f"{self.field}: {self.reason}; {self.remedy}"
 
 
-Known = Callable[[Iterable[Any]], list[str]]
-Words = Callable[[ErrorDetails, str, Known], tuple[str, str]]
-
-
 def dotted(place: Iterable[str | int]) -> str:
     """A place in the config as ``tables[0].name``."""
     text = ""
@@ -290,7 +286,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(word: str, known: Iterable[str]) -> str:
-    """What to write instead: all that is known, or of much the nearest and where the rest stands."""
+    """What to write instead: all known names, or the nearest of many and where the rest is listed."""
     names = sorted(known)
     if len(names) <= _MOST_NAMED:
         return f"use one of {', '.join(names)}"
@@ -298,47 +294,7 @@ def one_of(word: str, known: Iterable[str]) -> str:
     return f"use one of {', '.join(near)}, …: docs/configuration.md lists all {len(names)}"
 
 
-def _unknown(error: ErrorDetails, _shown: str, known: Known) -> tuple[str, str]:
-    names, word = known(error["loc"][:-1]), str(error["loc"][-1])
-    return f"unknown setting{nearest(word, names)}", one_of(word, names) if names else "remove it"
-
-
-def _no_such_type(error: ErrorDetails, _shown: str, _known: Known) -> tuple[str, str]:
-    named, types = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "")
-    return f"{named} is not allowed{nearest(named, types.split(', '))}", f"use one of {types}"
-
-
-def _missing(_error: ErrorDetails, _shown: str, _known: Known) -> tuple[str, str]:
-    return "required, and not there", "add it"
-
-
-def _choice(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    allowed = error["ctx"]["expected"]
-    return f"{shown} is not allowed", f"use {allowed}"
-
-
-def _number(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    remedy = _NUMBERS[error["type"]].format_map(error.get("ctx", {}))
-    return f"{shown} is no number this setting takes", remedy
-
-
-def _form(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    return f"{shown} has the wrong form", _FORMS[error["type"]].format_map(error.get("ctx", {}))
-
-
-def _boolean(_error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    return f"{shown} is neither true nor false", "use true or false"
-
-
-def _own(error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    return f"{shown} is not allowed", str(error["ctx"]["error"])
-
-
-def _any(_error: ErrorDetails, shown: str, _known: Known) -> tuple[str, str]:
-    return f"{shown} has the wrong form", "see tidesink init for an example"
-
-
-# By pydantic's kinds of errors; its own words are about Python's types, which a config has none of.
+# By pydantic's kinds of errors; its own messages are about Python's types, which a config does not have.
 _NUMBERS: dict[str, str] = {
     "greater_than": "give a number greater than {gt}",
     "greater_than_equal": "give a number of {ge} or more",
@@ -364,18 +320,29 @@ _FORMS: dict[str, str] = {
     "union_tag_not_found": "give a section of names and values, with a type",
     "too_short": "give at least {min_length}",
 }
-_WORDS: dict[str, Words] = {
-    "extra_forbidden": _unknown,
-    "missing": _missing,
-    "literal_error": _choice,
-    "enum": _choice,
-    **dict.fromkeys(_NUMBERS, _number),
-    **dict.fromkeys(_FORMS, _form),
-    "bool_parsing": _boolean,
-    "bool_type": _boolean,
-    "value_error": _own,
-    "union_tag_invalid": _no_such_type,
+_REMEDIES: dict[str, tuple[str, str]] = {
+    "missing": ("required", "add it"),
+    "literal_error": ("{shown} is not allowed", "use {expected}"),
+    "enum": ("{shown} is not allowed", "use {expected}"),
+    "bool_parsing": ("{shown} is neither true nor false", "use true or false"),
+    "bool_type": ("{shown} is neither true nor false", "use true or false"),
+    "value_error": ("{shown} is not allowed", "{error}"),
+    **{kind: ("{shown} is no number this setting takes", remedy) for kind, remedy in _NUMBERS.items()},
+    **{kind: ("{shown} has the wrong form", remedy) for kind, remedy in _FORMS.items()},
 }
+_ANY_REMEDY: Final = ("{shown} has the wrong form", "see tidesink init for an example")
+
+
+def _explained(error: ErrorDetails, shown: str, model: type[BaseModel]) -> tuple[str, str]:
+    """What is wrong, and what to do; ``shown`` is the value as a message may show it."""
+    if error["type"] == "extra_forbidden":
+        names, word = _settings_at(model, list(error["loc"][:-1])), str(error["loc"][-1])
+        return f"unknown setting{nearest(word, names)}", one_of(word, names) if names else "remove it"
+    if error["type"] == "union_tag_invalid":
+        named, types = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "")
+        return f"{named} is not allowed{nearest(named, types.split(', '))}", f"use one of {types}"
+    reason, remedy = _REMEDIES.get(error["type"], _ANY_REMEDY)
+    return reason.format(shown=shown), remedy.format_map(error.get("ctx", {}))
 
 
 def place_of(error: ErrorDetails) -> tuple[int | str, ...]:
@@ -388,19 +355,13 @@ def problems_of(
     error: ValidationError, model: type[BaseModel], *, hidden: Callable[[str], bool]
 ) -> list[Problem]:
     """Pydantic's findings as Problems. Values of the fields that are ``hidden`` are never shown."""
-
-    def known(place: Iterable[Any]) -> list[str]:
-        return _settings_at(model, list(place))
-
     found = []
     for detail in error.errors(include_url=False):
         named = ("type",) if detail["type"] == "union_tag_invalid" else ()
         field = dotted((*place_of(detail), *named))
         value = detail.get("input")
         shown = "the value" if hidden(field) or isinstance(value, dict | list) else cut(value)
-        words: Words = _WORDS.get(detail["type"], _any)
-        reason, remedy = words(detail, shown, known)
-        found.append(Problem(field, reason, remedy))
+        found.append(Problem(field, *_explained(detail, shown, model)))
     return found
 
 
@@ -435,7 +396,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def database_url_problems(
     place: str, url: str, *, remedy: str, no_url: str = "is no SQLAlchemy URL"
 ) -> Iterator[Problem]:
-    """A URL's database is one that SQLAlchemy knows, where it is installed; nothing is connected to.
+    """A URL whose database SQLAlchemy, if it is installed, does not know; it connects to nothing.
 
     ``place`` is the setting's; the URL itself is never shown.
     """
@@ -469,11 +430,11 @@ ScdType = Annotated[Literal[1, 2], BeforeValidator(_no_boolean)]
 MODE_OF_SCD_TYPE: Final[Mapping[object, TableMode]] = MappingProxyType({1: "upsert", 2: "history"})
 SOFT_DELETE: Final = "soft-delete"
 _Words = Literal["upsert", "append", "history", "soft-delete"]
-# ``soft-delete`` is taken apart by ``said_mode`` before the field sees it.
+# ``soft-delete`` is taken apart by ``normalised_mode`` before the field sees it.
 Mode = Annotated[TableMode, BeforeValidator(lambda mode: mode, json_schema_input_type=_Words)]
 
 
-def said_mode(section: Any) -> Any:
+def normalised_mode(section: Any) -> Any:
     """A section of the config with its mode in our words: ``mode`` and ``deletes`` alone say it.
 
     Raises:
@@ -481,18 +442,18 @@ def said_mode(section: Any) -> Any:
     """
     if not isinstance(section, Mapping):
         return section
-    said = dict(section)
-    if said.get("mode") == SOFT_DELETE:
-        if said.get("deletes", "soft") != "soft":
+    found = dict(section)
+    if found.get("mode") == SOFT_DELETE:
+        if found.get("deletes", "soft") != "soft":
             raise ValueError("mode: soft-delete and deletes: hard contradict each other; remove one")
-        said |= {"mode": "upsert", "deletes": "soft"}
-    number = said.get("stored_as_scd_type")
+        found |= {"mode": "upsert", "deletes": "soft"}
+    number = found.get("stored_as_scd_type")
     meant = MODE_OF_SCD_TYPE.get(number) if isinstance(number, int) else None
-    if meant is not None and said.setdefault("mode", meant) != meant:
+    if meant is not None and found.setdefault("mode", meant) != meant:
         raise ValueError(
-            f"stored_as_scd_type: {number} is mode: {meant}, and mode says {said['mode']}; remove one"
+            f"stored_as_scd_type: {number} is mode: {meant}, and mode is {found['mode']}; remove one"
         )
-    return said
+    return found
 
 
 ChangeKind = Literal["add", "widen", "drop", "rename", "narrow", "nullability", "type", "key"]
@@ -500,7 +461,7 @@ ChangePolicy = Literal["apply", "ignore", "pause"]
 
 
 class ChangeRule(NamedTuple):
-    """What a kind of change is, what may be done with it, and what is done if nothing is said."""
+    """What a kind of change is, which policies it may have, and which is the default."""
 
     default: ChangePolicy
     allowed: tuple[ChangePolicy, ...]
@@ -550,8 +511,8 @@ class SchemaChanges(Model):
 def merged_changes(defaults: SchemaChanges, own: Iterable[SchemaChanges | None]) -> SchemaChanges:
     """The policies of one table, kind by kind: its own sections in order, then the defaults."""
     sections = [section for section in own if section is not None]
-    said = [{name: getattr(one, name) for name in one.model_fields_set} for one in reversed(sections)]
-    return defaults.model_copy(update={name: value for one in said for name, value in one.items()})
+    given = {name: getattr(one, name) for one in reversed(sections) for name in one.model_fields_set}
+    return defaults.model_copy(update=given)
 
 
 def _named_kinds(value: Any) -> Any:
@@ -575,7 +536,7 @@ def selection(sections: Sequence[Model]) -> dict[str, Any]:
     return next((found for found in own if any(value is not None for value in found.values())), {})
 
 
-# A word of a table, and the settings that are then as if nothing were said of them.
+# A table's mode or order, and the settings that then have their defaults, since they have no effect.
 _NO_USE: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = MappingProxyType(
     {
         ("mode", "append"): {"sequence_by": "kafka", "deletes": "hard", "ignore_null_updates": False},
@@ -586,10 +547,11 @@ _NO_USE: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = MappingProxyType(
 
 
 def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What falls away of a table's merged settings: what a section says that comes after the word.
+    """The defaults of merged settings that the table's mode or order makes void.
 
-    ``sections``: what covers the table, the nearest first. What is said beside the word, or nearer to the
-    table, is a contradiction and stays: ``merged_problems`` tells of it.
+    ``sections``: what covers the table, the nearest first. A setting is void where a section behind that of
+    the mode or order gives it. In the same section or a nearer one it is a contradiction and stays:
+    ``merged_problems`` reports it.
     """
     found: dict[str, Any] = {}
     for (word, value), nothing in _NO_USE.items():
@@ -600,5 +562,5 @@ def without_use(sections: Sequence[Model], settings: Mapping[str, Any]) -> dict[
 
 
 def _place(sections: Sequence[Model], name: str) -> int:
-    """The first section that says something; the last, the defaults, always does."""
+    """The first section that has a setting; the last, the defaults, has all."""
     return next(at for at, section in enumerate(sections) if getattr(section, name) is not None)

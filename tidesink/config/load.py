@@ -34,7 +34,7 @@ _SECRET_PLACES = (
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, but a key given twice is an error and not the last one's win."""
+    """YAML's safe loader, but a key given twice is an error; the last one does not win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -63,7 +63,7 @@ def check_config(path: str | Path) -> tuple[Config | None, list[Problem]]:
     """The config in a file if it is right, and every problem if it is not.
 
     Raises:
-        ConfigError: the file cannot be read or is no YAML.
+        ConfigError: the file cannot be read or is not YAML.
     """
     file = Path(path)
     return parse_config(read_yaml(file), base=file.resolve().parent)
@@ -74,7 +74,7 @@ def parse_config(
 ) -> tuple[Config | None, list[Problem]]:
     """The config in parsed YAML. Relative paths are read from ``base``."""
     if not isinstance(data, dict):
-        return None, [Problem("(file)", "is no mapping of settings", "run tidesink init to see one")]
+        return None, [Problem("(file)", "is not a mapping of settings", "run tidesink init to see one")]
     found = Interpolated(data, base=base, environment=environment)
     config, problems = _validated(found, base)
     return (None if problems else config), problems
@@ -90,22 +90,22 @@ def _validated(found: Interpolated, base: Path) -> tuple[Config | None, list[Pro
         try:
             config = Config.model_validate(data, context={"base": base})
         except ValidationError as error:
-            problems += [p for p in problems_of(error, Config, hidden=hidden) if not _said(p, problems)]
+            problems += [p for p in problems_of(error, Config, hidden=hidden) if not _follows(p, problems)]
             data = _with_placeholders(_without(data, [place_of(detail) for detail in error.errors()]))
         else:
-            return config, problems + [p for p in cross_problems(config) if not _said(p, problems)]
+            return config, problems + [p for p in cross_problems(config) if not _follows(p, problems)]
     return None, problems + list(_kafka_problems(found.data))
 
 
 def _kafka_problems(data: dict[str, Any]) -> Iterator[Problem]:
-    """What is wrong with Kafka's properties, where too little of the rest is right to make a config of it."""
+    """What is wrong with Kafka's properties, where the rest is too wrong to make a config."""
     source = data.get("source")
     properties = source.get("kafka") if isinstance(source, dict) else None
     if isinstance(properties, dict):
         yield from kafka_problems({str(name): SecretStr(str(value)) for name, value in properties.items()})
 
 
-def _said(problem: Problem, before: list[Problem]) -> bool:
+def _follows(problem: Problem, before: list[Problem]) -> bool:
     """Whether a contradiction only follows from a wrong field that is reported already."""
     return any(f"{earlier.field}.".startswith(f"{problem.field}.") for earlier in before)
 
@@ -133,7 +133,7 @@ def _with_placeholders(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _depth(data: Any, place: tuple[int | str, ...]) -> int:
-    """How far a place goes into the data; a missing setting's place ends one before."""
+    """How many parts of a place the data have; for a missing setting all but the last."""
     for depth, part in enumerate(place):
         known = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
         if not known:
@@ -181,7 +181,7 @@ def load_registry_settings(path: str | Path) -> RegistrySettings:
 
 def _validated_registry(data: Any, file: Path, problems: list[Problem]) -> RegistrySettings | None:
     if not isinstance(data, dict):
-        problems.append(Problem("(file)", "is no mapping of settings", "write urls: http://host:port"))
+        problems.append(Problem("(file)", "is not a mapping of settings", "write urls: http://host:port"))
         return None
     context = {"base": file.resolve().parent}
     try:
@@ -228,7 +228,10 @@ def _plain(part: Any) -> Any:
         kept["description"] = kept["description"].replace("``", "`").replace("\n", " ")
     if isinstance(kept.get("pattern"), str) and not kept["pattern"].startswith(("^", r"\$")):
         kept["pattern"] = f"^{kept['pattern']}$"
-    return _referable(kept)
+    if kept.get("type") not in _NO_TEXT and not kept.keys() & {"const", "enum", "pattern"}:
+        return kept
+    outside: dict[str, Any] = {name: kept.pop(name) for name in ("description", "default") if name in kept}
+    return {**outside, "anyOf": [kept, _REFERENCE]}
 
 
 def _member(name: str, value: Any) -> Any:
@@ -236,10 +239,3 @@ def _member(name: str, value: Any) -> Any:
     if name in ("properties", "$defs"):
         return {own: _plain(schema) for own, schema in value.items()}
     return _plain(value)
-
-
-def _referable(part: dict[str, Any]) -> dict[str, Any]:
-    if part.get("type") not in _NO_TEXT and not part.keys() & {"const", "enum", "pattern"}:
-        return part
-    outside: dict[str, Any] = {name: part.pop(name) for name in ("description", "default") if name in part}
-    return {**outside, "anyOf": [part, _REFERENCE]}

@@ -39,7 +39,7 @@ from tidesink.config.fields import (
     TableName,
     TablePattern,
     merged_changes,
-    said_mode,
+    normalised_mode,
     selection,
     without_use,
 )
@@ -288,7 +288,7 @@ class TableDefaults(Model):
     ignore_null_updates: bool = Field(default=False, alias="ignore_null_updates")
     """A NULL that comes for a row which is there leaves the stored value; not so in the key's columns."""
 
-    _said = model_validator(mode="before")(said_mode)
+    _said = model_validator(mode="before")(normalised_mode)
 
 
 _DefinitionInput = str | DefinitionFile | DefinitionText
@@ -344,7 +344,7 @@ class TableOverride(Model):
     ignore_null_updates: bool | None = Field(default=None, alias="ignore_null_updates")
     """As under `defaults`, for this table."""
 
-    _said = model_validator(mode="before")(said_mode)
+    _said = model_validator(mode="before")(normalised_mode)
 
     @property
     def table(self) -> TableId | None:

@@ -9,11 +9,11 @@ pipeline cannot have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from tidesink.config.fields import CHANGE_RULES, ChangeKind, Model, Problem, SchemaChanges, TableMode
+from tidesink.config.fields import CHANGE_RULES, ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, HistorySettings, TableConfig, TableDefaults, TableOverride
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
@@ -37,7 +37,7 @@ class Clash(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What decides over the other settings of a section, or of a table."""
+    """The settings that decide which others of a section, or of a table, have an effect."""
 
     mode: TableMode
     sequence_by: SequenceBy
@@ -47,23 +47,17 @@ Section = TableDefaults | TableOverride | TableConfig
 
 
 def words_of(config: Config, section: TableDefaults | TableOverride) -> Words:
-    """The words for what a section is of: a named table's own, or what a pattern sets for its tables."""
+    """The mode and order of a section: of its named table, or as a pattern sets them for its tables."""
     if isinstance(section, TableOverride) and section.table is not None:
         settings = config.table_config(section.table)
         return Words(settings.mode, settings.sequence_by)
     return Words(section.mode or config.defaults.mode, section.sequence_by or config.defaults.sequence_by)
 
 
-def section_problems(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
-    """What a section says that does not go with the words of its tables."""
-    if section.filter is not None or section.ignore_null_updates:
-        for found in _clashes(words_of(config, section), section):
-            yield Problem(f"{place}.{found.setting}", found.reason, found.remedy)
-
-
-def _clashes(words: Words, section: Section) -> Iterator[Clash]:
-    for check in _CHECKS:
-        yield from check(words, section)
+def _sections(config: Config) -> list[tuple[str, TableDefaults | TableOverride]]:
+    """The sections that hold settings of tables, each with its place in the config."""
+    tables = [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
+    return [("defaults", config.defaults), *tables]
 
 
 def merged_problems(config: Config) -> Iterator[Problem]:
@@ -76,7 +70,7 @@ def merged_problems(config: Config) -> Iterator[Problem]:
 
 
 def check_merged(settings: TableConfig) -> None:
-    """Hold a table that only the run knows to what a named one is held to by ``tidesink validate``.
+    """Check a table that only the run knows as ``tidesink validate`` checks a named one.
 
     Raises:
         ConfigError: its merged settings contradict each other.
@@ -89,7 +83,8 @@ def check_merged(settings: TableConfig) -> None:
 
 def _table_clashes(settings: TableConfig) -> Iterator[Clash]:
     words = Words(settings.mode, settings.sequence_by)
-    yield from _clashes(words, settings)
+    yield from _filter_clashes(words, settings)
+    yield from _null_clashes(words, settings)
     if words.mode == "append" and words.sequence_by == "source":
         yield Clash("sequence_by", *without_keys("sequence_by"))
     if words.mode == "append" and settings.deletes == "soft":
@@ -99,7 +94,7 @@ def _table_clashes(settings: TableConfig) -> Iterator[Clash]:
 
 
 def without_keys(name: str) -> tuple[str, str]:
-    """Why a setting of rows of one key does nothing in a log, and what to do."""
+    """Why a setting for rows of one key has no effect in a log, and what to do."""
     return (
         "has no effect in mode append, where every change is a row of its own",
         f"remove it, or use mode: upsert for the tables that need {name}",
@@ -107,14 +102,14 @@ def without_keys(name: str) -> tuple[str, str]:
 
 
 def _filter_clashes(words: Words, section: Section) -> Iterator[Clash]:
-    said = section.filter
-    if words.mode == "append" and said is not None and said.strip().lower() != ALWAYS:
+    condition = section.filter
+    if words.mode == "append" and condition is not None and condition.strip().lower() != ALWAYS:
         yield Clash(
             "filter",
-            "mode: append keeps every change, whatever its row is: rows that come to fit a filter, or fit it "
-            "no more, would be other changes than those of the source",
-            "remove it, or set filter: 'true' for this table where it is said elsewhere, and make a view of "
-            "the log that has the filter",
+            "mode: append stores every change: a row that starts or stops to satisfy a filter would be "
+            "another change than the source's",
+            "remove it, or set filter: 'true' for this table where another section sets it, and make a view "
+            "of the log that has the filter",
         )
 
 
@@ -126,29 +121,26 @@ def _null_clashes(words: Words, section: Section) -> Iterator[Clash]:
     if words.sequence_by == "source":
         yield Clash(
             "ignore_null_updates",
-            "under sequence_by: source a change may come late, and nothing tells which value it left",
+            "under sequence_by: source a change may come late, and which value it left is unknown",
             "use sequence_by: kafka, or remove it",
         )
 
 
-_CHECKS: Final[tuple[Callable[[Words, Section], Iterator[Clash]], ...]] = (_filter_clashes, _null_clashes)
-
-
 # What tidesink's own columns begin with; held to them by a test.
 OWN_PREFIX: Final = "_tidesink_"
-# Targets with rows whose values can stay; held to their capabilities by a test.
+# Targets that store rows, whose values can stay; a test compares this with their capabilities.
 KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
 
 
 def layout_problems(config: Config) -> Iterator[Problem]:
-    """What is wrong with the layouts of tables, as far as the config alone tells."""
-    sections: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
-    sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
+    """What is wrong with the layouts of tables, as far as the config alone shows it."""
     found = []
-    for place, section in sections:
+    for place, section in _sections(config):
         found += [*_lists(place, section), *_renames(place, section), *_filter_problems(place, section)]
         found += [*_metadata(config, place, section), *_null_problems(config, place, section)]
-        found += section_problems(config, place, section)
+        words = words_of(config, section)
+        for clash in (*_filter_clashes(words, section), *_null_clashes(words, section)):
+            found.append(Problem(f"{place}.{clash.setting}", clash.reason, clash.remedy))
     yield from found
     if not found:
         yield from _defined(config)
@@ -173,7 +165,7 @@ def _renames(place: str, section: TableDefaults | TableOverride) -> Iterator[Pro
     for new in sorted({new for new in renames.values() if new.lower().startswith(OWN_PREFIX)}):
         yield Problem(
             f"{place}.rename",
-            f"{new} would be called as tidesink's own columns are, which all begin with {OWN_PREFIX}",
+            f"{new} begins with {OWN_PREFIX}, the prefix of tidesink's own columns",
             "give it another name",
         )
     listed = section.columns
@@ -181,7 +173,7 @@ def _renames(place: str, section: TableDefaults | TableOverride) -> Iterator[Pro
     chosen = None if listed is None else {name.lower() for name in listed}
     for name in renames:
         if name.lower() in omitted or (chosen is not None and name.lower() not in chosen):
-            yield Problem(f"{place}.rename", f"has no effect on {name}, which is left out", "remove it")
+            yield Problem(f"{place}.rename", f"has no effect on {name}, which is excluded", "remove it")
 
 
 def _filter_problems(place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
@@ -217,7 +209,7 @@ def _null_problems(config: Config, place: str, section: TableDefaults | TableOve
         return
     field = f"{place}.ignore_null_updates"
     if config.target.type not in KEEPING_TARGETS:
-        yield Problem(field, f"a {config.target.type} target keeps no values that could stay", "remove it")
+        yield Problem(field, f"a {config.target.type} target stores no values that could stay", "remove it")
     if config.source.protocol.startswith("debezium"):
         yield Problem(
             field,
@@ -253,17 +245,16 @@ _UPSERT: Final = "use mode: upsert, which needs no commit_ts"
 
 
 def history_problems(config: Config) -> Iterator[Problem]:
-    """What keeps tables from having a history, and settings that do nothing in one or without one."""
-    sections: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
-    sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
-    kept = any(section.mode == "history" for _, section in sections)
+    """What prevents tables from having a history, and settings without effect in one or without one."""
+    sections = _sections(config)
+    used = any(section.mode == "history" for _, section in sections)
     for place, section in sections:
         if section.mode == "history":
             for reason, remedy in _history_obstacles(config):
                 yield Problem(f"{place}.mode", reason, remedy)
         yield from _unused_in_history(config, place, section)
         if section.history is not None and "history" in section.model_fields_set:
-            yield from _history_columns(place, section.history, used=kept)
+            yield from _history_columns(place, section.history, used=used)
 
 
 def _history_obstacles(config: Config) -> Iterator[tuple[str, str]]:
@@ -300,8 +291,7 @@ def _unused_in_history(
 def _history_columns(place: str, names: HistorySettings, *, used: bool) -> Iterator[Problem]:
     if not used:
         yield Problem(f"{place}.history", "no table has mode: history", "set it, or remove this section")
-    said = [names.valid_from.lower(), names.valid_to.lower(), names.current.lower()]
-    if len(set(said)) < len(said):
+    if _twice((names.valid_from, names.valid_to, names.current)):
         yield Problem(f"{place}.history", "two columns have one name", "give each a name of its own")
 
 
@@ -312,8 +302,8 @@ MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
         "history": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
     }
 )
-# What says how rows of one key follow each other, and has no effect where each change is a row of its own:
-# the field, its name in the file, and the value that is as if nothing were said.
+# Settings that order the rows of one key, and have no effect where each change is a row of its own:
+# the field, its name in the file, and its default.
 _OF_KEYS: Final = (
     ("sequence_by", "sequence_by", "kafka"),
     ("deletes", "deletes", "hard"),
@@ -322,11 +312,9 @@ _OF_KEYS: Final = (
 
 
 def mode_problems(config: Config) -> Iterator[Problem]:
-    """The tables whose mode the target does not have, and what a mode does not go with."""
+    """The tables whose mode the target does not have, and settings that contradict a mode."""
     yield from history_problems(config)
-    places: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
-    places += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
-    for place, section in places:
+    for place, section in _sections(config):
         mode = section.mode
         if mode is not None and mode != "upsert" and config.target.type not in MODE_TARGETS[mode]:
             yield Problem(
@@ -334,17 +322,10 @@ def mode_problems(config: Config) -> Iterator[Problem]:
                 f"a target of type {config.target.type} holds no table in mode {mode}",
                 "use mode: upsert, or another target",
             )
-        yield from _unused_in_mode(config, place, section)
-
-
-def _unused_in_mode(config: Config, place: str, section: TableDefaults | TableOverride) -> Iterator[Problem]:
-    said = [
-        name
-        for field, name, nothing in _OF_KEYS
-        if field in section.model_fields_set and getattr(section, field) not in (nothing, None)
-    ]
-    if said and words_of(config, section).mode == "append":
-        yield from (Problem(f"{place}.{name}", *without_keys(name)) for name in said)
+        if words_of(config, section).mode == "append":
+            for field, name, default in _OF_KEYS:
+                if field in section.model_fields_set and getattr(section, field) not in (default, None):
+                    yield Problem(f"{place}.{name}", *without_keys(name))
 
 
 # Targets that keep each row's position beside it; held to their capabilities by a test.
@@ -356,48 +337,35 @@ _KAFKA: Final = (
 
 
 def sequence_problems(config: Config) -> Iterator[Problem]:
-    """What keeps the tables that ask for it from being ordered by the source."""
+    """What prevents the tables that set it from being ordered by the source."""
     yield from _unused_sequence(config)
-    asked = [("defaults", config.defaults.sequence_by)]
-    asked += [
-        (f"tables[{number}]", entry.sequence_by or "kafka") for number, entry in enumerate(config.tables)
-    ]
-    for place, order in asked:
-        if order == "source":
+    for place, section in _sections(config):
+        if section.sequence_by == "source":
             for reason, remedy in _sequence_obstacles(config):
                 yield Problem(f"{place}.sequence_by", reason, remedy)
 
 
 def _unused_sequence(config: Config) -> Iterator[Problem]:
-    orders = [config.defaults.sequence_by, *(entry.sequence_by for entry in config.tables)]
-    sections: list[tuple[str, Model, bool]] = [("defaults", config.defaults, "source" in orders)]
-    sections += [
-        (f"tables[{number}]", entry, _order(config, entry) == "source")
-        for number, entry in enumerate(config.tables)
-    ]
-    for place, section, used in sections:
+    sections = _sections(config)
+    anywhere = any(section.sequence_by == "source" for _, section in sections)
+    for place, section in sections:
+        ordered = words_of(config, section).sequence_by == "source"
+        used = anywhere if section is config.defaults else ordered
         if "tombstone_retention" in section.model_fields_set and not used:
             yield Problem(
                 f"{place}.tombstone-retention",
-                "has no effect under sequence_by: kafka, where deleted rows are gone at once",
+                "has no effect under sequence_by: kafka, where deleted rows are removed at once",
                 "set sequence_by: source, or remove it",
             )
 
 
-def _order(config: Config, entry: TableOverride) -> SequenceBy:
-    """The order of the table that an entry is of, or of those that its pattern fits."""
-    if entry.table is not None:
-        return config.table_config(entry.table).sequence_by
-    return entry.sequence_by or config.defaults.sequence_by
-
-
 def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
     if config.target.type not in SEQUENCED_TARGETS:
-        yield f"a target of type {config.target.type} does not keep the positions of its rows", _KAFKA
+        yield f"a target of type {config.target.type} does not store the positions of its rows", _KAFKA
     if config.source.protocol.startswith("debezium"):
-        # TiCDC's messages have a commit_ts; that others have none is said in plan and by the worker.
+        # TiCDC's messages have a commit_ts; plan and the worker report others, which have none.
         if config.source.debezium.unwrapped:
-            yield "rows flattened by ExtractNewRecordState have no position of the source's", _KAFKA
+            yield "rows flattened by ExtractNewRecordState have no source position", _KAFKA
     elif not config.source.enable_tidb_extension:
         yield (
             "events have a position only where the changefeed has enable-tidb-extension=true",
@@ -405,10 +373,10 @@ def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
-# Kinds that only DDL tells for sure: a registry can hold an older schema as its newest.
+# Kinds that only DDL reports with certainty: a registry can hold an older schema as its newest.
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
-# The protocols whose topics tell the worker DDL.
-TELLING_PROTOCOLS: Final = frozenset({"canal-json"})
+# The protocols whose topics carry DDL to the worker.
+DDL_PROTOCOLS: Final = frozenset({"canal-json"})
 # The targets that can carry a kind out, where not all can; held to their capabilities by a test.
 APPLYING_TARGETS: Final[Mapping[ChangeKind, frozenset[str]]] = MappingProxyType(
     {
@@ -417,29 +385,27 @@ APPLYING_TARGETS: Final[Mapping[ChangeKind, frozenset[str]]] = MappingProxyType(
     }
 )
 _IN_A_LOG: Final = (
-    "has no effect in mode append: what is logged stays as it was, and a renamed column is a new one",
+    "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one",
     "remove it",
 )
-# Targets that pass rows on as messages, each with the columns its row has.
+# Targets that forward rows as messages, each with the columns its row has.
 PASSING_TARGETS: Final = frozenset({"http", "kafka"})
 
 
 def schema_change_problems(config: Config) -> Iterator[Problem]:
     """The policies that have no effect on a pipeline, or that its target cannot follow."""
-    sections: list[tuple[str, TableDefaults | TableOverride]] = [("defaults", config.defaults)]
-    sections += [(f"tables[{number}]", entry) for number, entry in enumerate(config.tables)]
-    for place, section in sections:
+    for place, section in _sections(config):
         changes = section.schema_changes
-        said = [kind for kind in REPORTED_KINDS if changes is not None and kind in changes.model_fields_set]
-        logs = bool(said) and _is_all_logs(config, section)
-        for kind in said:
-            assert changes is not None  # noqa: S101  (some kind is said)
+        if changes is None:
+            continue
+        for kind in (kind for kind in REPORTED_KINDS if kind in changes.model_fields_set):
+            logs = _is_all_logs(config, section)
             for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config, kind, changes):
                 yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
 
 
 def _is_all_logs(config: Config, section: TableDefaults | TableOverride) -> bool:
-    """Whether no table can get a policy from a section but logs; one of another mode may inherit it."""
+    """Whether only logs can inherit a section's policy, and no table of another mode."""
     if words_of(config, section).mode != "append":
         return False
     named = isinstance(section, TableOverride) and section.name is not None
@@ -450,11 +416,11 @@ def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) 
     target, protocol = config.target.type, config.source.protocol
     if target in PASSING_TARGETS:
         yield (
-            f"has no effect: a target of type {target} passes rows on with the columns they have",
+            f"has no effect: a target of type {target} forwards rows with the columns they have",
             "remove it",
         )
-    elif protocol not in TELLING_PROTOCOLS:
-        yield f"has no effect: with {protocol} nothing tells of such a change for sure", "remove it"
+    elif protocol not in DDL_PROTOCOLS:
+        yield f"has no effect: {protocol} does not report such a change with certainty", "remove it"
     elif section.policy(kind) == "apply" and target not in APPLYING_TARGETS.get(kind, frozenset({target})):
         others = " or ".join(policy for policy in CHANGE_RULES[kind].allowed if policy != "apply")
         yield f"a target of type {target} cannot {kind} a column", f"use {others}"
@@ -463,20 +429,20 @@ def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
     passing = logs or config.target.type in PASSING_TARGETS
-    reported = config.source.protocol in TELLING_PROTOCOLS and not passing
+    reported = config.source.protocol in DDL_PROTOCOLS and not passing
     kinds = [kind for kind in CHANGE_RULES if reported or kind not in REPORTED_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
 
 
 def unreported_changes(config: Config) -> Iterator[str]:
-    """What of a table's changes nothing tells, or the target cannot do."""
+    """The changes of tables that the source does not report, or the target cannot do."""
     if config.target.type in PASSING_TARGETS:
         yield (
-            f"a target of type {config.target.type} passes rows on with the columns they have: columns "
+            f"a target of type {config.target.type} forwards rows with the columns they have: columns "
             "that are dropped or renamed at the source are so in its messages"
         )
-    elif config.source.protocol not in TELLING_PROTOCOLS:
+    elif config.source.protocol not in DDL_PROTOCOLS:
         yield (
-            f"with {config.source.protocol} nothing tells for sure that a column was dropped, renamed or "
-            "made narrower: the old one stays at the target"
+            f"{config.source.protocol} does not report with certainty that a column was dropped, renamed or "
+            "narrowed: the old one stays at the target"
         )

@@ -67,12 +67,12 @@ class _RowWords(NamedTuple):
 class CanalJsonDecoding(PlannedDecoding):
     """One table's types, and the plan they make."""
 
-    def __init__(self, around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
-        super().__init__(around, topic, table, session=session)
-        self._ddl = around.topics.ddl(topic)
-        self._tables = around.topics.tables(topic)
+    def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
+        super().__init__(context, topic, table, session=session)
+        self._ddl = context.topics.ddl(topic)
+        self._tables = context.topics.tables(topic)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = around.config.source.codec_options()
+        self._options = context.config.source.codec_options()
         self._words: list[_RowWords] = []
         self._renamed: dict[str, str] = {}
         self._planned: TableSchema | None = None
@@ -122,7 +122,7 @@ class CanalJsonDecoding(PlannedDecoding):
         The brokers are asked partition by partition: a DDL can have come after partition 0 was asked, and
         the row that needs it before its own partition was.
         """
-        return self._around.topics.ends_now(found, self._around.config.source.confluent_properties)
+        return self._context.topics.ends_now(found, self._context.config.source.confluent_properties)
 
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
         """Read the DDL that may stand before rows of the ranges, where nothing in the rows would ask for it.
@@ -207,7 +207,7 @@ class CanalJsonDecoding(PlannedDecoding):
         if task is None or not isinstance(task.plan.decoder, CanalJsonDecoder):
             return None
         known = frozenset((self._table, *self._tables.known()))
-        topic = SharedTopic(self._table, known, self._around.config.source.opens_up_to)
+        topic = SharedTopic(self._table, known, self._context.config.source.opens_up_to)
         return replace(task, plan=replace(task.plan, decoder=replace(task.plan.decoder, topic=topic)))
 
     def take_ddl(self, reduced: DataFrame, missed: Missed) -> bool:
@@ -236,7 +236,7 @@ class CanalJsonDecoding(PlannedDecoding):
         """The forms of this table's rows in the ranges: one job, one row a form."""
         if not any(part.records for part in ranges):
             return
-        raw = self._around.source.frame(self._session, ranges)
+        raw = self._context.source.frame(self._session, ranges)
         with translated_read_errors(self._topic):
             found = row_forms(raw, self._table)
         self._words += [_row_words(row) for row in found]
@@ -359,7 +359,7 @@ def _json(text: str | None, default: Any) -> Any:
 
 
 def open_decoding(
-    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
+    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> CanalJsonDecoding:
     """The decoding of one table of a topic."""
-    return CanalJsonDecoding(around, topic, table, session=session)
+    return CanalJsonDecoding(context, topic, table, session=session)

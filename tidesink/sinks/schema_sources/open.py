@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.tasks import Fetch
 
 
-# protocol in the config -> "module:function"; the function takes (around, topic, table, session)
+# protocol in the config -> "module:function"; the function takes (context, topic, table, session)
 DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "flat-avro": "tidesink.sinks.schema_sources.writer_schemas:open_flat_avro",
@@ -36,33 +36,33 @@ DECODINGS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def open_decoding(around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
+def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> Decoding:
     """The decoding of one table by the config's protocol, laid out and named as its target has it.
 
     Raises:
         ConfigError: the table's filter cannot be read, its settings contradict each other, or its route
             makes no name.
     """
-    settings = around.config.table_config(table)
+    settings = context.config.table_config(table)
     check_merged(settings)
-    module, _, function = DECODINGS[around.config.source.protocol].partition(":")
-    found: Decoding = getattr(import_module(module), function)(around, topic, table, session=session)
+    module, _, function = DECODINGS[context.config.source.protocol].partition(":")
+    found: Decoding = getattr(import_module(module), function)(context, topic, table, session=session)
     layout = settings.layout
     if not layout.plain:
         from tidesink.sinks.batch.projection import LaidOutDecoding
 
         found = LaidOutDecoding(found, layout, session)
-    return routed(found, table, around.config.destination(table))
+    return routed(found, table, context.config.destination(table))
 
 
 class PlannedDecoding:
     """One table's settings, and the plan they make with what its records tell."""
 
-    def __init__(self, around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
-        self._around = around
+    def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
+        self._context = context
         self._topic = topic
         self._table = table
-        self._settings = around.config.table_config(table)
+        self._settings = context.config.table_config(table)
         self._session = session
         self._plan: DecodePlan | None = None
 

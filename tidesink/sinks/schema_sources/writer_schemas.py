@@ -48,14 +48,14 @@ class RegisteredDecoding(LoneDecoding):
 
     def __init__(
         self,
-        around: WorkerContext,
+        context: WorkerContext,
         topic: str,
         table: TableId,
         *,
         schemas: WriterSchemas,
         session: SparkSession,
     ) -> None:
-        super().__init__(around, topic, table, session=session)
+        super().__init__(context, topic, table, session=session)
         self._schemas = schemas
 
     @abstractmethod
@@ -75,13 +75,13 @@ class RegisteredDecoding(LoneDecoding):
 
     def _peeked_ids(self, found: TopicOffsets) -> Ids:
         """The schema ids in the topic's first records; a topic under Glue's headers has none to plan with."""
-        heads = peeked_heads(self._around, self._session, found)
+        heads = peeked_heads(self._context, self._session, found)
         ids: Ids = {part: _ids(heads[part]) for part in PARTS}
         under_glue = any(head and head.startswith(_GLUE_HEADS) for part in PARTS for head in heads[part])
         if under_glue and not any(ids.values()):
             raise ConfigError(
                 f"the records of {found.topic} are under headers of the AWS Glue schema registry; workers "
-                f"read Confluent's alone: {UNDER_CONFLUENT[self._around.config.source.protocol]}",
+                f"read Confluent's alone: {UNDER_CONFLUENT[self._context.config.source.protocol]}",
                 table=str(self._table),
             )
         return ids
@@ -99,14 +99,14 @@ class RegisteredDecoding(LoneDecoding):
 
 
 def peeked_heads(
-    around: WorkerContext, session: SparkSession, found: TopicOffsets
+    context: WorkerContext, session: SparkSession, found: TopicOffsets
 ) -> dict[SubjectPart, list[str | None]]:
     """How a topic's first records begin, keys and values: five bytes each as hexadecimal text."""
     everything = [OffsetRange(found.topic, n, *at) for n, at in found.partitions.items()]
     ranges = plan_ranges(everything, max_records=_PEEKED_RECORDS)
     if not any(part.records for part in ranges):
         return {part: [] for part in PARTS}
-    raw = around.source.frame(session, ranges)
+    raw = context.source.frame(session, ranges)
     with translated_read_errors(found.topic):
         rows = schema_heads(raw)
     return {part: [row[part] for row in rows] for part in PARTS}
@@ -279,7 +279,7 @@ class FlatAvroDecoding(RegisteredDecoding):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Columns whose type at the target is not the nearest one, with the reason; checksums not there."""
-        asked = self._around.config.source.checksum != "off"
+        asked = self._context.config.source.checksum != "off"
         lacking = asked and lacks_checksums(self._schemas.texts["value"].values())
         return (*super().warnings, _NO_SUMS) if lacking else super().warnings
 
@@ -297,24 +297,24 @@ class FlatAvroDecoding(RegisteredDecoding):
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
-            checksum=self._around.config.source.checksum,
+            checksum=self._context.config.source.checksum,
             logs=settings.mode == "append",
         )
 
 
 def open_flat_avro(
-    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
+    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> FlatAvroDecoding:
     """The decoding of one topic's table.
 
     Raises:
         ConfigError: the config names no schema registry.
     """
-    if around.registry is None:
+    if context.registry is None:
         raise ConfigError("flat-avro needs source.schema-registry: the schemas are there")
-    lag = around.retry(table, seconds=LAG_SECONDS, passes=may_lag)
-    schemas = WriterSchemas(around.registry, topic, lag=lag)
-    return FlatAvroDecoding(around, topic, table, schemas=schemas, session=session)
+    lag = context.retry(table, seconds=LAG_SECONDS, passes=may_lag)
+    schemas = WriterSchemas(context.registry, topic, lag=lag)
+    return FlatAvroDecoding(context, topic, table, schemas=schemas, session=session)
 
 
 _NO_REGISTRY: Final = "debezium-avro needs source.schema-registry: the schemas are there"
@@ -325,14 +325,14 @@ class DebeziumAvroDecoding(RegisteredDecoding):
 
     def __init__(
         self,
-        around: WorkerContext,
+        context: WorkerContext,
         topic: str,
         table: TableId,
         *,
         schemas: WriterSchemas,
         session: SparkSession,
     ) -> None:
-        super().__init__(around, topic, table, schemas=schemas, session=session)
+        super().__init__(context, topic, table, schemas=schemas, session=session)
         self._definition = declared_table(self._settings.definition, table)
 
     def _found_subjects(self) -> bool:
@@ -350,7 +350,7 @@ class DebeziumAvroDecoding(RegisteredDecoding):
             keys=settings.keys,
             zero_date=settings.zero_date,
             time_zone=settings.time_zone,
-            modes=self._around.config.source.codec_options().debezium,
+            modes=self._context.config.source.codec_options().debezium,
             logs=settings.mode == "append",
             positions="position" in settings.metadata_columns,
         )
@@ -362,18 +362,18 @@ def subject_of(topic: str, part: SubjectPart) -> str:
 
 
 def open_debezium_avro(
-    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
+    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumAvroDecoding:
     """The decoding of one topic's table.
 
     Raises:
         ConfigError: the config names no schema registry, or its definition is not of this table.
     """
-    if around.registry is None:
+    if context.registry is None:
         raise ConfigError(_NO_REGISTRY)
-    lag = around.retry(table, seconds=LAG_SECONDS, passes=may_lag)
-    schemas = WriterSchemas(around.registry, topic, lag=lag, subject_of=subject_of, of_no_table=names_no_row)
-    return DebeziumAvroDecoding(around, topic, table, schemas=schemas, session=session)
+    lag = context.retry(table, seconds=LAG_SECONDS, passes=may_lag)
+    schemas = WriterSchemas(context.registry, topic, lag=lag, subject_of=subject_of, of_no_table=names_no_row)
+    return DebeziumAvroDecoding(context, topic, table, schemas=schemas, session=session)
 
 
 # So many records of a topic are looked at first for what tells its columns.
@@ -383,10 +383,10 @@ _PEEKED_JSON_RECORDS: Final = 1_000
 class DebeziumJsonDecoding(LoneDecoding):
     """One table's writers, and the plan they make."""
 
-    def __init__(self, around: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
-        super().__init__(around, topic, table, session=session)
+    def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
+        super().__init__(context, topic, table, session=session)
         self._declared = declared_table(self._settings.definition, table)
-        self._options = around.config.source.codec_options()
+        self._options = context.config.source.codec_options()
         self._writers = Writers()
 
     @property
@@ -417,7 +417,7 @@ class DebeziumJsonDecoding(LoneDecoding):
     def _tells(self, ranges: Sequence[OffsetRange]) -> bool:
         """Look at some records; whether one of them gave the table's columns."""
         with translated_read_errors(self._topic):
-            rows = with_values(self._around.source.frame(self._session, ranges))
+            rows = with_values(self._context.source.frame(self._session, ranges))
             found = first_row(rows, self._options, self._declared)
         if found is not None:
             self._writers = self._writers.with_new([first_writer(found)])
@@ -440,11 +440,11 @@ class DebeziumJsonDecoding(LoneDecoding):
 
 
 def open_debezium_json(
-    around: WorkerContext, topic: str, table: TableId, *, session: SparkSession
+    context: WorkerContext, topic: str, table: TableId, *, session: SparkSession
 ) -> DebeziumJsonDecoding:
     """The decoding of one topic's table.
 
     Raises:
         ConfigError: its definition is not of this table.
     """
-    return DebeziumJsonDecoding(around, topic, table, session=session)
+    return DebeziumJsonDecoding(context, topic, table, session=session)
