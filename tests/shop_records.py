@@ -11,7 +11,7 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions
 from tidesink.dev import shop
 from tidesink.dev.shop import Change, ShopChanges
-from tidesink.dev.workload import OutgoingRecord, open_encoder, resend_suffixes
+from tidesink.dev.workload import OutgoingRecord, RecordEncoder, resend_suffixes
 from tidesink.events import ChangeEvent, Message, Op, Row, TableId, Value
 from tidesink.schema_registry import MemorySchemaRegistry
 from tidesink.schema_registry.naming import TopicRule
@@ -37,7 +37,7 @@ def shop_records(
     """What ``tidesink dev workload`` would send."""
     registry = MemorySchemaRegistry()
     options = CodecOptions(enable_tidb_extension=extension)
-    encoder = open_encoder(protocol, options, registry, rule=RULE, partitions=PARTITIONS)
+    encoder = RecordEncoder(open_codec(protocol, options=options, registry=registry), RULE, PARTITIONS)
     changes = ShopChanges(seed, events)
     made = tuple(change for transaction in changes.transactions() for change in transaction)
     encoded = [record for change in made if (record := encoder.encode(change)) is not None]

@@ -21,6 +21,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.config import Config, load_config
+from tidesink.config.checks import keeps_bad_records
 from tidesink.config.kafka_properties import open_client
 from tidesink.config.models import stated_keys, topic_tables
 from tidesink.errors import (
@@ -58,8 +59,8 @@ _MOVED: Final = frozenset(
 )
 # No broker answers, or not in time.
 _SILENT: Final = frozenset((KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT))
-# A topic that is being made or deleted: the next look at the topics says which.
-_PASSING: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
+# A topic that is being created or deleted: the next look at the topics shows which.
+_TEMPORARY: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 
 
 def message_of(record: Any) -> Message:
@@ -107,9 +108,9 @@ class ConsumerGroup:
         }
         self._consumer = open_client(Consumer, properties, own, logger=_LOG)
         self._topics: tuple[str, ...] = ()
-        self._looked = self._heard = 0.0
-        self._untaken: list[TopicPartition] | None = None  # ours, and not read yet
-        self._joined: float | None = None  # when the group last said which partitions are ours
+        self._looked = self._answered = 0.0
+        self._unread: list[TopicPartition] | None = None  # assigned to us, and not read yet
+        self._joined: float | None = None  # when the group last assigned partitions to us
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -123,7 +124,7 @@ class ConsumerGroup:
         return time.monotonic() if self._joined is None else self._joined
 
     def open(self) -> None:
-        """Take part in the group.
+        """Join the group.
 
         Raises:
             SourceUnavailableError: the brokers do not answer.
@@ -137,7 +138,8 @@ class ConsumerGroup:
         """Up to ``most`` records, waiting up to half a second for the first; in each partition's order.
 
         Raises:
-            SourceUnavailableError: the brokers have not answered for a minute, or not said where to begin.
+            SourceUnavailableError: the brokers have not answered for a minute, or not sent the offsets to
+                begin at.
             SourceError: Kafka refuses, or no longer holds the records that come next.
         """
         self._look_again()
@@ -145,27 +147,27 @@ class ConsumerGroup:
             time.sleep(min(_POLL, self._refresh))
             return []
         try:
-            if self._untaken is not None:
-                self._take(self._untaken)
+            if self._unread is not None:
+                self._begin(self._unread)
             records = self._consumer.consume(most, timeout=_POLL)
         except KafkaException as error:
             raise self._failure(error.args[0]) from error
-        return [message_of(record) for record in records if self._sound(record)]
+        return [message_of(record) for record in records if self._is_message(record)]
 
-    def _sound(self, record: Any) -> bool:
+    def _is_message(self, record: Any) -> bool:
         error = record.error()
         if error is None:
-            self._heard = time.monotonic()
+            self._answered = time.monotonic()
             return True
-        if error.code() in _PASSING or (error.retriable() and not error.fatal()):
+        if error.code() in _TEMPORARY or (error.retriable() and not error.fatal()):
             self._looked = 0.0
             return False
         raise self._failure(error, topic=record.topic(), partition=record.partition())
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Say that all before these offsets is done.
+        """Commit that everything before these offsets is done.
 
-        Where another member has a partition by now, nothing is committed: it reads those records again.
+        If another member has a partition by now, nothing is committed: it reads those records again.
 
         Raises:
             SourceUnavailableError: the brokers do not answer.
@@ -196,14 +198,14 @@ class ConsumerGroup:
             self._look()
         except KafkaException as error:
             self._looked = now
-            if now - self._heard > _PATIENCE:
+            if now - self._answered > _PATIENCE:
                 raise self._unavailable(error) from error
 
     def _look(self) -> None:
-        """Ask which topics there are, and read those that are wanted."""
+        """Request the list of topics, and read those that are wanted."""
         there = self._consumer.list_topics(timeout=_TIMEOUT).topics
         found = self._wanted(there)
-        self._looked = self._heard = time.monotonic()
+        self._looked = self._answered = time.monotonic()
         if self._first is None:
             self._first = frozenset((name, number) for name in found for number in there[name].partitions)
         if found != self._topics:
@@ -214,12 +216,12 @@ class ConsumerGroup:
                 self._consumer.unsubscribe()
 
     def _assigned(self, _consumer: Consumer, places: list[TopicPartition]) -> None:
-        # They stay ours where this fails, and nobody reads them: the next fetch takes them then.
-        self._untaken = places
-        self._take(places)
+        # They stay ours if this fails, and nobody reads them: the next fetch begins them then.
+        self._unread = places
+        self._begin(places)
 
-    def _take(self, places: list[TopicPartition]) -> None:
-        """Read the partitions that are ours from where the group is, or begins."""
+    def _begin(self, places: list[TopicPartition]) -> None:
+        """Read assigned partitions from the group's committed offsets, or from its start."""
         begins = self._consumer.committed(places, timeout=_TIMEOUT)
         for place in begins:
             if place.error is not None:  # else it would count as one that nothing was committed of
@@ -228,18 +230,18 @@ class ConsumerGroup:
         for place in new:
             place.offset = self._beginning(place)
         self._consumer.assign(begins)
-        self._untaken, self._joined = None, time.monotonic()
+        self._unread, self._joined = None, time.monotonic()
         ends = [place for place in new if place.offset >= 0]
         if ends:
-            # Else what comes until the first commit would be passed over by whoever is assigned it next.
+            # Otherwise the next owner would skip the records that arrive before the first commit.
             self._consumer.commit(offsets=ends, asynchronous=False)
 
     def _revoked(self, _consumer: Consumer, _places: list[TopicPartition]) -> None:
-        """The group shares the partitions out again."""
-        self._untaken = self._joined = None
+        """The group assigns its partitions again."""
+        self._unread = self._joined = None
 
     def _beginning(self, place: TopicPartition) -> int:
-        """Where a partition begins that the group has committed nothing of; a new one at its first record."""
+        """Where a partition without a committed offset begins; a new partition at its first record."""
         if self._start == "earliest" or (place.topic, place.partition) not in (self._first or ()):
             return int(OFFSET_BEGINNING)
         _, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT)
@@ -248,19 +250,19 @@ class ConsumerGroup:
     def _failure(self, error: KafkaError, **where: Any) -> SourceError:
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             return SourceError(
-                "Kafka no longer holds the records that come next, so some were not read: set the group's "
-                "offsets where to go on (kafka-consumer-groups --reset-offsets), or take a new group",
+                "Kafka no longer holds the records that come next, so some were not read: reset the group's "
+                "offsets (kafka-consumer-groups --reset-offsets), or use a new group",
                 **where,
             )
         if error.retriable() or error.code() in _SILENT:
             return SourceUnavailableError(f"no answer from {self._brokers}: {error.str()}", **where)
-        return SourceError(f"{error.str()}; does the group have the rights it needs?", **where)
+        return SourceError(f"{error.str()}; check the rights of the consumer group", **where)
 
     def _unavailable(self, error: KafkaException) -> SourceUnavailableError:
         reason = error.args[0].str() if isinstance(error.args[0], KafkaError) else str(error)
         return SourceUnavailableError(
-            f"no answer from {self._brokers}: {reason}; does the broker run there, and do "
-            "security.protocol and sasl settings fit?"
+            f"no answer from {self._brokers}: {reason}; check that the broker runs there, and the settings "
+            "security.protocol and sasl"
         )
 
 
@@ -301,8 +303,8 @@ class EventConsumer:
 
     Used by one thread; ``stop`` may be called from any other, and from a signal handler. As a context manager
     it commits what was done and leaves the group, also after ``break``; after an exception in the block
-    nothing of the batch at hand is committed. A second loop over it begins with what the first one did not
-    come back from.
+    nothing of the current batch is committed. A second loop over it begins with what the first one did not
+    finish.
     """
 
     def __init__(
@@ -327,9 +329,9 @@ class EventConsumer:
         self._closed = False
         self._fetched: deque[Message] = deque()  # not decoded yet
         self._waiting: deque[_Decoded] = deque()  # decoded, not all of them given to the caller
-        self._out: list[_Decoded] = []  # with the caller, who has not come back from them
-        self._at_hand: Iterator[Event] | None = None  # what is left of them; None where they are a batch
-        self._given: dict[Place, int] = {}  # given to the caller whole, not committed yet
+        self._out: list[_Decoded] = []  # with the caller, not finished
+        self._events: Iterator[Event] | None = None  # the rest of them; None where they are a batch
+        self._done: dict[Place, int] = {}  # finished by the caller, not committed yet
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -351,37 +353,37 @@ class EventConsumer:
             StopIteration: ``stop`` was called, or nothing came for ``stop_after_idle`` seconds.
             DecodeError: the next record is bad and its table's policy is ``pause``: all before it is
                 committed, and the next call comes to it again.
-            RegistryUnavailableError, SourceUnavailableError: call again a little later, nothing is lost.
-            SourceError, RegistryError: a person has to look.
+            RegistryUnavailableError, SourceUnavailableError: call again later, nothing is lost.
+            SourceError, RegistryError: a person has to solve it.
         """
-        if self._at_hand is None:
+        if self._events is None:
             self._put_back()  # a batch that was left by break
         while not self._stopped.is_set():
-            event = next(self._at_hand or iter(()), None)
+            event = next(self._events or iter(()), None)
             if event is not None:
                 return event
-            self._came_back()
+            self._finished()
             if not self._waiting:
                 self._commit()
                 if not self._decode_more():
                     break
             self._hand_out([self._waiting.popleft()])
-            self._at_hand = iter(self._out[0].events)
-        self._came_back()
+            self._events = iter(self._out[0].events)
+        self._finished()
         self.close()
         raise StopIteration
 
     def _hand_out(self, records: list[_Decoded]) -> None:
-        self._out, self._at_hand = records, None
+        self._out, self._events = records, None
 
-    def _came_back(self) -> None:
-        """The caller is done with what it was given; with a record only if it was given all of its events."""
-        if next(self._at_hand or iter(()), None) is None:
-            self._given.update(_offsets(self._out))
+    def _finished(self) -> None:
+        """The caller has finished what it was given; a record only if it was given all of its events."""
+        if next(self._events or iter(()), None) is None:
+            self._done.update(_offsets(self._out))
             self._hand_out([])
 
     def _put_back(self) -> None:
-        """What the caller was given and did not come back from comes next."""
+        """What the caller was given and did not finish comes next."""
         self._waiting.extendleft(reversed(self._out))
         self._hand_out([])
 
@@ -400,7 +402,7 @@ class EventConsumer:
             events = tuple(event for one in self._out for event in one.events)
             if events:
                 yield EventBatch(events, _offsets(self._out))
-            self._came_back()
+            self._finished()
         self.close()
 
     def _decode_more(self) -> bool:
@@ -425,7 +427,7 @@ class EventConsumer:
             self._fetched.extend(self._group.fetch(self._batch_records))
             if self._fetched:
                 return True
-            # What the group takes to say which partitions are ours, within a fetch too, is no idle time.
+            # The time in which the group assigns partitions, also within a fetch, is not idle time.
             since = max(began, self._group.waits_since())
             if self._stop_after_idle is not None and time.monotonic() - since >= self._stop_after_idle:
                 return False
@@ -436,19 +438,17 @@ class EventConsumer:
             return self._codec.decode(message)
         except (DecodeError, SchemaNotFoundError) as error:
             error.with_context(topic=message.topic, partition=message.partition, offset=message.offset)
-            if self._policy(message.topic) == "pause" or self._on_bad_record is None:
+            table = self._config.table_of_topic(message.topic)
+            settings = self._config.table_config(table) if table else self._config.defaults
+            if settings.bad_record == "pause" or self._on_bad_record is None:
                 raise
             self._on_bad_record(BadRecord(message, error))
             return ()
 
-    def _policy(self, topic: str) -> str:
-        table = self._config.table_of_topic(topic)
-        return self._config.table_config(table).bad_record if table else self._config.defaults.bad_record
-
     def _commit(self) -> None:
-        """Commit what the caller was given whole; a failed commit is tried again by the next call."""
-        self._group.commit(self._given)
-        self._given = {}
+        """Commit what the caller has finished; the next call retries a failed commit."""
+        self._group.commit(self._done)
+        self._done = {}
 
     def close(self, *, commit: bool = True) -> None:
         """Leave the group; ``commit``: what the caller was given counts as done.
@@ -474,7 +474,7 @@ class EventConsumer:
         self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if kind is None and not self._closed:
-            self._came_back()  # by leaving the block
+            self._finished()  # by leaving the block
         self.close(commit=kind is None)
 
 
@@ -491,16 +491,22 @@ def consume(
     """The events of a pipeline's topics, at least once: ``for event in tidesink.consume("tidesink.yaml")``.
 
     ``group`` is the consumer group, the pipeline's name if not given. A partition that the group has not
-    committed yet begins at ``start``. ``on_bad_record`` gets what cannot be decoded of tables whose policy
-    is ``bad-record: dead-letter``, and returns to go on. ``stop_after_idle`` ends the iteration after so
-    many seconds without a record. Topics that begin to fit the rule are found within ``refresh`` seconds.
+    committed yet begins at ``start``. ``on_bad_record`` gets the records that cannot be decoded, of tables
+    whose policy is ``bad-record: dead-letter``; when it returns, reading goes on. ``stop_after_idle`` ends
+    the iteration after so many seconds without a record. New topics that fit the rule are found within
+    ``refresh`` seconds.
 
     Raises:
         ConfigError: the config is wrong, or asks for dead letters and there is no ``on_bad_record``.
         SourceUnavailableError: the brokers do not answer.
     """
     loaded = config if isinstance(config, Config) else load_config(config)
-    _require_callback(loaded, on_bad_record)
+    if keeps_bad_records(loaded) and on_bad_record is None:
+        raise ConfigError(
+            "bad-record: dead-letter needs somewhere to put bad records: give on_bad_record, or set "
+            "bad-record: pause",
+            key="bad-record",
+        )
     registry = loaded.source.open_registry() if loaded.source.schema_registry else None
     codec = open_codec(
         loaded.source.protocol,
@@ -527,13 +533,3 @@ def consume(
         stop_after_idle=stop_after_idle,
         on_close=registry.close if registry else lambda: None,
     )
-
-
-def _require_callback(config: Config, on_bad_record: OnBadRecord | None) -> None:
-    policies = [config.defaults.bad_record, *(entry.bad_record for entry in config.tables)]
-    if "dead-letter" in policies and on_bad_record is None:
-        raise ConfigError(
-            "bad-record: dead-letter needs somewhere to put bad records: give on_bad_record, or set "
-            "bad-record: pause",
-            key="bad-record",
-        )

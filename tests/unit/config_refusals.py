@@ -269,7 +269,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, str]] = [
         "kafka property that is a setting of ours",
         changed(FLAT_AVRO, source__kafka={"bootstrap.servers": "b:9092"}),
         "source.kafka.bootstrap.servers",
-        "not taken under this name",
+        "is not a property here",
         "source.brokers",
     ),
     (

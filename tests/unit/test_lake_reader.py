@@ -41,14 +41,14 @@ def test_reads_the_files_that_live(table: HandMadeTable) -> None:
     (table.path / "c%20d.parquet").rename(table.path / "c d.parquet")  # the log escapes paths
     lake = open_lake_table(table.path)
     assert _ids(table) == [3, 4]
-    assert (lake.version, lake.row_count(), lake.columns) == (2, 2, {"id": "long"})
+    assert (lake.version, lake.read().num_rows, lake.columns) == (2, 2, {"id": "long"})
 
 
 def test_an_empty_table_has_its_columns(table: HandMadeTable) -> None:
     table.commit(table.schema(name="string"))
     lake = open_lake_table(table.path)
     assert lake.read().column_names == ["id", "name"]
-    assert lake.row_count() == 0
+    assert lake.read().num_rows == 0
 
 
 def test_a_column_added_later_is_null_in_older_files(table: HandMadeTable) -> None:
@@ -152,6 +152,6 @@ def test_reads_what_spark_wrote(spark: SparkSession, tmp_path: Path) -> None:
     wanted = [(id_, d, None if b is None else bytes(b), extra) for id_, d, b, extra in frame.collect()]
     found = lake.read()
     assert {tuple(row.values()) for row in found.select(names).to_pylist()} == set(wanted)
-    assert lake.row_count() == len(wanted)
+    assert lake.read().num_rows == len(wanted)
     assert list(lake.columns.values()) == ["long", "decimal(20,4)", "timestamp_ntz", "binary", "string"]
     assert set(found["n"].to_pylist()) == {datetime(1000, 1, 1, microsecond=1), None}

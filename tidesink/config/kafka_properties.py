@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-# confluent-kafka's name for the function that gives tokens, here as ``module:function``.
+# confluent-kafka's name for the function that returns tokens, here as ``module:function``.
 TOKEN_CALLBACK: Final = "oauth_cb"  # noqa: S105 - a name
 
 _GENERAL: Final = (
@@ -88,7 +88,7 @@ _ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
     "ssl.endpoint.identification.algorithm": ("https", "none"),
 }
 
-# Properties that name a file, under any name that is taken.
+# Properties that name a file, under any name that is accepted.
 PATHS: Final = frozenset({*FILES, "ssl.truststore.location"})
 
 # What a read of a range and its progress depend on.
@@ -192,7 +192,7 @@ def librdkafka_settings(properties: Mapping[str, str]) -> ClientSettings:
         ConfigError: the first property that is refused, under ``key``; it never shows a value.
     """
     translation = _Translation(properties)
-    for problem in translation.problems():
+    for problem in translation.problems:
         raise ConfigError(f"{problem.name} {problem.reason}: {problem.remedy}", key=problem.name)
     return ClientSettings(translation.settings)
 
@@ -220,14 +220,9 @@ def open_client(
         raise refused_settings(error, settings) from None
 
 
-def property_problems(properties: Mapping[str, str]) -> Iterator[PropertyProblem]:
+def property_problems(properties: Mapping[str, str]) -> list[PropertyProblem]:
     """Each property that is refused."""
-    yield from _Translation(properties).problems()
-
-
-def understood_settings(properties: Mapping[str, str]) -> ClientSettings:
-    """librdkafka's settings for properties of which some are refused, to see what else they lack."""
-    return ClientSettings(_Translation(properties).settings)
+    return _Translation(properties).problems
 
 
 def client_settings(properties: Mapping[str, str]) -> ClientSettings:
@@ -266,13 +261,13 @@ def _token_function(name: str) -> Callable[[str], Any]:
 
 
 def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> ConfigError:
-    """What librdkafka said when a client was to be created, without secrets."""
+    """librdkafka's reason for refusing to create a client, without secrets."""
     from confluent_kafka import KafkaError
 
     if settings.get("sasl.mechanism") == "GSSAPI" and not _has_gssapi():
         return ConfigError(KERBEROS, key="sasl.mechanism")
-    said = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
-    return ConfigError(f"librdkafka refuses the client properties: {redacted(said, settings)}")
+    reason = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
+    return ConfigError(f"librdkafka refuses the client properties: {redacted(reason, settings)}")
 
 
 def _has_gssapi() -> bool:
@@ -293,7 +288,7 @@ class _Translation:
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._given = dict(properties)
         self.settings: dict[str, Any] = {}
-        self._problems: list[PropertyProblem] = []
+        self.problems: list[PropertyProblem] = []
         self._truststore()
         self._keystore()
         self._jaas()
@@ -302,11 +297,8 @@ class _Translation:
             self._plain(name, value)
         self._check_values()
 
-    def problems(self) -> Iterator[PropertyProblem]:
-        yield from self._problems
-
     def _refuse(self, name: str, reason: str, remedy: str) -> None:
-        self._problems.append(PropertyProblem(name, reason, remedy))
+        self.problems.append(PropertyProblem(name, reason, remedy))
 
     def _set(self, name: str, value: str, source: str) -> None:
         """Set librdkafka's property, once."""
@@ -389,7 +381,7 @@ class _Translation:
         if handler is not None and handler not in _LOGIN_HANDLERS:
             self._refuse("sasl.login.callback.handler.class", "is a class of Java", _CALLBACK)
         elif self._mechanism() == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in self._given:
-            # Java has no such property: the token endpoint says it.
+            # Java has no such property: it follows from the token endpoint.
             self._given.setdefault("sasl.oauthbearer.method", "oidc")
 
     def _mechanism(self) -> str:
@@ -437,7 +429,7 @@ _CONTROL: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "
 
 
 class JaasSyntaxError(ValueError):
-    """The text is no entry of JAAS; the message shows nothing of it."""
+    """The text is not an entry of JAAS; the message shows nothing of it."""
 
 
 class JaasEntry(NamedTuple):
@@ -474,7 +466,10 @@ def _tokens(text: str) -> Iterator[tuple[str, bool]]:
             raise JaasSyntaxError("a quotation mark has no end")
         double, single, sign, word = found.groups()
         quoted = double if double is not None else single
-        yield (_unescaped(quoted), False) if quoted is not None else (sign or word, sign is not None)
+        if quoted is not None:
+            yield _ESCAPE.sub(_character, quoted), False
+        else:
+            yield sign or word, sign is not None
         at = found.end()
 
 
@@ -488,10 +483,8 @@ def _options(tokens: list[tuple[str, bool]]) -> Iterator[tuple[str, str]]:
         yield name, value
 
 
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(
-        lambda found: chr(int(found[1], 8)) if found[1] else _CONTROL.get(found[2], found[2]), text
-    )
+def _character(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 8)) if escape[1] else _CONTROL.get(escape[2], escape[2])
 
 
 KafkaProperties = dict[str, SecretStr]
@@ -538,7 +531,7 @@ def _text(name: str, value: Any, base: Path) -> Any:
 
 
 def confluent_properties(brokers: str, properties: Mapping[str, SecretStr]) -> ClientSettings:
-    """What confluent-kafka's clients take, by way of ``open_client``; can be pickled.
+    """The settings of confluent-kafka's clients, for ``open_client``; they can be pickled.
 
     Raises:
         ConfigError: a property is refused.
@@ -551,10 +544,10 @@ def _plain(properties: Mapping[str, SecretStr]) -> dict[str, str]:
 
 
 def kafka_problems(properties: KafkaProperties, place: str = "source.kafka") -> Iterator[Problem]:
-    """Client properties that are not taken."""
+    """Client properties that are refused."""
     if _SERVERS in properties:
         remedy = f"use {place.rpartition('.')[0]}.brokers"
-        yield Problem(f"{place}.{_SERVERS}", "is not taken under this name", remedy)
+        yield Problem(f"{place}.{_SERVERS}", "is not a property here", remedy)
     for name, reason, remedy in property_problems(_plain(properties)):
         yield Problem(f"{place}.{name}", reason, remedy)
 
@@ -563,11 +556,11 @@ def security_problems(properties: KafkaProperties, place: str) -> Iterator[Probl
     """Properties of SASL and TLS that need others, or have no effect."""
     plain = _plain(properties)
     refused = {problem.name for problem in property_problems(plain)}
-    # A name that is refused is reported already, and what was meant by it may well have an effect.
+    # A refused name is reported already, and what it was meant to set may well have an effect.
     taken = {name: value for name, value in plain.items() if name not in refused}
     if _JAAS in refused:
         refused |= {"sasl.mechanism", "sasl.username", "sasl.password"}
-    settings = understood_settings(taken)
+    settings = _Translation(taken).settings
     security = str(settings.get("security.protocol", "PLAINTEXT"))
     sasl = {name for name in taken if name.startswith(("sasl.", "enable.sasl.")) or name == TOKEN_CALLBACK}
     tls = {name for name in taken if name.startswith(("ssl.", "enable.ssl."))}
@@ -591,14 +584,19 @@ def _login_problems(
 ) -> Iterator[Problem]:
     """What the mechanism lacks, and what has no effect with it."""
     mechanism = settings.get("sasl.mechanism")
-    for name in _needed(settings):
+    is_oidc = settings.get("sasl.oauthbearer.method") == "oidc"
+    needed: tuple[str, ...] = ("sasl.mechanism", "sasl.password", "sasl.username")
+    if mechanism in ("OAUTHBEARER", "GSSAPI"):
+        needed = _OIDC if mechanism == "OAUTHBEARER" and is_oidc else ()
+    for name in needed:
         if name not in settings and name not in refused:
             yield Problem(f"{place}.{name}", f"required with security.protocol {security}", "add it")
-    if mechanism == "OAUTHBEARER" and not _has_tokens(settings):
+    has_tokens = is_oidc or settings.get(_UNSECURED) == "true" or TOKEN_CALLBACK in settings
+    if mechanism == "OAUTHBEARER" and not has_tokens:
         yield Problem(
             f"{place}.{TOKEN_CALLBACK}",
             "required with sasl.mechanism OAUTHBEARER",
-            "name a function that gives tokens, or set sasl.oauthbearer.method: oidc",
+            "name a function that returns tokens, or set sasl.oauthbearer.method: oidc",
         )
     for prefix, mechanisms in _OF_MECHANISMS.items():
         idle = sorted(name for name in settings if name.startswith(prefix))
@@ -610,21 +608,8 @@ def _login_problems(
             )
 
 
-def _needed(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    mechanism = settings.get("sasl.mechanism")
-    if mechanism == "OAUTHBEARER":
-        return _OIDC if settings.get("sasl.oauthbearer.method") == "oidc" else ()
-    return () if mechanism == "GSSAPI" else ("sasl.mechanism", "sasl.password", "sasl.username")
-
-
-def _has_tokens(settings: Mapping[str, Any]) -> bool:
-    """Whether it is said where tokens come from."""
-    by_itself = settings.get("sasl.oauthbearer.method") == "oidc" or settings.get(_UNSECURED) == "true"
-    return by_itself or TOKEN_CALLBACK in settings
-
-
 def file_problems(properties: KafkaProperties, place: str) -> Iterator[Problem]:
-    """Certificates and keys that are not there."""
+    """Certificates and keys that do not exist."""
     refused = {problem.name for problem in property_problems(_plain(properties))}
     for name in sorted((PATHS & properties.keys()) - refused):
         if not Path(properties[name].get_secret_value()).exists():

@@ -85,7 +85,7 @@ def _vetted(text: str) -> str:
 
 
 class Route(Model):
-    """Where the source tables go whose whole name, `schema.table`, a regular expression matches."""
+    """The target table of source tables whose whole name, `schema.table`, matches a regular expression."""
 
     match: Annotated[str, Field(min_length=1), AfterValidator(_regex)]
     """A regular expression (Python's) for the whole of `schema.table`, in any case; the first route that
@@ -93,11 +93,11 @@ class Route(Model):
     to: Annotated[str, AfterValidator(_table_text)]
     """The table at the target, `schema.table`; `$1` to `$9` stand for what the groups matched."""
     shard_column: Annotated[str, Field(min_length=1)] | None = None
-    """A column, added to the target's key, which says the source table of each row. Needed where several
+    """A column, added to the target's key, that names the source table of each row. Needed where several
     source tables may go to one table."""
     shard: Annotated[str, Field(min_length=1), AfterValidator(_vetted)] | None = None
-    """What stands in the shard column: text with `$1` to `$9`; `schema.table` of the source if not given.
-    Two source tables of one target table must not have the same."""
+    """The value of the shard column: text with `$1` to `$9`; `schema.table` of the source if not given.
+    Two source tables of one target table must have different values."""
 
     @property
     def groups(self) -> int:
@@ -106,7 +106,7 @@ class Route(Model):
 
     @property
     def merges(self) -> bool:
-        """Whether several source tables may go to one table, as far as the texts tell."""
+        """Whether several source tables may go to one table, as far as the texts show."""
         if _VARIABLE.search(_GROUP.sub("", self.match)):
             return True
         return not references(self.to) >= set(range(1, self.groups + 1))
@@ -117,7 +117,7 @@ class Route(Model):
 
 
 class Destination(NamedTuple):
-    """The target's table, and what tells the source table's rows from those of others there."""
+    """The target's table, and what distinguishes the source table's rows from those of others there."""
 
     table: TableId
     shard: Shard | None = None
@@ -148,17 +148,17 @@ def _destination(route: Route, found: re.Match[str], table: TableId) -> Destinat
             f"the route {route.match!r} makes no name of {table}: {route.to} becomes {schema}.{name}",
             table=str(table),
         )
-    goal = TableId(schema, name)
+    target = TableId(schema, name)
     if route.shard_column is None:
-        return Destination(goal)
+        return Destination(target)
     value = str(table) if route.shard is None else _expanded(route.shard, found)
     if not 0 < len(value) <= LONGEST_SHARD:
         raise ConfigError(
-            f"the shard of {table} has {len(value)} characters, and 1 to {LONGEST_SHARD} can stand in a key: "
+            f"the shard of {table} has {len(value)} characters, and a key holds 1 to {LONGEST_SHARD}: "
             f"give the route {route.match!r} a shard, such as $1",
             table=str(table),
         )
-    return Destination(goal, Shard(route.shard_column, value))
+    return Destination(target, Shard(route.shard_column, value))
 
 
 def _expanded(text: str, found: re.Match[str]) -> str:
@@ -197,16 +197,16 @@ class Definition(Model):
 
 
 class DefinitionFile(Model):
-    """SQL kept in a file of its own."""
+    """SQL in a file of its own."""
 
     file: str
-    """Read from beside the config."""
+    """Its path, relative to the config file."""
     dialect: Dialect = "mysql"
     """Whose SQL it is."""
 
 
 class DefinitionText(Model):
-    """SQL in place, of another database than TiDB and MySQL."""
+    """SQL in the config itself, of another database than TiDB and MySQL."""
 
     sql: str
     """The CREATE TABLE statement."""
@@ -243,50 +243,51 @@ class HistorySettings(Model):
 
 
 class TableDefaults(Model):
-    """What holds for every table that does not say otherwise."""
+    """Settings of every table that has none of its own."""
 
     mode: Mode = "upsert"
     """What the target's table holds. `upsert`: the rows as they are at the source. `append`: every change,
-    each image of it a row. `history`: every version of each row, with the time it held (SCD type 2).
-    `soft-delete`: another word for `upsert` with `deletes: soft`. See `docs/table-modes.md`."""
+    each image of it a row. `history`: every version of each row, with the time it was valid (SCD type 2).
+    `soft-delete`: another name for `upsert` with `deletes: soft`. See `docs/table-modes.md`."""
     stored_as_scd_type: ScdType | None = Field(default=None, alias="stored_as_scd_type")
-    """Databricks' words for the mode: 1 is `upsert`, 2 is `history`."""
+    """Databricks' name for the mode: 1 is `upsert`, 2 is `history`."""
     history: HistorySettings = HistorySettings()
     """The names of a history's columns."""
     sequence_by: SequenceBy = Field(default="kafka", alias="sequence_by")
-    """Order within a key. `kafka`: partition, offset. `source`: the change's commit_ts, across partitions
-    too and however changes arrive; deleted rows stay in the table, marked (`docs/guarantees.md`)."""
+    """The order of the changes of one key. `kafka`: partition, offset. `source`: commit_ts, also across
+    partitions and whatever order changes arrive in; deleted rows stay in the table, marked
+    (`docs/guarantees.md`)."""
     deletes: Deletes = "hard"
     """`hard` removes the row, `soft` keeps it, marked."""
     tombstone_retention: PositiveDuration = 7 * 86400.0
     """Under `sequence_by: source`, how long deleted rows stay, marked, so that an older change does not bring
-    them back; counted in the source's time. A change older than that is a bad record."""
+    them back; measured in the source's time. A change older than that is a bad record."""
     zero_date: Annotated[ZeroDate, NullWord] = "null"
     """Dates that no calendar has, such as 0000-00-00: `null` (counted), `error` (the record is bad), `text`
     (the column becomes text). In a key column always an error."""
     bad_record: BadRecord = "pause"
     """A record that cannot be decoded: `pause` its table before it, or `dead-letter` it and go on."""
     schema_changes: SchemaChanges = SchemaChanges()
-    """What becomes of a change of the source table's columns, kind by kind."""
+    """What to do about a change of the source table's columns, kind by kind."""
     columns: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    """The columns that the target has, by the source's names; all if not given. The key's are needed. What
-    this and the next four do: `docs/how-to-columns.md`."""
+    """The columns that the target has, by the source's names; all if not given. The key's columns are
+    required. This and the next four settings: `docs/how-to-columns.md`."""
     except_column_list: Annotated[tuple[str, ...], MaybeListed] | None = Field(
         default=None, alias="except_column_list"
     )
-    """The columns that the target does not have, by the source's names; not beside `columns`. `[]`: all are
-    there, whatever is said elsewhere."""
+    """The columns that the target does not have, by the source's names; not together with `columns`. `[]`:
+    no column is excluded, whatever another section excludes."""
     rename: dict[str, str] | None = None
     """The target's names of columns, `{source: target}`."""
     filter: str | None = None
     """A condition in Spark's SQL on the source's row, as `status <> 'draft'`: the target holds the rows for
-    which it is true. `true` takes back what is said elsewhere."""
+    which it is true. `true` cancels the filter of another section."""
     metadata: Metadata | None = None
-    """Columns that say where a row's last change came from, `{kind: column}`, or a list of kinds, whose
-    columns are called `_tidesink_` and the kind: op, commit_ts, position, database, table, topic, partition,
+    """Columns that show where a row's last change came from, `{kind: column}`, or a list of kinds, whose
+    columns are named `_tidesink_` and the kind: op, commit_ts, position, database, table, topic, partition,
     offset, batch."""
     ignore_null_updates: bool = Field(default=False, alias="ignore_null_updates")
-    """A NULL that comes for a row which is there leaves the stored value; not so in the key's columns."""
+    """A NULL in an update leaves the stored value as it is, except in the key's columns."""
 
     _said = model_validator(mode="before")(normalised_mode)
 
@@ -302,9 +303,9 @@ class TableOverride(Model):
     match: TablePattern | None = None
     """All tables that a pattern fits, `shop.*`; names come before patterns, and those in order."""
     topic: str | None = None
-    """The topic of this table, where no rule says it. Not for canal-json."""
+    """The topic of this table, if no rule gives it. Not for canal-json."""
     keys: Annotated[tuple[str, ...], Listed, Field(min_length=1)] | None = None
-    """The columns that name a row, where neither the key record nor `pkNames` says them."""
+    """The columns that identify a row, if neither the key record nor `pkNames` names them."""
     definition: (
         Annotated[Definition, BeforeValidator(read_definition, json_schema_input_type=_DefinitionInput)]
         | None
@@ -376,33 +377,33 @@ class DeadLetterSettings(Model):
     topic: Annotated[str, Field(pattern=r"^[a-zA-Z0-9._-]{1,249}$")] | None = Field(
         default=None, alias="errors.deadletterqueue.topic.name"
     )
-    """The topic of dead letters, in the source's Kafka; made where it is not there. `bad-record: dead-letter`
-    needs it. Pipelines and Kafka Connect may share one."""
+    """The topic of dead letters, in the source's Kafka; created if it does not exist. `bad-record:
+    dead-letter` needs it. Pipelines and Kafka Connect may share one."""
     replication_factor: Count = Field(
         default=3, ge=-1, le=1000, alias="errors.deadletterqueue.topic.replication.factor"
     )
-    """Replicas of the topic where tidesink makes it; -1 is the brokers' own default."""
+    """Replicas of the topic if tidesink creates it; -1 is the brokers' own default."""
 
     @model_validator(mode="before")
     @classmethod
     def _moved(cls, value: Any) -> Any:
         if isinstance(value, dict):
             for name in _FORMER_DEAD_LETTERS.keys() & value.keys():
-                raise ValueError(f"{name} is no setting any more: {_FORMER_DEAD_LETTERS[name]}")
+                raise ValueError(f"{name} is no longer a setting: {_FORMER_DEAD_LETTERS[name]}")
         return value
 
 
 class BatchSettings(Model):
-    """Bounds of one batch of one table, and how many tables are worked on at once."""
+    """Limits of one batch of one table, and how many tables are processed at once."""
 
     max_records: Count = Field(default=1_000_000, ge=1, le=MOST_RECORDS)
     """Records of one batch of one table, or of one read that tables of a topic share. A batch is as large as
     what waits, up to this and to `max-bytes`: a target commits one large batch sooner than two halves."""
     max_bytes: ByteSize = Field(default=256 * 2**20, ge=1, le=MOST_BYTES)
-    """Bytes of one batch of one table, or of one read that tables of a topic share, by the size its records
-    had before."""
+    """Bytes of one batch of one table, or of one read that tables of a topic share, estimated from the size
+    of earlier records."""
     max_tables: Count = Field(default=2, ge=1, le=MOST_TABLES)
-    """Tables worked on at once."""
+    """Tables processed at once."""
     poll_interval: PositiveDuration = 1.0
     """How often to look for new records when idle."""
 
@@ -415,7 +416,7 @@ class RetrySettings(Model):
 
 
 class SparkSettings(Model):
-    """The Spark session of the worker. Values of ``conf`` are kept secret."""
+    """The Spark session of the worker. Values of ``conf`` are secret."""
 
     master: str = "local[*]"
     """Where Spark runs."""
@@ -477,13 +478,13 @@ class Config(Model):
     """One pipeline: from Kafka topics to tables of one target."""
 
     pipeline: PipelineName
-    """A name of the pipeline; it is part of each table's ledger, so keep it."""
+    """The pipeline's name. It is part of each table's ledger: do not change it."""
     source: SourceSettings
     """Where changes come from."""
     defaults: TableDefaults = TableDefaults()
-    """What holds for every table."""
+    """Settings of every table."""
     tables: tuple[TableOverride, ...] = ()
-    """What holds for single tables. Every topic that fits the rule is a table, listed here or not."""
+    """Settings of single tables. Every topic that fits the rule is a table, listed here or not."""
     routes: tuple[Route, ...] = ()
     """Tables that have another name at the target, and several that share one there."""
     target: TargetSettings
@@ -491,12 +492,12 @@ class Config(Model):
     dead_letters: DeadLetterSettings = DeadLetterSettings()
     """The topic of records that cannot be decoded."""
     batch: BatchSettings = BatchSettings()
-    """Bounds of a batch."""
+    """Limits of a batch."""
     retry: RetrySettings = RetrySettings()
-    """How long to try again."""
+    """How long to retry a failing step."""
     state: StatePlace = Field(default="./.tidesink/state.db", validate_default=True, repr=False)
     """The worker's own store of status and history: a SQLite file, or a SQLAlchemy URL, such as
-    `postgresql+psycopg://user@host/database`. Progress itself is kept in the target."""
+    `postgresql+psycopg://user@host/database`. Progress itself is stored in the target."""
     spark: SparkSettings = SparkSettings()
     """The Spark session."""
 
@@ -535,9 +536,9 @@ class Config(Model):
     def table_of_topic(self, topic: str, *, record: TableId | None = None) -> TableId | None:
         """The table whose changes a topic holds: a named one, else the only one the rule can mean.
 
-        None where neither tells (``shop_order_items`` by ``{schema}_{table}``), and for canal-json,
-        where each message says its table. ``record``: the (sanitised) names in the topic's Avro record,
-        which pick one of several readings; ``tidesink.config.models`` asks the registry for them.
+        None where neither decides (``shop_order_items`` by ``{schema}_{table}``), and for canal-json,
+        where each message names its table. ``record``: the (sanitised) names in the topic's Avro record,
+        which decide between several readings; ``topic_tables`` reads them from the registry.
         """
         if self.source.protocol == "canal-json":
             return None
@@ -546,7 +547,7 @@ class Config(Model):
             return named
         found = {table for rule in self.source.rules for table in rule.candidates(topic)}
         if len(found) > 1 and record is not None:
-            found = {table for table in found if _record_names(table) == record}
+            found = {t for t in found if (sanitize_name(t.schema), sanitize_name(t.name)) == record}
         return found.pop() if len(found) == 1 else None
 
     def named_table_of_topic(self, topic: str) -> TableId | None:
@@ -587,10 +588,6 @@ class Config(Model):
         return [rule for rule in self.source.rules if rule.names_tables]
 
 
-def _record_names(table: TableId) -> TableId:
-    return TableId(sanitize_name(table.schema), sanitize_name(table.name))
-
-
 # What the scd type says is in the mode.
 _POLICIES = tuple(name for name in TableDefaults.model_fields if name != "stored_as_scd_type")
 
@@ -601,7 +598,7 @@ def _first(overrides: list[TableOverride], name: str) -> Any:
 
 
 def topic_tables(config: Config, registry: SchemaReader) -> Callable[[str], TableId | None]:
-    """``table_of_topic`` for ``open_codec``: answers are kept; the registry is asked only where needed."""
+    """``table_of_topic`` for ``open_codec``: answers are cached; the registry is asked only where needed."""
     known: dict[str, TableId | None] = {}
 
     def table_of(topic: str) -> TableId | None:
@@ -624,7 +621,7 @@ def _table(config: Config, registry: SchemaReader, topic: str) -> TableId | None
     table = config.table_of_topic(topic, record=_record(registry, topic))
     if table is None:
         raise ConfigError(
-            "the topic rule can be read as several tables, and the registry does not tell which: "
+            "the topic rule can be read as several tables, and the registry does not show which: "
             f"name the table under tables: {{name: schema.table, topic: {topic}}}",
             topic=topic,
         )

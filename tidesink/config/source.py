@@ -124,7 +124,7 @@ def _token_url(url: str) -> str:
 
 
 class RegistryOAuth(Model):
-    """OAuth 2.0 client credentials: a token is got from ``token-url``, kept until it expires, and renewed."""
+    """OAuth 2.0 client credentials: a token from ``token-url`` is used until it expires, then renewed."""
 
     token_url: Annotated[str, AfterValidator(_token_url)]
     """The token endpoint."""
@@ -133,7 +133,7 @@ class RegistryOAuth(Model):
     client_secret: SecretStr
     """The client's secret."""
     scope: str = ""
-    """What the token is for, as the authority wants it; several separated by blanks."""
+    """The scope of the token, as the authority expects it; several separated by blanks."""
     ca: LocalPath | None = None
     """Certificates of the authorities to trust at the token endpoint; the system's own if not given."""
 
@@ -145,7 +145,7 @@ class RegistryOAuth(Model):
 
 
 class RegistryAuth(Model):
-    """Who we are to the registry: ``username`` and ``password``, a bearer ``token``, or ``oauth``."""
+    """How to sign in to the registry: ``username`` and ``password``, a bearer ``token``, or ``oauth``."""
 
     username: str | None = None
     """User name of basic authentication (Confluent Cloud: the API key)."""
@@ -167,16 +167,16 @@ class RegistryAuth(Model):
 
 
 class RegistryTls(Model):
-    """TLS files in PEM form. ``verify: false`` accepts any certificate, for trying things out only."""
+    """TLS files in PEM form. ``verify: false`` accepts any certificate: for experiments only."""
 
     ca: LocalPath | None = None
     """Certificates of the authorities to trust; the system's own if not given."""
     certificate: LocalPath | None = None
-    """The certificate that we show."""
+    """The client's certificate."""
     key: LocalPath | None = None
     """Its private key."""
     verify: bool = True
-    """`false` accepts any certificate: for trying things out only."""
+    """`false` accepts any certificate: for experiments only."""
 
     def options(self) -> TlsOptions:
         """The same as the registry client takes it; raises ConfigError for a file that is not there."""
@@ -192,7 +192,7 @@ class RegistrySettings(Model):
     urls: Annotated[tuple[Annotated[str, AfterValidator(_registry_url)], ...], Listed, Field(min_length=1)]
     """One URL or several, tried in turn. `url` means the same."""
     auth: RegistryAuth | None = None
-    """Who we are to the registry."""
+    """How to sign in to the registry."""
     tls: RegistryTls | None = None
     """Certificates, where the URL is https."""
     timeout: PositiveDuration = 10.0
@@ -210,22 +210,23 @@ class RegistrySettings(Model):
 
 
 class DebeziumSettings(Model):
-    """What a Debezium connector's records do not tell of its options, under Debezium's names with ``-``."""
+    """A Debezium connector's options that its records do not show, under Debezium's names with ``-``."""
 
     binary_handling_mode: BinaryHandling = DebeziumModes.binary_handling_mode
-    """How binary columns are written where a definition says that a text is one: `bytes`, `base64`,
+    """How binary columns are written, if a definition shows that a text is one: `bytes`, `base64`,
     `base64-url-safe` or `hex`."""
     unavailable_value_placeholder: Annotated[str, Field(min_length=1)] | None = None
-    """The connector's `unavailable.value.placeholder`: what stands for a value it was not sent. Without it
-    Debezium's own, `__debezium_unavailable_value`, and none in TiCDC's messages, which have every value."""
+    """The connector's `unavailable.value.placeholder`, which replaces a value that it did not receive.
+    Default: Debezium's own, `__debezium_unavailable_value`; none in TiCDC's messages, which have every
+    value."""
     decimal_handling_mode: DecimalHandling = DebeziumModes.decimal_handling_mode
-    """How decimals are written: `precise`, `string` or `double`. For records without a schema, as all that
-    follow but the last."""
+    """How decimals are written: `precise`, `string` or `double`. For records without a schema, like all
+    settings below but the last."""
     bigint_unsigned_handling_mode: UnsignedHandling = DebeziumModes.bigint_unsigned_handling_mode
     """How BIGINT UNSIGNED is written: `long`, `precise` or `string`."""
     time_precision_mode: TimePrecision = DebeziumModes.time_precision_mode
-    """What numbers stand for times: `adaptive` (of PostgreSQL), `adaptive_time_microseconds` (of MySQL),
-    `connect`, `isostring`, `microseconds` or `nanoseconds`."""
+    """How times are written: `adaptive` (PostgreSQL), `adaptive_time_microseconds` (MySQL), `connect`,
+    `isostring`, `microseconds` or `nanoseconds`."""
     interval_handling_mode: IntervalHandling = DebeziumModes.interval_handling_mode
     """How PostgreSQL's intervals are written: `numeric` or `string`."""
     hstore_handling_mode: HstoreHandling = DebeziumModes.hstore_handling_mode
@@ -233,8 +234,8 @@ class DebeziumSettings(Model):
     decimal_format: DecimalFormat = DebeziumModes.decimal_format
     """The converter's `decimal.format`: `base64` or `numeric`."""
     unwrapped: bool = CodecOptions.debezium_unwrapped
-    """The connector's ExtractNewRecordState makes rows of its envelopes, so that a null value is a delete.
-    Found out where its rows say so: by a schema, or an added field such as `__op`. debezium-json only."""
+    """The connector's ExtractNewRecordState turns envelopes into rows, so that a null value is a delete.
+    Detected if the rows show it: by a schema, or an added field such as `__op`. debezium-json only."""
 
     def modes(self, time_zone: str) -> DebeziumModes:
         """The same as the codec takes it."""
@@ -285,35 +286,35 @@ class SourceSettings(Model):
     delete_only_output_handle_key_columns: bool = CodecOptions.delete_only_output_handle_key_columns
     """TiCDC: deletes carry the key only. canal-json only."""
     output_row_key: bool = CodecOptions.output_row_key
-    """New TiCDC: rows carry TiDB's row key, by which tables without a key are kept
+    """New TiCDC: rows carry TiDB's row key, which identifies the rows of tables without a key
     (`docs/tables-without-a-key.md`); needs the extension. canal-json only."""
     output_raw_change_event: bool = CodecOptions.output_raw_change_event
     """TiCDC: key changes are not split. Refused for flat-avro without before-values, where the old key would
-    be lost, and under `sequence_by: kafka`, where rows that hand on a key in one transaction would be."""
+    be lost, and under `sequence_by: kafka`, where rows that pass on a key in one transaction would be
+    lost."""
     large_message_handle_option: LargeMessageOption = CodecOptions.large_message_handle_option
-    """TiCDC: what becomes of rows that are too large for Kafka: `none`, `claim-check` or `handle-key-only`.
+    """TiCDC: how rows that are too large for Kafka are sent: `none`, `claim-check` or `handle-key-only`.
     canal-json only."""
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
-    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker must be configured;
-    canal-json
-    only."""
+    """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. A worker needs this setting.
+    canal-json only."""
     claim_check_storage_uri: ClaimCheckPlace | None = None
-    """TiCDC: where rows lie that were too large: a directory, or a URL that fsspec knows (`s3://bucket/path`).
+    """TiCDC: where rows that were too large are: a directory, or a URL that fsspec knows (`s3://bucket/path`).
     Nothing outside of it is opened. Never shown. canal-json only."""
     claim_check_raw_value: bool = CodecOptions.claim_check_raw_value
-    """TiCDC: claim-check files hold the bare value. The files say it themselves. canal-json only."""
+    """TiCDC: claim-check files hold the bare value. Detected from the files. canal-json only."""
     upstream_url: SecretStr | None = None
-    """A SQLAlchemy URL of the upstream TiDB, such as `mysql+pymysql://reader:…@tidb:4000`: rows that were cut
-    down to their handle key are read from it, as they were at their commit. Without it they are bad records.
-    Never shown. canal-json only."""
+    """A SQLAlchemy URL of the upstream TiDB, such as `mysql+pymysql://reader:…@tidb:4000`: rows that were
+    reduced to their handle key are read from it, as they were at their commit. Without it they are bad
+    records. Never shown. canal-json only."""
     max_decompressed_bytes: ByteSize = Field(default=CodecOptions.max_decompressed_bytes, ge=1, le=MOST_BYTES)
-    """The most that one message may be once it is decompressed. canal-json only."""
+    """The largest size of one message after decompression. canal-json only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
     """The changefeed's time zone: TIMESTAMP texts carry none on the wire."""
     checksum: ChecksumMode = CodecOptions.checksum
-    """What to do about a row whose TiCDC checksum does not match: `off` (not asked), `warn` (applied, counted
-    and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the changefeed.
-    flat-avro only."""
+    """What to do about a row whose TiCDC checksum does not match: `off` (not checked), `warn` (applied,
+    counted and logged), `reject` (a bad record). Needs `integrity-check-level = "correctness"` at the
+    changefeed. flat-avro only."""
     debezium: DebeziumSettings = DebeziumSettings()
     """A Debezium connector's own options. debezium-avro and debezium-json only."""
     kafka: Annotated[
@@ -352,7 +353,7 @@ class SourceSettings(Model):
 
     @property
     def opens_up_to(self) -> int | None:
-        """How many bytes a compressed message may stand for; None where the changefeed compresses none."""
+        """How many bytes a message may have after decompression; None if the changefeed does not compress."""
         return None if self.large_message_handle_compression == "none" else self.max_decompressed_bytes
 
     @property
@@ -364,7 +365,7 @@ class SourceSettings(Model):
         return confluent_properties(self.bootstrap_servers, self.kafka)
 
 
-# An option that a person may set; the others are for encoding, or the messages tell them.
+# An option that a person may set; the others are for encoding, or the messages show them.
 _CODEC_OPTIONS = tuple(
     option.name for option in fields(CodecOptions) if option.name in SourceSettings.model_fields
 )

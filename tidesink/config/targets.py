@@ -7,6 +7,7 @@ endpoint.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
@@ -98,9 +99,9 @@ class IcebergSettings(Model):
     catalog_properties: Annotated[dict[str, SecretStr], BeforeValidator(_with_paths)] = Field(
         default_factory=dict
     )
-    """What the catalog is, in Iceberg's words: `type` (`rest`, `hive`, `hadoop`, `glue`, `jdbc`, `nessie`)
-    or `catalog-impl`, `uri`, `warehouse`, …; their values are never shown. Without any, `spark.conf` says it
-    under `spark.sql.catalog.NAME`."""
+    """The catalog's properties, under Iceberg's names: `type` (`rest`, `hive`, `hadoop`, `glue`, `jdbc`,
+    `nessie`) or `catalog-impl`, `uri`, `warehouse`, …; their values are never shown. If there are none,
+    `spark.conf` defines the catalog under `spark.sql.catalog.NAME`."""
     table: CatalogName = "{schema}.{table}"
     """A table's namespace and name; must contain `{schema}` and `{table}`."""
 
@@ -124,14 +125,6 @@ def _database_url(scheme: str, url: str, *, needs_database: bool) -> str:
     if not fits or "/" in parts.path.strip("/") or (needs_database and not parts.path.strip("/")):
         raise ValueError(f"give a URL such as {example}")
     return url.rstrip("/")
-
-
-def _postgres_url(url: str) -> str:
-    return _database_url("postgresql", url, needs_database=True)
-
-
-def _mysql_url(url: str) -> str:
-    return _database_url("mysql", url, needs_database=False)
 
 
 def _names_a_table(template: str) -> str:
@@ -160,10 +153,10 @@ SqlTemplate = Annotated[str, AfterValidator(_names_a_table)]
 
 
 class SqlTls(Model):
-    """TLS to a database, in Postgres's words."""
+    """TLS to a database, under Postgres's names."""
 
     mode: TlsMode = "prefer"
-    """`disable`; `prefer`: where the server has it; `require`: without a look at its certificate;
+    """`disable`; `prefer`: if the server has it; `require`: without a check of its certificate;
     `verify-ca`; `verify-full`: the certificate is signed by `ca` and names the host."""
     ca: LocalPath | None = None
     """A PEM file with the authorities that sign the server's certificate."""
@@ -185,8 +178,9 @@ class SqlSettings(Model):
     """Its password, as `${env:NAME}` or `${file:path}`."""
     table: SqlTemplate = "{schema}.{table}"
     view: Annotated[str, AfterValidator(_names_a_view)] | None = None
-    """The name of a view beside each table, as `{table}_live`, which shows its living rows without tidesink's
-    own columns; must contain `{table}`, the table's own name. It is made, and kept in step with the table."""
+    """The name of a view beside each table, as `{table}_live`, which shows the rows that are not deleted,
+    without tidesink's own columns; must contain `{table}`, the table's own name. tidesink creates the view
+    and changes it with the table."""
     tls: SqlTls = Field(default_factory=SqlTls)
     """TLS to the database."""
 
@@ -198,10 +192,10 @@ class PostgresSettings(SqlSettings):
 
     type: Literal["postgres"]
     """`postgres`: tables in a Postgres database."""
-    url: Annotated[str, AfterValidator(_postgres_url)]
+    url: Annotated[str, AfterValidator(partial(_database_url, "postgresql", needs_database=True))]
     """The database, as `postgresql://host:5432/database`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
-    """A table's schema and name; must contain `{schema}` and `{table}`. Schemas are made where missing."""
+    """A table's schema and name; must contain `{schema}` and `{table}`. Missing schemas are created."""
 
 
 class MysqlSettings(SqlSettings):
@@ -211,16 +205,15 @@ class MysqlSettings(SqlSettings):
 
     type: Literal["mysql"]
     """`mysql`: tables in a MySQL or MariaDB server."""
-    url: Annotated[str, AfterValidator(_mysql_url)]
+    url: Annotated[str, AfterValidator(partial(_database_url, "mysql", needs_database=False))]
     """The server, as `mysql://host:3306`, without user and password."""
     table: SqlTemplate = "{schema}.{table}"
-    """A table's database and name; must contain `{schema}` and `{table}`. Databases are made where
-    missing."""
+    """A table's database and name; must contain `{schema}` and `{table}`. Missing databases are created."""
 
 
 WrittenProtocol = Literal["flat-avro", "canal-json", "debezium-json", "debezium-avro"]
 AVRO_PROTOCOLS: Final = ("flat-avro", "debezium-avro")
-# Options that one protocol's encoder does not look at.
+# Options that the encoder of another protocol ignores.
 _AVRO_ONLY: Final = ("avro_decimal_handling_mode", "avro_bigint_unsigned_handling_mode", "schema_registry")
 _CANAL_ONLY: Final = ("content_compatible", "large_message_handle_compression")
 _DEBEZIUM_ONLY: Final = ("cluster_id",)
@@ -289,11 +282,11 @@ class KafkaSettings(Model):
     ] = None
     """The registry that schemas are registered in: a URL, or a section. Required by the Avro protocols."""
     auto_create_topic: bool = True
-    """Make a topic that is not there."""
+    """Create topics that do not exist."""
     partition_num: Count = Field(default=3, ge=1, le=10_000)
-    """How many partitions a topic is made with."""
+    """How many partitions a created topic has."""
     replication_factor: Count = Field(default=1, ge=1, le=1000)
-    """How many brokers keep a topic that is made."""
+    """How many replicas a created topic has."""
     enable_tidb_extension: bool = CodecOptions.enable_tidb_extension
     """TiCDC: write `_tidb` fields. The source must carry commit timestamps."""
     avro_decimal_handling_mode: DecimalMode = CodecOptions.avro_decimal_handling_mode
@@ -305,7 +298,7 @@ class KafkaSettings(Model):
     large_message_handle_compression: Compression = CodecOptions.large_message_handle_compression
     """TiCDC: how every message is compressed: `none`, `snappy` or `lz4`. canal-json only."""
     max_message_bytes: ByteSize = Field(default=CodecOptions.max_message_bytes, ge=1, le=MOST_BYTES)
-    """The largest message; the topic must take it."""
+    """The size of the largest message; the topic must accept it."""
     namespace: str = Field(default=CodecOptions.namespace, min_length=1)
     """The first part of Avro record namespaces: the changefeed's namespace or keyspace. flat-avro only."""
     time_zone: Annotated[str, AfterValidator(known_time_zone)] = CodecOptions.time_zone
@@ -358,27 +351,25 @@ class KafkaSettings(Model):
 def _endpoint(url: str) -> str:
     try:
         parts = urlsplit(url)
-        sound = parts.port != 0
+        usable = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
     except ValueError:
-        sound = False
-    if not sound:
-        raise ValueError("give a URL such as https://api.example.com/changes/{schema}/{table}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+        usable = False
+    if not usable:
         raise ValueError("give a URL such as https://api.example.com/changes/{schema}/{table}")
     if parts.username or parts.password:
         raise ValueError("put user name and password under target.auth, not into the URL")
     if parts.fragment:
-        raise ValueError("a URL that is sent to has no fragment: remove what follows #")
+        raise ValueError("a URL for requests has no fragment: remove # and what follows it")
     rest = url.replace("{schema}", "").replace("{table}", "")
     if "{" in rest or "}" in rest:
         raise ValueError("it holds another placeholder: use {schema} and {table} only")
     if "{" in (parts.hostname or ""):
-        raise ValueError("placeholders stand in the path or behind ?, not in the host's name")
+        raise ValueError("put placeholders into the path or the query, not into the host name")
     return url
 
 
 class HttpAuth(Model):
-    """Who we are to the endpoint: ``username`` and ``password``, or a bearer ``token``."""
+    """How to sign in to the endpoint: ``username`` and ``password``, or a bearer ``token``."""
 
     username: str | None = Field(default=None, min_length=1)
     """User name of basic authentication."""
@@ -411,15 +402,15 @@ class HttpSettings(Model):
     batch_rows: Count = Field(default=500, ge=1, le=1_000_000)
     """Rows of one request, at most."""
     parallel_requests: Count = Field(default=2, ge=1, le=1000)
-    """How many requests of one table may be under way at once. A key always goes the same way."""
+    """How many requests of one table may run at once. The changes of a key stay in order."""
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Headers of every request; their values are never shown."""
     auth: HttpAuth | None = None
-    """Who we are to the endpoint."""
+    """How to sign in to the endpoint."""
     timeout: PositiveDuration = 30.0
     """How long to wait for a connection, and for an answer."""
     attempts: Count = Field(default=5, ge=1, le=100)
-    """How often one request is tried before its batch is; `retry.for` says how long that is."""
+    """How often one request is tried before its batch is retried, for as long as `retry.for` allows."""
     longest_wait: PositiveDuration = 60.0
     """The longest wait between two attempts; a longer `Retry-After` leaves the rest to `retry.for`."""
     tls: RegistryTls | None = None
@@ -468,19 +459,19 @@ class DeltaSettings(Model):
     table: TableTemplate = "{schema}/{table}"
     """A table's path under the root; must contain `{schema}` and `{table}`."""
     catalog_table: CatalogName | None = None
-    """The name that each table has in Spark's catalog besides, as `{schema}.{table}` or with the catalog
-    before: readers find it there, and its rows stay at its path."""
+    """The name of each table in Spark's catalog, as `{schema}.{table}`, or with the catalog before it.
+    Readers find the table under this name; its rows stay at its path."""
 
 
 class MemorySettings(Model):
     """Tables in the worker's own memory."""
 
     type: Literal["memory"]
-    """`memory`: gone with the process, for trying things out."""
+    """`memory`: tables that end with the process, for experiments."""
 
 
 def _type_of(settings: Any) -> str | None:
-    """The type that settings name; Delta where they name none, None where they are no settings."""
+    """The type that settings name; Delta if they name none, None if they are not settings."""
     named = settings.get("type", DEFAULT_TYPE) if isinstance(settings, Mapping) else None
     named = getattr(settings, "type", named)
     return named if isinstance(named, str) else None

@@ -188,10 +188,6 @@ class LakeTable:
             return pa.table({name: pa.array([]) for name in self.columns})
         return pa.concat_tables(parts, promote_options="permissive")
 
-    def row_count(self) -> int:
-        """The number of live rows."""
-        return int(self.read().num_rows)
-
     def _file(self, add: dict[str, Any]) -> pa.Table:
         table = pq.read_table(
             self.path / unquote(add["path"]), coerce_int96_timestamp_unit="us", partitioning=None

@@ -33,7 +33,7 @@ _LOG_LINES: Final = 15
 
 @dataclass(frozen=True)
 class RunningDaemon:
-    """A process as its pid file knows it. ``started`` is opaque: equal only for the same process."""
+    """A process as its pid file describes it. ``started`` is opaque: equal only for the same process."""
 
     pid: int
     started: str
@@ -59,14 +59,14 @@ class DaemonFiles:
 def start_daemon(files: DaemonFiles, command: Sequence[str], *, port: int) -> RunningDaemon:
     """Start the command in its own session, its output in the log file, and write its pid file.
 
-    The log of the run before is kept beside it with ``.1``. Raises DevStackError when it cannot start.
+    The log of the last run stays beside it with ``.1``. Raises DevStackError when it cannot start.
     """
     files.directory.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         files.log_file.replace(files.log_file.with_suffix(".log.1"))
     with interrupts_wait():
         process = _start(files, command)
-        # The daemon outlives this object by intent; without a code its collection would warn of that.
+        # The daemon outlives this object on purpose; without a code its collection would warn of that.
         process.returncode = 0
         try:
             return _record(files, process.pid, port)
@@ -110,7 +110,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def find_running(files: DaemonFiles) -> RunningDaemon | None:
-    """The live process of the pid file, or None when there is none or it is somebody else's by now."""
+    """The live process of the pid file; None if there is none, or its pid belongs to another one by now."""
     daemon = read_pid_file(files)
     if daemon is not None and start_of(daemon.pid) == daemon.started:
         return daemon
@@ -118,10 +118,10 @@ def find_running(files: DaemonFiles) -> RunningDaemon | None:
 
 
 def read_pid_file(files: DaemonFiles) -> RunningDaemon | None:
-    """What the pid file says, alive or not; None when it is missing or unreadable."""
+    """The process of the pid file, alive or not; None when the file is missing or unreadable."""
     try:
-        said = json.loads(files.pid_file.read_text(encoding="utf-8"))
-        return RunningDaemon(int(said["pid"]), str(said["started"]), int(said["port"]))
+        found = json.loads(files.pid_file.read_text(encoding="utf-8"))
+        return RunningDaemon(int(found["pid"]), str(found["started"]), int(found["port"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -152,7 +152,7 @@ def wait_ready(
     Raises DevStackError with the end of the log when the process ends first or the time is up.
     """
     while True:
-        # First of all ours must live: another program on its port could answer in its place.
+        # Ours must be alive: another program on its port could answer in its place.
         if start_of(daemon.pid) != daemon.started:
             raise DevStackError(f"{files.name} ended while starting.{_log_tail(files)}")
         if answers():
@@ -204,14 +204,10 @@ def start_of(pid: int) -> str | None:
     fields = stat.rpartition(")")[2].split()  # the name before it may hold blanks and brackets
     # A killed JVM's first thread is a zombie while others still close its ports: that is not gone yet.
     ended = fields[0] in "ZX" and int(fields[17]) <= 1
-    return None if ended else f"{_boot()}/{fields[19]}"
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return None if ended else f"{boot}/{fields[19]}"
 
 
 def _start_by_ps(pid: int) -> str | None:
@@ -276,8 +272,8 @@ _TRIES: Final = 100
 def free_ports(count: int) -> list[int]:
     """Different ports that nothing listens on at this moment.
 
-    The system gives none of them to a connection, or to who listens anywhere: a service takes seconds to
-    start, and would find its port in use. Raises OSError where there is none to be had.
+    The system assigns none of them by itself: a service takes seconds to start, and would find its port in
+    use. Raises OSError if there is none.
     """
     found: list[int] = []
     candidates = _candidates()
@@ -288,18 +284,18 @@ def free_ports(count: int) -> list[int]:
 
 
 def _bound(one: socket.socket, port: int) -> list[int]:
-    """The port that the socket has now; none where that one cannot be had."""
+    """The port that the socket is now bound to; none if it is in use."""
     try:
         one.bind((LOOPBACK, port))
     except OSError:
         if port == _ANY:
-            raise  # the system has none, and would say so for ever
+            raise  # the system has none: another try would fail too
         return []
     return [one.getsockname()[1]]
 
 
 def _candidates() -> Iterator[int]:
-    """Ports to try, in no order, so that two who look at once find others; then whatever the system gives."""
+    """Ports to try in random order, so that two callers find different ones; then any port of the system."""
     highest = _HIGHEST
     with contextlib.suppress(OSError, ValueError):
         highest = min(highest, int(_GIVEN_OUT.read_text(encoding="ascii").split()[0]) - 1)

@@ -170,10 +170,10 @@ def _is_running(service: Service) -> bool:
 
 
 def _status(service: Service) -> ServiceStatus:
-    name, running, said = service.files.name, find_running(service.files), read_pid_file(service.files)
-    if running is None and said is not None:
+    name, running, stale = service.files.name, find_running(service.files), read_pid_file(service.files)
+    if running is None and stale is not None:
         return ServiceStatus(
-            name, "stale pid file", None, said.port, f"pid {said.pid} is gone; up starts again"
+            name, "stale pid file", None, stale.port, f"pid {stale.pid} is gone; up starts again"
         )
     if running is None:
         return ServiceStatus(name, "stopped", None, None, "")
@@ -336,8 +336,8 @@ def _run_format(jars: Path, properties: Path, seconds: float = READY_SECONDS) ->
             "busy, or its disk full? Run the command again"
         ) from exc
     if answer.returncode:
-        said = (answer.stderr + answer.stdout).strip()[-2000:]
-        raise DevStackError(f"Kafka cannot format its storage ({properties}):\n{said}")
+        output = (answer.stderr + answer.stdout).strip()[-2000:]
+        raise DevStackError(f"Kafka cannot format its storage ({properties}):\n{output}")
 
 
 def _serves_metadata(address: str) -> bool:

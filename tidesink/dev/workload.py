@@ -28,7 +28,7 @@ from tidesink.schema_registry import SchemaRegistry
 from tidesink.schema_registry.naming import TopicRule
 
 _TIMEOUT_S = 60
-_ERRORS_ONLY = 3  # syslog's: what a young broker makes the client try again is no news
+_ERRORS_ONLY = 3  # syslog's: retries against a broker that has just started are not worth a line
 
 
 class OutgoingRecord(NamedTuple):
@@ -115,13 +115,6 @@ def create_topics(brokers: str, topics: Iterable[str], partitions: int) -> None:
 def shop_topics(rule: TopicRule) -> list[str]:
     """The topics of the shop's tables, each once: a rule may give several tables one."""
     return list(dict.fromkeys(rule.topic_for(table) for table in shop.CREATE))
-
-
-def open_encoder(
-    protocol: str, options: CodecOptions, registry: SchemaRegistry | None, *, rule: TopicRule, partitions: int
-) -> RecordEncoder:
-    """An encoder of the shop's changes."""
-    return RecordEncoder(open_codec(protocol, options=options, registry=registry), rule, partitions)
 
 
 class RecordSender:
@@ -231,9 +224,8 @@ def write_workload(
     """
     rule = TopicRule.parse(options.topic_rule)
     create_topics(options.brokers, shop_topics(rule), options.partitions)
-    encoder = open_encoder(
-        options.protocol, options.codec, options.registry, rule=rule, partitions=options.partitions
-    )
+    codec = open_codec(options.protocol, options=options.codec, registry=options.registry)
+    encoder = RecordEncoder(codec, rule, options.partitions)
     sent = Sent()
     changes = ShopChanges(options.seed, options.events)
     sender = RecordSender(options.brokers, rate=options.rate, sent=sent)

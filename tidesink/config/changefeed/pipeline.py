@@ -50,7 +50,7 @@ _ALONE: Final = frozenset({*_REGISTERED, "debezium-json"})
 
 @dataclass
 class PipelineDraft:
-    """Parts of a config: ``source`` and ``tables`` in the config's own names, and what a person has to do."""
+    """Parts of a config: ``source`` and ``tables`` under the config's names, and what is left to a person."""
 
     source: dict[str, Any] = field(default_factory=dict)
     tables: list[dict[str, Any]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class PipelineDraft:
 
 
 def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None) -> PipelineDraft:
-    """The config of a pipeline that reads a changefeed; ``definitions`` tell the keys of its tables.
+    """The config of a pipeline that reads a changefeed; ``definitions`` have the keys of its tables.
 
     Raises:
         ConfigError: tidesink cannot read what this changefeed writes, or its order would be lost.
@@ -87,7 +87,7 @@ def _protocol(feed: Changefeed) -> str:
     if found not in _ALWAYS:
         raise ConfigError(
             f"the changefeed's protocol is {feed.options['protocol']}, and a pipeline reads "
-            f"{' or '.join(_ALWAYS)}: make a changefeed with one of these",
+            f"{' or '.join(_ALWAYS)}: create a changefeed with one of these",
             key="protocol",
         )
     return found
@@ -109,23 +109,15 @@ def lost_order(dispatcher: Dispatcher, key: Collection[str] | None = None) -> st
 
 def _refuse_lost_order(feed: Changefeed, definitions: TableDefinitions | None) -> None:
     for index, dispatcher in enumerate(feed.router.dispatchers):
-        keys = [key_of(definitions, table) for table in _covered(feed, dispatcher, definitions)]
-        for key in keys or [None]:
+        covered = [table for table in definitions or () if feed.router.dispatcher_of(table) is dispatcher]
+        for key in [key_of(definitions, table) for table in covered] or [None]:
             problem = lost_order(dispatcher, key)
             if problem is not None:
                 raise ConfigError(problem, key=f"changefeed: sink.dispatchers[{index}]")
 
 
-def _covered(
-    feed: Changefeed, dispatcher: Dispatcher, definitions: TableDefinitions | None
-) -> Iterator[TableId]:
-    for table in definitions or ():
-        if feed.router.dispatcher_of(table) is dispatcher:
-            yield table
-
-
 def key_of(definitions: TableDefinitions | None, table: TableId) -> Collection[str] | None:
-    """The handle columns of a table, or None where nothing tells of it."""
+    """The handle columns of a table, or None if it has no definition."""
     schema = definitions.get(table) if definitions is not None else None
     return {column.name for column in schema.handle_columns} if schema is not None else None
 
@@ -227,22 +219,22 @@ def _codec(feed: Changefeed, protocol: str) -> dict[str, Any]:
 
 
 def _kafka(given: Given, tls: bool, notes: list[str]) -> Iterator[tuple[str, str]]:
-    def said(name: str) -> str:
+    def setting(name: str) -> str:
         return given.parameters.get(name) or str(given.setting("sink", "kafka-config", name) or "")
 
-    mechanism = said("sasl-mechanism").upper()
+    mechanism = setting("sasl-mechanism").upper()
     if mechanism or tls:
         yield "security.protocol", ("SASL_" if mechanism else "") + ("SSL" if tls else "PLAINTEXT")
     if mechanism:
         notes.append(f"set {KAFKA_VARIABLE} to the password of Kafka's user")
         yield "sasl.mechanism", mechanism
-        yield "sasl.username", said("sasl-user")
+        yield "sasl.username", setting("sasl-user")
         yield "sasl.password", f"${{env:{KAFKA_VARIABLE}}}"
     places = {"ca": "ssl.ca.location", "cert": "ssl.certificate.location", "key": "ssl.key.location"}
     for name, place in places.items():
-        if said(name):
-            notes.append(f"{place}: {said(name)} is a file of TiCDC's machine: put one there, or correct it")
-            yield place, said(name)
+        if path := setting(name):
+            notes.append(f"{place}: {path} is a path on TiCDC's machine: put the file there, or correct it")
+            yield place, path
 
 
 def _large_messages(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
@@ -263,6 +255,4 @@ def _large_messages(feed: Changefeed, protocol: str, notes: list[str]) -> Iterat
         if feed.options["claim-check-raw-value"]:
             yield "claim-check-raw-value", True
     if option == "handle-key-only":
-        notes.append(
-            "large rows carry their key alone: give upstream-url, TiDB's, and they are completed from it"
-        )
+        notes.append("large rows carry only their key: set upstream-url to TiDB's, which completes them")

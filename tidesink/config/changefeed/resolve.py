@@ -366,7 +366,9 @@ def _large_message(facts: Facts) -> Found:
         yield field, f"{shown(option)} is unknown", f"use {', '.join(_LARGE)}"
     if facts.protocol not in ("open-protocol", "canal-json", "simple"):
         yield field, f"protocol {facts.protocol} cannot do {shown(option)}", "remove it, or use canal-json"
-    elif facts.protocol == "canal-json" and not _extension_in_uri(facts.given):
+    elif facts.protocol == "canal-json" and (
+        facts.given.parameters.get("enable-tidb-extension") not in ("1", "t", "T", "true", "TRUE", "True")
+    ):
         reason = f"{shown(option)} with canal-json needs the TiDB extension in the sink URI"
         yield field, reason, "add enable-tidb-extension=true to the sink URI (in the file it does not count)"
     if option == "claim-check" and not facts.large.get("claim-check-storage-uri"):
@@ -377,10 +379,6 @@ def _large_message(facts: Facts) -> Found:
         and facts.large.get("claim-check-raw-value")
     ):
         yield f"{where}.claim-check-raw-value", "open-protocol cannot do it", "set it to false"
-
-
-def _extension_in_uri(given: Given) -> bool:
-    return given.parameters.get("enable-tidb-extension") in ("1", "t", "T", "true", "TRUE", "True")
 
 
 def _registries(facts: Facts) -> Found:
