@@ -368,7 +368,7 @@ def test_a_time_that_cannot_be_is_said_and_orders_nothing(said: dict[str, Any]) 
     ]
     (warning,) = applied(definitions, statements, "cdc")
     assert warning.table == T
-    assert "says a time that cannot be (" in warning.text
+    assert "has an impossible time (" in warning.text
     assert str(next(reversed(said.values()))) in warning.text
     found = definitions.get(T)
     assert found is not None

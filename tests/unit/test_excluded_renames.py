@@ -13,7 +13,7 @@ from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import first_shape
 from tidesink.sinks.batch.schema_changes import Accepted, Policies, SchemaDecision, decide_changes
 from tidesink.sinks.plans.flat_avro import flat_avro_plan
-from tidesink.sinks.schema_sources.canal_json import _doubted, _RowWords
+from tidesink.sinks.schema_sources.canal_json import _RowWords, _with_replaced
 from tidesink.sinks.targets.base import SchemaGap
 from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout, laid_out
@@ -179,7 +179,7 @@ def test_rows_that_alone_tell_of_a_column_tell_what_it_never_stood_beside() -> N
     def instead(*forms: str, reported: str = "") -> dict[str, frozenset[str]]:
         words = [_RowWords(form.split(), {}, ["id"]) for form in forms]
         names = dict.fromkeys(name for form in forms for name in form.split())
-        shape = _doubted(_shape(*names), words, reported.split())
+        shape = _with_replaced(_shape(*names), words, reported.split())
         return {column.name: column.instead_of for column in shape.columns if column.instead_of}
 
     assert instead("id phone", "id mobile", reported="id phone") == {"mobile": {"phone"}}

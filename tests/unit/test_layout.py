@@ -102,7 +102,7 @@ def test_the_nearest_list_and_filter_hold() -> None:
         ({"rename": {"a": "x", "b": "X"}}, "rename", "two columns would be called x"),
         ({"rename": {"a": "x", "A": "y"}}, "rename", "a is renamed twice"),
         ({"rename": {"a": " "}}, "rename", "empty name"),
-        ({"rename": {"a": "_Tidesink_seq"}}, "rename", "_Tidesink_seq would be called as tidesink's own"),
+        ({"rename": {"a": "_Tidesink_seq"}}, "rename", "_Tidesink_seq begins with _tidesink_"),
         ({"rename": {"a": "x"}, "except_column_list": ["A"]}, "rename", "no effect on a"),
         ({"rename": {"a": "x"}, "columns": ["id"]}, "rename", "no effect on a"),
         ({"filter": "a > now()"}, "filter", "not the same at another time"),
@@ -180,7 +180,7 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
             "ignore_null_updates",
             "leave a value out",
         ),
-        ({"defaults": {"mode": "append", "filter": "a > 1"}}, "filter", "keeps every change"),
+        ({"defaults": {"mode": "append", "filter": "a > 1"}}, "filter", "stores every change"),
         (
             {"defaults": {"mode": "append", "ignore_null_updates": True}},
             "ignore_null_updates",
@@ -192,7 +192,7 @@ def test_metadata_is_named_or_has_its_own_names() -> None:
                 "target": {"type": "http", "url": "http://127.0.0.1:1/x"},
             },
             "ignore_null_updates",
-            "keeps no values",
+            "stores no values",
         ),
     ],
 )

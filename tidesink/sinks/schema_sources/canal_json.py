@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from tidesink.sinks.batch.tasks import Fetch, RangeTask
 
 
-# Where no DDL tells of a table, its topic is looked at for a row's words, so many records at first.
+# If no DDL defines a table, how many records are read first to find a row with its type names.
 _PEEKED_RECORDS = 10_000
 
 
 _NO_KEY: Final = (
-    "the table has no key: its rows have no pkNames, and no definition names a key. Name columns that tell "
-    f"its rows apart under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
+    "the table has no key: its rows have no pkNames, and no definition names a key. Name the columns that "
+    f"identify a row under tables: keys, or set mode: append to keep its changes; {IDENTITIES['canal-json']}"
 )
 
 
@@ -83,7 +83,7 @@ class CanalJsonDecoding(PlannedDecoding):
     def warnings(self) -> tuple[str, ...]:
         """Columns whose type at the target is not the nearest one, with the reason; DDL not understood."""
         texts = [
-            f"column {name}: nothing tells its type, so it is kept as text; give a table definition"
+            f"column {name}: its type is unknown, so it is stored as text; give a table definition"
             for name in self._text_columns
         ]
         reported = self._ddl.warnings(self._table, defined=self._declared is not None)
@@ -94,7 +94,7 @@ class CanalJsonDecoding(PlannedDecoding):
 
     @property
     def _is_unreported(self) -> bool:
-        """Whether rows alone tell of the table."""
+        """Whether only rows describe the table."""
         return self._declared is None and self._ddl.get(self._table) is None
 
     def prepare(self, found: TopicOffsets) -> None:
@@ -202,7 +202,7 @@ class CanalJsonDecoding(PlannedDecoding):
         return self._known_columns() != before
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
-        """Tasks for the ranges, which tell this table's records from others'."""
+        """Tasks for the ranges, which separate this table's records from others'."""
         task = super().range_task(ranges, fetch)
         if task is None or not isinstance(task.plan.decoder, CanalJsonDecoder):
             return None
@@ -273,7 +273,7 @@ class CanalJsonDecoding(PlannedDecoding):
         schema, settings = self._schema(), self._settings
         if schema is None:
             raise ConfigError(
-                "nothing tells the columns of the table: the topic has no CREATE TABLE and no row of it; "
+                "the columns of the table are unknown: the topic has no CREATE TABLE and no row of it; "
                 "give a definition under tables",
                 table=str(self._table),
             )
@@ -295,7 +295,7 @@ class CanalJsonDecoding(PlannedDecoding):
         )
         defined = self._declared if self._declared is not None else self._ddl.get(self._table)
         reported = {column.name.lower() for column in defined.columns} if defined else set()
-        self._plan = plan.with_shape(_doubted(plan.shape, self._words, reported))
+        self._plan = plan.with_shape(_with_replaced(plan.shape, self._words, reported))
 
     def _by_row_key(self, schema: TableSchema) -> bool:
         """Whether the table has no key but the row keys that its rows are declared to carry."""
@@ -314,8 +314,8 @@ class CanalJsonDecoding(PlannedDecoding):
         return with_former(shape, (column for column in former if column.name.casefold() not in names))
 
 
-def _doubted(shape: TableShape, words: Iterable[_RowWords], reported: Container[str]) -> TableShape:
-    """The shape; a column that rows alone tell of came instead of those that no row has beside it."""
+def _with_replaced(shape: TableShape, words: Iterable[_RowWords], reported: Container[str]) -> TableShape:
+    """The shape; a column that only rows have may replace those that no row has together with it."""
     forms = [{name.lower() for name in one.names} for one in words]
     columns = []
     for column in shape.columns:

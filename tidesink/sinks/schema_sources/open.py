@@ -56,7 +56,7 @@ def open_decoding(context: WorkerContext, topic: str, table: TableId, *, session
 
 
 class PlannedDecoding:
-    """One table's settings, and the plan they make with what its records tell."""
+    """One table's settings, and the plan made of them and of its records."""
 
     def __init__(self, context: WorkerContext, topic: str, table: TableId, *, session: SparkSession) -> None:
         self._context = context

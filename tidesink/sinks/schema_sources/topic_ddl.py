@@ -36,17 +36,17 @@ _SHOWN_SQL: Final = 200
 _MOST_WARNINGS: Final = 100
 
 _REKEYED: Final = (
-    "the rows of a table without a key have other row keys from here on, which no event says: where they are "
-    "identified by TiDB's row keys, load the table again"
+    "the rows of a table without a key have other row keys from here on, and no event reports that: if they "
+    "are identified by TiDB's row keys, load the table again"
 )
 
 _log = structlog.get_logger("tidesink.worker")
 
 
 class DdlStatement(NamedTuple):
-    """The SQL of a DDL event, the database it was run in, and the TSO from which it holds, where it says.
+    """The SQL of a DDL event, the database it ran in, and the TSO from which it holds, if it has one.
 
-    ``odd_time`` is what it says of its time where that can be none.
+    ``odd_time`` is its time if that is impossible.
     """
 
     database: str
@@ -58,7 +58,7 @@ class DdlStatement(NamedTuple):
 class DdlWarning(NamedTuple):
     """What a person should know of a DDL event.
 
-    ``table`` is the one it is about (without a name: all of its schema), None for any. ``untold``: a
+    ``table`` is the one it is about (without a name: all of its schema), None for any. ``unreported``: a
     definition in the config makes it void.
     """
 
@@ -67,7 +67,7 @@ class DdlWarning(NamedTuple):
     unreported: bool = False
 
     def is_about(self, table: TableId) -> bool:
-        """Whether it is worth a word at this table."""
+        """Whether it concerns this table."""
         if self.table is None:
             return True
         schema, name = (part.casefold() for part in self.table)
@@ -87,7 +87,7 @@ class TopicTable(NamedTuple):
 
 
 def reported_by(definitions: TableDefinitions, table: TableId) -> TopicTable | None:
-    """What the definitions tell of a table; None where they do not know it."""
+    """What the definitions have of a table; None if they do not know it."""
     current = definitions.get(table)
     if current is None:
         return None
@@ -154,7 +154,7 @@ class TopicDdl:
             return tuple(self._definitions)
 
     def recall(self, found: TopicOffsets) -> None:
-        """Know what an earlier run read, and read nothing.
+        """Restore what an earlier run read, and read nothing.
 
         Raises:
             StateStoreError: the store does not answer.
@@ -205,21 +205,21 @@ class TopicDdl:
         """Follow the statements; nobody else does meanwhile."""
         definitions = TableDefinitions.from_json(unread.definitions.to_json())
         before = definitions.version
-        heard = list(applied(definitions, statements, self._topic))
-        warnings = tuple(dict.fromkeys((*unread.warnings, *heard)))[-_MOST_WARNINGS:]
+        new = applied(definitions, statements, self._topic)
+        warnings = tuple(dict.fromkeys((*unread.warnings, *new)))[-_MOST_WARNINGS:]
         with self._lock:
             if self._definitions is not unread.definitions:
                 raise SourceUnavailableError(
-                    "the topic was deleted and made again while its DDL was read: that is not used, and the "
-                    "topic is looked at again",
+                    "the topic was deleted and made again while its DDL was read: that DDL is discarded, and "
+                    "the topic is read again",
                     topic=self._topic,
                 )
-            # Kept before it is known here: a scan that is tried again begins where this one did.
+            # Stored before it is used here: a scan that is retried begins where this one did.
             self._save(topic_id, definitions, warnings, unread.part.end)
             self._definitions, self._warnings, self._next = definitions, warnings, unread.part.end
         for warning in warnings:
             if warning not in unread.warnings:
-                _log.warning("DDL to be looked at", topic=self._topic, warning=warning.text)
+                _log.warning("DDL to check", topic=self._topic, warning=warning.text)
         return definitions.version != before
 
     def _restore(self, found: TopicOffsets) -> None:
@@ -275,7 +275,7 @@ def _warning(text: str, table: list[str] | None, unreported: bool) -> DdlWarning
 def applied(
     definitions: TableDefinitions, statements: Iterable[DdlStatement], topic: str
 ) -> Iterator[DdlWarning]:
-    """Let the definitions follow the statements; what is to be said of each, as it is applied."""
+    """Apply the statements to the definitions; gives the warnings of each, as it is applied."""
     for statement in statements:
         for warning in _applied(definitions, statement, topic):
             yield warning._replace(text=f"{warning.text}: {statement.sql[:_SHOWN_SQL]}")
@@ -309,10 +309,10 @@ def _applied(definitions: TableDefinitions, statement: DdlStatement, topic: str)
         )
 
 
-def _untimed(table: TableId, said: str) -> DdlWarning:
+def _untimed(table: TableId, time: str) -> DdlWarning:
     return DdlWarning(
-        f"the DDL of {table} says a time that cannot be ({said}), which is not used: rows from before it "
-        "are read by the types after it; see whether the producer's es is in milliseconds",
+        f"the DDL of {table} has an impossible time ({time}), which is ignored: rows from before the DDL are "
+        "read by the types after it; check that the producer's es is in milliseconds",
         table,
         unreported=True,
     )
@@ -320,8 +320,8 @@ def _untimed(table: TableId, said: str) -> DdlWarning:
 
 def _unreported(table: TableId) -> DdlWarning:
     return DdlWarning(
-        f"the DDL changes {table}, whose definition is unknown, so that its types and defaults are not "
-        "used; give a definition under tables",
+        f"the DDL changes {table}, whose definition is unknown, so its types and defaults are not used; give "
+        "a definition under tables",
         table,
         unreported=True,
     )
@@ -340,20 +340,20 @@ def _statement(value: bytes) -> DdlStatement | None:
         return None
     commit_ts, es = (extension.get("commitTs") if isinstance(extension, dict) else None), message.get("es")
     since = ddl_moment(commit_ts if type(commit_ts) is int else None, es)
-    said = "" if since is not None else _odd_time(commit_ts, es)
-    return DdlStatement(database if isinstance(database, str) else "", sql, since, said)
+    odd_time = "" if since is not None else _odd_time(commit_ts, es)
+    return DdlStatement(database if isinstance(database, str) else "", sql, since, odd_time)
 
 
 def _odd_time(commit_ts: object, es: object) -> str:
     reported = {"commitTs": commit_ts, "es": es}
-    # 0 says none, as a missing one does.
+    # 0 means none, like a missing one.
     return ", ".join(
         f"{name} {shown(value, 40)}" for name, value in reported.items() if value not in (None, 0)
     )
 
 
 _TABLES_KIND: Final = "topic-tables"
-# So many records of a new topic are looked into at first; tables that come later are met by the tasks.
+# How many records of a new topic are read at first; the tasks find tables that come later.
 _FIRST_RECORDS: Final = 20_000
 
 
@@ -393,21 +393,22 @@ class TopicTables:
         new = [table for table in tables if table not in self.known()]
         if new:
             with self._lock:
-                # Kept before it is known here: nobody would tell of a table again that is known already.
+                # Stored before it is known here: nobody reports a table again that is known already.
                 tables = self._tables | dict.fromkeys(new)
                 self._store.save_document(_TABLES_KIND, self._name, [list(table) for table in tables])
                 self._tables = tables
 
     def look(self, session: SparkSession, found: TopicOffsets, *, stuck: bool = False) -> tuple[TableId, ...]:
-        """The tables of a topic; where none is known, it is looked into until a row names one.
+        """The tables of a topic; if none is known, the topic is read until a row names one.
 
-        Tasks meet the other tables as they read. ``stuck``: none of them reads on, so that the topic is
-        looked into to its end. What was looked into once, watermarks say, is not looked into again.
+        Tasks find the other tables as they read. ``stuck``: no task reads on, so the topic is read to its
+        end. Records up to the stored offsets are not read again.
 
         Raises:
             SourceError: Kafka refuses, or does not answer.
             StateStoreError: the store does not answer.
-            ConfigError: nothing names a table, since the records are compressed and nobody said so.
+            ConfigError: no record names a table, since the records are compressed and the config does not
+                say so.
         """
         if self._looked_at != found.topic_id:
             self._looked_at, self._looked = found.topic_id, {}

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # How AWS Glue's header begins, as hexadecimal text: whether the payload is compressed stands behind the 03.
 _GLUE_HEADS: Final = ("0300", "0305")
-# Where the registry has no subject for the topic, so many records are looked at for their schema ids.
+# If the registry has no subject for the topic, how many records are read for their schema ids.
 _PEEKED_RECORDS: Final = 10_000
 
 
@@ -121,19 +121,19 @@ def _ids(heads: Iterable[str | None]) -> tuple[int, ...]:
 Ids = Mapping[SubjectPart, Iterable[int]]
 
 PARTS: Final[tuple[SubjectPart, ...]] = ("key", "value")
-# So long an id that the registry does not know is asked for before its records are called bad.
+# How long an unknown id is requested from the registry before its records are bad.
 LAG_SECONDS: Final = 5.0
-# So long ids called bad are left alone before a batch that meets bad records asks for them again.
+# How long after that a batch with bad records requests the id again.
 ASK_AGAIN_SECONDS: Final = 30.0
 
-_NO_SCHEMA: Final = "schema id {} is unknown to the registry: is it the registry TiCDC writes to?"
+_NO_SCHEMA: Final = "schema id {} is unknown to the registry: check that TiCDC writes to this registry"
 _OTHERS_SCHEMA: Final = (
     "schema id {} is of {}, which is no record of this topic's subjects: two tables must not share a topic"
 )
 
 
 def may_lag(error: BaseException) -> bool:
-    """Whether a registry that follows another may know better a little later."""
+    """Whether a registry that follows another may have the schema a little later."""
     return isinstance(error, SchemaNotFoundError)
 
 
@@ -145,11 +145,11 @@ class _Unknown(NamedTuple):
 
 
 class WriterSchemas:
-    """What is known of a topic's two subjects. Used by one thread at a time.
+    """The known schemas of a topic's two subjects. Used by one thread at a time.
 
-    ``lag`` says how long a registry may lag (``may_lag``), ``subject_of`` how subjects are named, and
-    ``of_no_table`` which schemas may come beside the table's own. Every method that asks raises RegistryError
-    where the registry refuses, or does not answer, and StopRequestedError for a stop while it waits.
+    ``lag``: how long a registry may lag (``may_lag``); ``subject_of``: how subjects are named;
+    ``of_no_table``: which schemas may come beside the table's own. Every method that uses the registry raises
+    RegistryError if it refuses or does not answer, and StopRequestedError for a stop during the wait.
     """
 
     def __init__(
@@ -173,11 +173,11 @@ class WriterSchemas:
 
     @property
     def unknown(self) -> dict[int, str]:
-        """Ids that were asked for in vain, each with the reason its records are bad for."""
+        """Ids that the registry does not know, each with the reason why its records are bad."""
         return {schema_id: found.reason for (_, schema_id), found in self._unknown.items()}
 
     def read_subjects(self) -> None:
-        """Take every version of the topic's subjects: a column's history wants them all."""
+        """Read every version of the topic's subjects: a column's history needs all of them."""
         self._lag.call(self._read_subjects)
 
     def lacks(self, ids: Ids) -> bool:
@@ -185,7 +185,7 @@ class WriterSchemas:
         return any(True for _ in self._lacking(ids))
 
     def look_up(self, ids: Ids) -> None:
-        """Know each id, or why its records are bad, after asking for some seconds."""
+        """Read the schema of each id; if the registry lacks it for some seconds, its records are bad."""
         try:
             self._lag.call(lambda: self._ask(ids))
         except SchemaNotFoundError:
@@ -193,7 +193,7 @@ class WriterSchemas:
                 self._refuse(part, schema_id, _NO_SCHEMA.format(schema_id))
 
     def look_again(self) -> bool:
-        """Ask once for the ids called bad a while ago; True where one of them is known by now."""
+        """Request the ids once that were unknown some time ago; True if one of them is known by now."""
         late = self._clock() - ASK_AGAIN_SECONDS
         stale = [place for place, found in self._unknown.items() if found.asked <= late]
         if not stale:
@@ -211,7 +211,7 @@ class WriterSchemas:
                     yield part, schema_id
 
     def _ask(self, ids: Ids) -> None:
-        """Ask once for what is lacking; raises SchemaNotFoundError where the registry knows some not."""
+        """Request the missing schemas once; raises SchemaNotFoundError if the registry lacks one."""
         self._read_subjects()
         missing = [(part, one) for part, one in list(self._lacking(ids)) if not self._known(part, one)]
         if missing:
@@ -221,7 +221,7 @@ class WriterSchemas:
             )
 
     def _known(self, part: SubjectPart, schema_id: int) -> bool:
-        """Ask for one id; False where the registry does not know it."""
+        """Request one id; False if the registry does not know it."""
         if schema_id in self.texts[part]:
             return True
         try:
@@ -237,17 +237,14 @@ class WriterSchemas:
 
     def _read_subjects(self) -> None:
         for part in PARTS:
-            self._read_subject(part)
-
-    def _read_subject(self, part: SubjectPart) -> None:
-        name = self._subject_of(self._topic, part)
-        try:
-            versions = self._registry.versions(name)
-        except SchemaNotFoundError:
-            return
-        for version in versions:
-            found = self._registry.schema_by_version(name, version)
-            self._take(part, found.id, found.schema_text)
+            name = self._subject_of(self._topic, part)
+            try:
+                versions = self._registry.versions(name)
+            except SchemaNotFoundError:
+                continue
+            for version in versions:
+                found = self._registry.schema_by_version(name, version)
+                self._take(part, found.id, found.schema_text)
 
     def _take(self, part: SubjectPart, schema_id: int, text: str) -> None:
         self.texts[part][schema_id] = text
@@ -376,7 +373,7 @@ def open_debezium_avro(
     return DebeziumAvroDecoding(context, topic, table, schemas=schemas, session=session)
 
 
-# So many records of a topic are looked at first for what tells its columns.
+# How many records of a topic are read first to find its columns.
 _PEEKED_JSON_RECORDS: Final = 1_000
 
 
@@ -391,16 +388,16 @@ class DebeziumJsonDecoding(LoneDecoding):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Columns whose type at the target is not the nearest one, with the reason; those nothing tells."""
+        """Columns whose type at the target is not the nearest one, with the reason; those without a type."""
         reported = self._writers.reported.values()
         texts = [f"column {one.column.name}: {UNTYPED}" for one in reported if one.guessed]
         return (*super().warnings, *texts)
 
     def prepare(self, found: TopicOffsets) -> None:
-        """Look at the topic's first records until one tells the table's columns."""
+        """Read the topic's first records until one gives the table's columns."""
         everything = [OffsetRange(self._topic, n, *at) for n, at in found.partitions.items()]
         for part in growing_parts(everything, _PEEKED_JSON_RECORDS):
-            if self._tells(part):
+            if self._found_writer(part):
                 break
         self._make()
 
@@ -414,8 +411,8 @@ class DebeziumJsonDecoding(LoneDecoding):
         self._make()
         return True
 
-    def _tells(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Look at some records; whether one of them gave the table's columns."""
+    def _found_writer(self, ranges: Sequence[OffsetRange]) -> bool:
+        """Read some records; whether one of them gave the table's columns."""
         with translated_read_errors(self._topic):
             rows = with_values(self._context.source.frame(self._session, ranges))
             found = first_row(rows, self._options, self._declared)

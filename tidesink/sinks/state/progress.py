@@ -167,12 +167,11 @@ def from_document(document: object) -> Progress:
 def _topic_document(topic: TopicProgress) -> dict[str, Any]:
     return {
         "topic_id": topic.topic_id,
-        "partitions": {str(number): _partition_list(at) for number, at in sorted(topic.partitions.items())},
+        "partitions": {
+            str(number): [at.next_offset, at.low_water_offset, at.applied_commit_ts, at.watermark]
+            for number, at in sorted(topic.partitions.items())
+        },
     }
-
-
-def _partition_list(at: PartitionProgress) -> list[int | None]:
-    return [at.next_offset, at.low_water_offset, at.applied_commit_ts, at.watermark]
 
 
 def _read(document: dict[str, Any]) -> Progress:

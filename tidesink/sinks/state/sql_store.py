@@ -214,19 +214,17 @@ class SqlStateStore:
         self._engine.dispose()
 
     def _make_tables(self) -> None:
-        """Make what is not there yet; others may make it at the same moment, each table only one of all."""
+        """Create the missing tables; another process may create them at the same moment."""
         retrying = Retrying(
-            # What somebody else made is found at the next look, so that each look gets further.
+            # The next attempt finds what another process created, so each attempt gets further.
             retry=retry_if_exception(lambda error: _made_by_others(error.__cause__)),
             stop=stop_after_attempt(len(_metadata.tables) + 2),
             reraise=True,
         )
-        retrying(self._make_missing)
-
-    def _make_missing(self) -> None:
-        with self._transaction() as connection:
-            _metadata.create_all(connection)
-            _check_version(connection)
+        for attempt in retrying:
+            with attempt, self._transaction() as connection:
+                _metadata.create_all(connection)
+                _check_version(connection)
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
@@ -237,7 +235,7 @@ class SqlStateStore:
             # The text of some drivers' errors holds the connection string; hide_parameters and the
             # URL below keep passwords out, which may stand behind its ? as well.
             raise StateStoreError(
-                f"the state store does not answer ({type(exc).__name__}); is it full, read-only or locked?",
+                f"the state store failed ({type(exc).__name__}): check if it is full, read-only or locked",
                 url=without_secrets(self._engine.url.render_as_string(hide_password=True)),
             ) from exc
 
@@ -254,7 +252,9 @@ def _engine(url: str) -> sa.Engine:
             "as in postgresql+psycopg://user@host/database or mysql+pymysql://user@host/database"
         ) from exc
     except (ArgumentError, ValueError):  # ValueError: of the port
-        raise ConfigError("state is no path and no SQLAlchemy URL, such as sqlite:////var/lib/t.db") from None
+        raise ConfigError(
+            "state is neither a path nor a SQLAlchemy URL, such as sqlite:////var/lib/t.db"
+        ) from None
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
     return engine
@@ -272,7 +272,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
         try:
             Path(database).parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise StateStoreError(f"the folder of the state store cannot be made: {exc}") from exc
+            raise StateStoreError(f"the folder of the state store cannot be created: {exc}") from exc
 
     @sa.event.listens_for(engine, "connect")
     def _set_pragmas(connection: Any, _record: Any) -> None:
@@ -286,7 +286,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
 
 def _set_wal(cursor: Any) -> None:
-    """Of those who set it at once on a new file SQLite refuses some at once, whatever wait they asked for."""
+    """Set WAL; on a new file SQLite refuses some concurrent callers at once, whatever the timeout."""
     retrying = Retrying(
         retry=retry_if_exception(_is_locked),
         stop=stop_after_delay(_LOCK_SECONDS),
@@ -301,7 +301,7 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _made_by_others(error: BaseException | None) -> bool:
-    """Whether a table or the version's row was there when it was to be made, which it was not before."""
+    """Whether another process has created a table or the version's row in the meantime."""
     return isinstance(error, IntegrityError) or (
         isinstance(error, (OperationalError, ProgrammingError)) and _is_there(error.orig)
     )
@@ -321,12 +321,12 @@ def _check_version(connection: sa.Connection) -> None:
     elif found != STORE_VERSION:
         raise ConfigError(
             f"the state store has version {found}, this tidesink writes {STORE_VERSION}; "
-            "use the tidesink version that made it, or point state at a new place"
+            "use the tidesink version that created it, or set state to a new place"
         )
 
 
 def _though_another_was_first(step: Callable[[], T]) -> T:
-    """What a step gives that replaces a row or makes it; once more where somebody made it meanwhile."""
+    """Run a step that updates or inserts a row; again if another process inserted it in the meantime."""
     try:
         return step()
     except StateStoreError as exc:
