@@ -240,12 +240,12 @@ def _fits(data: Bytes, starts: Indices, ends: Indices, cut: Cut) -> Mask:
     starts = np.where(fits, starts, starts[0])
     digits, more = b"0" * (es_end - es), b"0" * (ts_end - ts)
     before = len(_ES) - es
-    around = _windows(data, starts - before, ts_end + 1 + before)
+    context = _windows(data, starts - before, ts_end + 1 + before)
     # A byte that is a digit in the pattern stands for any digit.
-    fits &= _like(around, _ES + digits + _TS + more + b",")
+    fits &= _like(context, _ES + digits + _TS + more + b",")
     fits &= _like(_windows(data, starts + old, len(_OLD)), _OLD)
     for at, end in ((es, es_end), (ts, ts_end)):
-        fits &= (around[:, at + before] != _ZERO) | (end - at == 1)
+        fits &= (context[:, at + before] != _ZERO) | (end - at == 1)
     return fits
 
 

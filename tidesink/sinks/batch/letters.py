@@ -193,7 +193,7 @@ class PlannedRanges(Protocol):
 
 
 def keep_ddl(
-    around: WorkerContext, reduction: ReducedRanges, reader: RecordReader, progress: Progress
+    context: WorkerContext, reduction: ReducedRanges, reader: RecordReader, progress: Progress
 ) -> dict[str, Any] | None:
     """Store the DDL events of a reduced batch; the newest one's commit_ts, kind and query.
 
@@ -203,23 +203,23 @@ def keep_ddl(
     Raises:
         StateStoreError: the state store does not answer.
     """
-    codec = _codec(around)
+    codec = _codec(context)
     session = reduction.frame.sparkSession
     found = _messages(reduction, partial(reader.frame, session))
     topic_id = reduction.plan.found.topic_id
     rows = [_row(message, topic_id, _event(codec, message)) for message in found]
-    store_ddl(around.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
+    store_ddl(context.store, progress, sorted(rows, key=lambda row: (row.partition, row.offset)))
     last = max(rows, key=lambda row: (row.commit_ts or 0, row.offset), default=None)
     if last is None:
         return None
     return {"commit_ts": last.commit_ts, "kind": last.kind, "query": last.query[:_SHOWN]}
 
 
-def _codec(around: WorkerContext) -> Codec:
-    source = around.config.source
+def _codec(context: WorkerContext) -> Codec:
+    source = context.config.source
     # Values are opened where they are read.
     options = replace(source.codec_options(), large_message_handle_compression="none")
-    return open_codec(source.protocol, options=options, registry=around.registry)
+    return open_codec(source.protocol, options=options, registry=context.registry)
 
 
 def _messages(reduction: ReducedRanges, read: Read) -> list[Message]:

@@ -317,25 +317,27 @@ def span_values(span: Span, names: HistoryNames) -> dict[str, object]:
 _SHARD_TYPE = ColumnType("varchar", length=LONGEST_SHARD, sql=f"varchar({LONGEST_SHARD})")
 
 
-def routed_shape(shape: TableShape, goal: Destination) -> TableShape:
+def routed_shape(shape: TableShape, destination: Destination) -> TableShape:
     """The shape at the target: its name there, and the shard column at the end of the columns and the key.
 
     Raises:
         SchemaRefusedError: the source has a column of that name.
     """
-    named = replace(shape, table=goal.table, origin=shape.source)
-    if goal.shard is None:
+    named = replace(shape, table=destination.table, origin=shape.source)
+    if destination.shard is None:
         return named
-    if goal.shard.column.lower() in shape.by_name:
+    if destination.shard.column.lower() in shape.by_name:
         raise SchemaRefusedError(
-            f"the source has a column {goal.shard.column}, the name that its route gives the shard column: "
-            "give shard-column another",
+            f"the source has a column {destination.shard.column}, the name that its route gives the shard "
+            "column: give shard-column another",
             table=str(shape.source),
-            column=goal.shard.column,
+            column=destination.shard.column,
         )
     # Last in the key: what prunes files and pages is the range of the key's first column.
-    keys = (*shape.keys, goal.shard.column) if shape.keys else ()
-    return replace(named, columns=(*shape.columns, shard_column(goal.shard)), keys=keys, shard=goal.shard)
+    keys = (*shape.keys, destination.shard.column) if shape.keys else ()
+    return replace(
+        named, columns=(*shape.columns, shard_column(destination.shard)), keys=keys, shard=destination.shard
+    )
 
 
 def shard_column(shard: Shard) -> ShapeColumn:

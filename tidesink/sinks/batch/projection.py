@@ -65,7 +65,7 @@ class LaidOutDecoding(DecodingAround):
         """What a person should know about the table's types at the source, and what is left out unasked."""
         return (*super().warnings, *self._warnings)
 
-    def _around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: Decode) -> Decode:
         """The plan laid out.
 
         Raises:
@@ -91,7 +91,7 @@ class LaidOutDecoding(DecodingAround):
         task, laid = self._decoding.range_task(ranges, fetch), self.columns()
         if task is None:
             return None
-        assert isinstance(laid, LaidOutColumns)  # noqa: S101  (``_around`` makes it)
+        assert isinstance(laid, LaidOutColumns)  # noqa: S101  (``_plan_around`` makes it)
         return replace(task, plan=task.plan.with_output(laid.output))
 
     def catch_up(self, ranges: Sequence[OffsetRange], found: TopicOffsets) -> None:
@@ -189,23 +189,23 @@ class LaidOutDecoding(DecodingAround):
         return (replace(column, name=self._layout.target_name(column.name)) for column in columns)
 
 
-def routed(decoding: Decoding, table: TableId, goal: Destination) -> Decoding:
+def routed(decoding: Decoding, table: TableId, destination: Destination) -> Decoding:
     """The decoding itself where its table keeps its name, else one that gives it the target's."""
-    return decoding if goal == Destination(table) else RoutedDecoding(decoding, goal)
+    return decoding if destination == Destination(table) else RoutedDecoding(decoding, destination)
 
 
 class RoutedDecoding(DecodingAround):
     """A decoding whose plan gives the target's table; all else is the source table's."""
 
-    def __init__(self, decoding: Decoding, goal: Destination) -> None:
+    def __init__(self, decoding: Decoding, destination: Destination) -> None:
         super().__init__(decoding)
-        self._goal = goal
+        self._destination = destination
 
-    def _around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: Decode) -> Decode:
         """The plan, with the target's table."""
         from tidesink.sinks.batch.projection_frames import RoutedColumns
 
-        return RoutedColumns(inner, self._goal)
+        return RoutedColumns(inner, self._destination)
 
     def range_task(self, ranges: Sequence[OffsetRange], fetch: Fetch) -> RangeTask | None:
         """The tasks of the decoding inside, whose rows are the target table's."""
@@ -214,10 +214,10 @@ class RoutedDecoding(DecodingAround):
         inner = self._decoding.range_task(ranges, fetch)
         if inner is None:
             return None
-        shape = routed_shape(inner.plan.target_shape, self._goal)
+        shape = routed_shape(inner.plan.target_shape, self._destination)
         output = inner.plan.output or OutputRows(shape)
         return replace(inner, plan=inner.plan.with_output(replace(output, shape=shape)))
 
     def reported(self) -> SourceColumns | None:
         """What DDL tells; nothing where several tables share one: the next still has its column as it was."""
-        return self._decoding.reported() if self._goal.shard is None else None
+        return self._decoding.reported() if self._destination.shard is None else None

@@ -217,28 +217,30 @@ def _renamed(names: Column, sources: Mapping[str, str]) -> Column:
 
 
 class RoutedColumns(ColumnsAround):
-    """A plan whose rows are ``goal``'s; one pass with the plan that it is around."""
+    """A plan whose rows are ``destination``'s; one pass with the plan that it is around."""
 
-    def __init__(self, inner: Decode, goal: Destination) -> None:
+    def __init__(self, inner: Decode, destination: Destination) -> None:
         super().__init__(inner)
-        self._goal = goal
+        self._destination = destination
 
     @cached_property
     def shape(self) -> TableShape:
         """The shape at the target."""
-        return routed_shape(self._inner.shape, self._goal)
+        return routed_shape(self._inner.shape, self._destination)
 
     def decode(self, raw: DataFrame, rules: EventRules = NO_RULES) -> DataFrame:
         """The decoded frame; what is no row stays without key and values."""
         decoded = self._inner.decode(raw, rules)
-        if self._goal.shard is None:
+        if self._destination.shard is None:
             return decoded
         return decoded.withColumns({name: self._placed(name) for name in ("key", "old_key", "after")})
 
     def _placed(self, name: str) -> Column:
         """A struct with the shard in it; null stays null."""
-        assert self._goal.shard is not None  # noqa: S101  (asked before)
-        return F.col(name).withField(quoted(self._goal.shard.column), F.lit(self._goal.shard.value))
+        assert self._destination.shard is not None  # noqa: S101  (asked before)
+        return F.col(name).withField(
+            quoted(self._destination.shard.column), F.lit(self._destination.shard.value)
+        )
 
 
 def unstamped(names: Mapping[MetadataKind, str]) -> list[Column]:

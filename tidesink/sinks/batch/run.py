@@ -159,7 +159,7 @@ class Batch:
 
     def __init__(
         self,
-        around: WorkerContext,
+        context: WorkerContext,
         hold: Hold,
         decoding: Decoding,
         *,
@@ -168,7 +168,7 @@ class Batch:
         plan: BatchPlan,
         reader: RecordReader,
     ) -> None:
-        self._around = around
+        self._context = context
         self._hold = hold
         self._decoding = decoding
         self._settings = settings
@@ -179,7 +179,7 @@ class Batch:
         self._refuses_truncates = False
         self._history = names_of(settings)
         self._sequenced = settings.sequence_by == "source" and self._history is None
-        self._policies = Policies.of(settings, hold.accepted, around.target.capabilities)
+        self._policies = Policies.of(settings, hold.accepted, context.target.capabilities)
 
     def run(self) -> BatchOutcome:
         """Read, reduce and apply the batch.
@@ -188,7 +188,7 @@ class Batch:
             TidesinkError: by its ``remedy`` the batch may be tried again, or the table stops.
             StopRequestedError: a stop was asked for before the commit.
         """
-        self._around.failpoints.reach("planned")
+        self._context.failpoints.reach("planned")
         with translated_read_errors(self._plan.found.topic):
             self._decoding.catch_up(self._plan.ranges, self._plan.found)
             try:
@@ -206,7 +206,7 @@ class Batch:
 
     def _reduced(self, plan: BatchPlan, bad: BadRecord | None = None) -> Reduction:
         for _ in range(MOST_PLANS):
-            self._around.stop.check()
+            self._context.stop.check()
             settle_names(self._hold.table, self._decoding, self._policies)
             try:
                 reduction = replace(self._reduce_once(plan), bad=bad)
@@ -255,11 +255,11 @@ class Batch:
     def _reduce_ranges(self, plan: BatchPlan, task: RangeTask) -> Reduction:
         from tidesink.sinks.batch.source import reduced_ranges, release_stored
 
-        checkpoint = self._around.target.capabilities.rereads
+        checkpoint = self._context.target.capabilities.rereads
         with self._step("read"):
             found = reduced_ranges(self._session, task, checkpoint=checkpoint)
         for done in ("decoded", "reduced"):  # by the same tasks
-            self._around.failpoints.reach(done)
+            self._context.failpoints.reach(done)
         if found.summary.messages != found.read.records:
             release_stored(found.stored)
             raise AccountingError(
@@ -340,24 +340,24 @@ class Batch:
     # 5 to 9
 
     def _applied(self, reduction: Reduction) -> BatchOutcome:
-        around, summary = self._around, reduction.summary
+        context, summary = self._context, reduction.summary
         schema_decision = self._schema_decision(self._shape())
         if schema_decision.pending:
             return BatchOutcome(self._hold.progress, pending=schema_decision.pending)
         progress = next_progress(self._hold, reduction)
-        around.stop.check()
+        context.stop.check()
         with self._step("recorded"):
-            around.store.record_progress(progress)
+            context.store.record_progress(progress)
         with self._step("evolved"):
             evolved = self._evolved(schema_decision)
         with self._step("rejected"):
             rejected = self._reject(reduction, progress)
-            last_ddl = keep_ddl(around, reduction, self._reader, progress) if summary.ddl else None
-        around.failpoints.reach("committing")
+            last_ddl = keep_ddl(context, reduction, self._reader, progress) if summary.ddl else None
+        context.failpoints.reach("committing")
         with self._step("committed"):
             result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
         account = self._checked_account(reduction, result, rejected)
-        around.failpoints.reach("accounted")
+        context.failpoints.reach("accounted")
         return BatchOutcome(
             progress,
             account=account,
@@ -424,8 +424,8 @@ class Batch:
             on_delete=on_delete(self._settings, shape),
             lenient=self._settings.ignore_null_updates,
             payloads=self._payloads(reduction, schema_decision),
-            checkpointed=reduction.stored is not None and self._around.target.capabilities.rereads,
-            on_staged=lambda: self._around.failpoints.reach("staged"),
+            checkpointed=reduction.stored is not None and self._context.target.capabilities.rereads,
+            on_staged=lambda: self._context.failpoints.reach("staged"),
         )
 
     def _payloads(self, reduction: Reduction, schema_decision: SchemaDecision) -> DataFrame | None:
@@ -446,11 +446,11 @@ class Batch:
         """
         if not reduction.summary.bad:
             return 0
-        letters, plan = self._around.dead_letters(), reduction.plan
+        letters, plan = self._context.dead_letters(), reduction.plan
         letters.prepare()
         bad = bad_records(reduction.frame, plan.ranges)
-        raw = self._around.source.records(self._session, bad.ranges)
-        codec = self._around.config.source.protocol
+        raw = self._context.source.records(self._session, bad.ranges)
+        codec = self._context.config.source.protocol
         stamp = LetterStamp.of(progress, topic_id=plan.found.topic_id, codec=codec)
         missing = bad.count - write_bad_records(bad, raw, letters.topic, stamp)
         return reduction.summary.bad - missing
@@ -460,7 +460,7 @@ class Batch:
         try:
             return table.apply(batch, progress)
         except CommitUnknownError as exc:
-            held = self._around.retry(self._settings.table).call(table.committed)
+            held = self._context.retry(self._settings.table).call(table.committed)
             if held is None or held.txn_version < progress.txn_version:
                 raise TransientTargetError(
                     "the commit was cut off and did not happen", table=str(self._settings.table)
@@ -473,7 +473,7 @@ class Batch:
         started = time.monotonic()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
-        self._around.failpoints.reach(name)
+        self._context.failpoints.reach(name)
 
 
 @contextmanager

@@ -370,12 +370,12 @@ def _distinct_renames(reported: SourceColumns, present: Mapping[str, str]) -> It
     """
     goals = set()
     for old, new in reported.renamed.items():
-        goal = (new.target or new.name).casefold()
+        destination = (new.target or new.name).casefold()
         if (new.was or old).lower() in present:
-            if goal in goals and not new.reused:
+            if destination in goals and not new.reused:
                 continue
-            goals.add(goal)
-        yield old, new._replace(returned=goal in reported.partings)
+            goals.add(destination)
+        yield old, new._replace(returned=destination in reported.partings)
 
 
 def _decided(old: str, new: Renamed, present: Mapping[str, str], policies: Policies) -> Pending | str:

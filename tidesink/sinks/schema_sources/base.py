@@ -166,7 +166,7 @@ class DecodingAround(ABC):
         self._plans: tuple[Decode, Decode] | None = None
 
     @abstractmethod
-    def _around(self, inner: Decode) -> Decode:
+    def _plan_around(self, inner: Decode) -> Decode:
         """The plan around one of the decoding inside."""
 
     @property
@@ -186,7 +186,7 @@ class DecodingAround(ABC):
         """The plan as it stands; the same one for as long as the decoding inside has the same."""
         inner = self._decoding.columns()
         if self._plans is None or self._plans[0] is not inner:
-            self._plans = inner, self._around(inner)
+            self._plans = inner, self._plan_around(inner)
         return self._plans[1]
 
     def range_task(self, _ranges: Sequence[OffsetRange], _fetch: Fetch) -> RangeTask | None:

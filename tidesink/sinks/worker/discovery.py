@@ -29,8 +29,8 @@ _FIRST_RECORDS: Final = 100
 class DebeziumTables:
     """The table of each topic, once it is known. May be used from several threads."""
 
-    def __init__(self, around: WorkerContext) -> None:
-        self._around = around
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._lock = threading.Lock()
         self._tables: dict[str, TableId] = {}
         self._looked: dict[str, tuple[str, dict[int, int]]] = {}
@@ -42,7 +42,7 @@ class DebeziumTables:
             SourceError: Kafka refuses, or does not answer.
             RegistryError: the registry refuses, or does not answer.
         """
-        named = self._around.config.named_table_of_topic(found.topic)
+        named = self._context.config.named_table_of_topic(found.topic)
         if named is not None:
             return named
         with self._lock:
@@ -68,14 +68,14 @@ class DebeziumTables:
             self._looked[found.topic] = found.topic_id, looked
 
     def _first_table(self, ranges: tuple[OffsetRange, ...], codec: Codec) -> TableId | None:
-        frame = self._around.source.frame(self._around.spark, ranges)
+        frame = self._context.source.frame(self._context.spark, ranges)
         with translated_read_errors(ranges[0].topic):
             found = (_table_of(codec, message) for message in with_values(frame))
             return next((table for table in found if table is not None), None)
 
     def _codec(self) -> Codec:
-        source = self._around.config.source
-        return open_codec(source.protocol, options=source.codec_options(), registry=self._around.registry)
+        source = self._context.config.source
+        return open_codec(source.protocol, options=source.codec_options(), registry=self._context.registry)
 
 
 def _table_of(codec: Codec, message: Message) -> TableId | None:
@@ -86,9 +86,9 @@ def _table_of(codec: Codec, message: Message) -> TableId | None:
     return next((event.table for event in events if isinstance(event, ChangeEvent)), None)
 
 
-def debezium_tables(around: WorkerContext) -> Callable[[TopicOffsets, bool], tuple[TableId, ...]]:
+def debezium_tables(context: WorkerContext) -> Callable[[TopicOffsets, bool], tuple[TableId, ...]]:
     """The one table of a Debezium topic."""
-    known = DebeziumTables(around)
+    known = DebeziumTables(context)
 
     def tables(found: TopicOffsets, _stuck: bool) -> tuple[TableId, ...]:
         table = known.of(found)
@@ -106,12 +106,12 @@ _NO_TOPIC = "the broker has no such topic: is it spelt as in the changefeed?"
 class TableTasks:
     """Every task of a pipeline, by topic and table."""
 
-    def __init__(self, around: WorkerContext, tables_of: TablesOfTopic) -> None:
-        self._around = around
+    def __init__(self, context: WorkerContext, tables_of: TablesOfTopic) -> None:
+        self._context = context
         self._tables_of = tables_of
         self._table_tasks: dict[tuple[str, TableId], TableTask] = {}
         self._owners: dict[TableId, str] = {}
-        self._goals = Goals(around.config.destination)
+        self._goals = Goals(context.config.destination)
         self._earlier: tuple[tuple[str, TableId], ...] | None = None
         # Topics that were left to their tasks when they were last followed.
         self._read_on: set[str] = set()
@@ -125,7 +125,7 @@ class TableTasks:
     def missed(self, found: Mapping[str, TopicOffsets]) -> frozenset[str]:
         """The topics whose absence from ``found``, or that of what was read of them, stops a table now."""
         read = {topic for (topic, _), table_task in self._table_tasks.items() if table_task.awaits_topic}
-        named = set(self._around.config.fixed_topics) - {topic for topic, _ in self._table_tasks}
+        named = set(self._context.config.fixed_topics) - {topic for topic, _ in self._table_tasks}
         short = {
             topic
             for (topic, _), table_task in self._table_tasks.items()
@@ -145,7 +145,7 @@ class TableTasks:
             if any(at.latest > 0 for at in offsets.partitions.values()):
                 self._follow_topic(topic, offsets)
         known = {topic for topic, _ in self._table_tasks}
-        for topic in self._around.config.fixed_topics:
+        for topic in self._context.config.fixed_topics:
             if topic not in found and topic not in known:
                 self._refuse(topic, SourceError(_NO_TOPIC, topic=topic))
 
@@ -164,10 +164,10 @@ class TableTasks:
     def _recalled(self) -> tuple[tuple[str, TableId], ...]:
         """Tables of earlier runs and their topics, until they were followed once."""
         if self._earlier is None:
-            config = self._around.config
+            config = self._context.config
             known = [
                 (str(status.details.get("topic", "")), status.table)
-                for status in self._around.store.statuses(config.pipeline)
+                for status in self._context.store.statuses(config.pipeline)
             ]
             self._earlier = tuple(
                 (topic, table) for topic, table in known if topic and config.reads_topic(topic)
@@ -199,7 +199,7 @@ class TableTasks:
         )
 
     def _add(self, topic: str, table: TableId) -> None:
-        table_task = self._table_tasks[topic, table] = TableTask(self._around, topic, table)
+        table_task = self._table_tasks[topic, table] = TableTask(self._context, topic, table)
         owner = self._owners.setdefault(table, topic)
         if owner != topic:
             table_task.refuse(
@@ -218,7 +218,7 @@ class TableTasks:
         key = topic, _unknown(topic)
         table_task = self._table_tasks.get(key)
         if table_task is None or not table_task.cools_down:
-            table_task = self._table_tasks[key] = TableTask(self._around, *key)
+            table_task = self._table_tasks[key] = TableTask(self._context, *key)
         table_task.fail(error)
 
 
@@ -226,10 +226,10 @@ def _unknown(topic: str) -> TableId:
     return TableId(UNKNOWN_SCHEMA, topic)
 
 
-def avro_tables(around: WorkerContext) -> TablesOfTopic:
+def avro_tables(context: WorkerContext) -> TablesOfTopic:
     """The one table of a flat-avro topic, by config or topic rule."""
-    assert around.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
-    table_of = topic_tables(around.config, around.registry)
+    assert context.registry is not None  # noqa: S101  (flat-avro without a registry is refused before)
+    table_of = topic_tables(context.config, context.registry)
 
     def tables(found: TopicOffsets, _stuck: bool) -> tuple[TableId, ...]:
         table = table_of(found.topic)
@@ -238,11 +238,11 @@ def avro_tables(around: WorkerContext) -> TablesOfTopic:
     return tables
 
 
-def canal_tables(around: WorkerContext) -> TablesOfTopic:
+def canal_tables(context: WorkerContext) -> TablesOfTopic:
     """The tables that a canal-json topic's messages name."""
 
     def tables(found: TopicOffsets, stuck: bool) -> tuple[TableId, ...]:
-        return around.topics.tables(found.topic).look(around.spark, found, stuck=stuck)
+        return context.topics.tables(found.topic).look(context.spark, found, stuck=stuck)
 
     return tables
 

@@ -148,33 +148,34 @@ class Goals:
     def refusal(self, table: TableId) -> ConfigError | None:
         """Why a source table must not go where its route says; None where it may, and has its place then."""
         try:
-            goal = self._destination(table)
+            destination = self._destination(table)
         except ConfigError as error:
             return error
-        column = goal.shard.column if goal.shard else None
-        first, known = self._columns.setdefault(goal.table, (table, column))
-        owner = self._owners.setdefault(goal, table)
+        column = destination.shard.column if destination.shard else None
+        first, known = self._columns.setdefault(destination.table, (table, column))
+        owner = self._owners.setdefault(destination, table)
         if owner != table:
-            return _one_place(table, owner, goal)
+            return _one_place(table, owner, destination)
         if known != column:
             return ConfigError(
-                f"{first} and {table} both go to {goal.table}, with the shard columns {known or '(none)'} "
-                f"and {column or '(none)'}: give their routes one shard-column, or different tables",
+                f"{first} and {table} both go to {destination.table}, with the shard columns "
+                f"{known or '(none)'} and {column or '(none)'}: give their routes one shard-column, "
+                "or different tables",
                 table=str(table),
             )
         return None
 
 
-def _one_place(table: TableId, owner: TableId, goal: Destination) -> ConfigError:
-    if goal.shard is None:
+def _one_place(table: TableId, owner: TableId, destination: Destination) -> ConfigError:
+    if destination.shard is None:
         return ConfigError(
-            f"{owner} goes to {goal.table} already, and rows of one key would overwrite each other: give the "
-            "route a shard-column, or another table (to)",
+            f"{owner} goes to {destination.table} already, and rows of one key would overwrite each other: "
+            "give the route a shard-column, or another table (to)",
             table=str(table),
         )
     return ConfigError(
-        f"{owner} goes to {goal.table} as shard {goal.shard.value!r} already: give the route a shard that "
-        "differs for both, or none for the whole name",
+        f"{owner} goes to {destination.table} as shard {destination.shard.value!r} already: give the route a "
+        "shard that differs for both, or none for the whole name",
         table=str(table),
     )
 
@@ -182,10 +183,10 @@ def _one_place(table: TableId, owner: TableId, goal: Destination) -> ConfigError
 def shown_goal(config: Config, table: TableId) -> dict[str, str]:
     """A routed table's name at the target and its shard there, for the state store; empty for others."""
     try:
-        goal = config.destination(table)
+        destination = config.destination(table)
     except ConfigError:
         return {}
-    if goal.table == table and goal.shard is None:
+    if destination.table == table and destination.shard is None:
         return {}
-    shard = {"shard": goal.shard.value} if goal.shard else {}
-    return {"target_table": str(goal.table), **shard}
+    shard = {"shard": destination.shard.value} if destination.shard else {}
+    return {"target_table": str(destination.table), **shard}

@@ -87,13 +87,13 @@ def replay(config: Config, chosen: Chosen) -> ReplayReport:
     """
     _refuse_mode(config, TableId(*str(chosen.table).partition(".")[::2]))
     flag = StopFlag()
-    with signals_kept(), assembled(config, (), flag) as around:
-        _refuse_beside_worker(config, seconds_since_beat(around.store, config.pipeline))
-        beat = Heartbeat(around.store, config.pipeline)
+    with signals_kept(), assembled(config, (), flag) as context:
+        _refuse_beside_worker(config, seconds_since_beat(context.store, config.pipeline))
+        beat = Heartbeat(context.store, config.pipeline)
         beat.beat()
         stop_on_signals(flag)
         try:
-            return _replay(around, chosen)
+            return _replay(context, chosen)
         finally:
             beat.end()
 
@@ -128,10 +128,10 @@ def _refuse_beside_worker(config: Config, seconds: float | None) -> None:
         )
 
 
-def _replay(around: WorkerContext, chosen: Chosen) -> ReplayReport:
-    letters = around.dead_letters()
-    table = _table_of(around, str(chosen.table))
-    _refuse_mode(around.config, table)
+def _replay(context: WorkerContext, chosen: Chosen) -> ReplayReport:
+    letters = context.dead_letters()
+    table = _table_of(context, str(chosen.table))
+    _refuse_mode(context.config, table)
     topics = sorted({letter.topic for letter in letters.letters(chosen)})
     if not topics:
         return ReplayReport(table)
@@ -141,16 +141,16 @@ def _replay(around: WorkerContext, chosen: Chosen) -> ReplayReport:
             "topic that the table is fed from, one by one, as TOPIC[PARTITION]@OFFSET, and drop the others",
             table=str(table),
         )
-    table_task = ReplayTask(around, topics[0], table)
+    table_task = ReplayTask(context, topics[0], table)
     try:
         return table_task.replay(letters, replace(chosen, topic=topics[0]))
     finally:
         table_task.close()
 
 
-def _table_of(around: WorkerContext, name: str) -> TableId:
+def _table_of(context: WorkerContext, name: str) -> TableId:
     """The table of a name: both its parts may hold a dot."""
-    known = [status.table for status in around.store.statuses(around.config.pipeline)]
+    known = [status.table for status in context.store.statuses(context.config.pipeline)]
     found = [table for table in known if str(table) == name]
     schema, dot, rest = name.partition(".")
     if not found and not (schema and dot and rest):
@@ -164,7 +164,7 @@ class ReplayTask(TableTask):
     def replay(self, letters: DeadLetters, chosen: Chosen) -> ReplayReport:
         """Apply the chosen letters of this task's topic, then settle them."""
         found = self._found()
-        retry = self._around.retry(self.table)
+        retry = self._context.retry(self.table)
         self._hold = retry.call(lambda: self._open(found))
         progress = topic_progress(self._hold.progress, self.topic)
         ours = replace(chosen, topic_id=found.topic_id)
@@ -195,24 +195,24 @@ class ReplayTask(TableTask):
         if not counts.ready:
             return report
         ready = ready_letters(everything, bounds)
-        pipeline = self._around.config.pipeline
+        pipeline = self._context.config.pipeline
         every = letters.letters(Chosen(pipeline, str(self.table), self.topic, topic_id=found.topic_id))
         places = letter_places(self._session, every)
-        reader = LetterReader(self._around.source, ready, places, self._following(counts, progress, found))
+        reader = LetterReader(self._context.source, ready, places, self._following(counts, progress, found))
         plan = BatchPlan(_ranges(self.topic, counts, progress), found)
-        done = self._around.retry(self.table).call(
+        done = self._context.retry(self.table).call(
             lambda: self._replay_batch(plan, reader).take(reader, ready, counts.ready).replay()
         )
-        self._around.failpoints.reach("replayed")
+        self._context.failpoints.reach("replayed")
         self._save_batch()
         self._settle_letters(letters, done)
         return replace(report, account=done.account, version=done.version)
 
     def _save_batch(self) -> None:
         """Have the status say the newest batch: a target brought back from before it is to be noticed."""
-        store = self._around.store
+        store = self._context.store
         held = self._hold.table.committed() if self._hold else None
-        status = store.status_of(self._around.config.pipeline, self.table)
+        status = store.status_of(self._context.config.pipeline, self.table)
         if status is not None and held is not None:
             hold = self._tally.life, self._tally.epoch
             store.save_status(replace(status, life=hold[0], epoch=hold[1], batch=held.batch))
@@ -222,14 +222,14 @@ class ReplayTask(TableTask):
             rows = done.outcomes.select(*Outcome._fields).toLocalIterator()
             return letters.settle((Outcome(*row) for row in rows), table=self.table)
 
-        self._around.retry(self.table).call(settle)
+        self._context.retry(self.table).call(settle)
 
     def _replay_batch(self, plan: BatchPlan, reader: LetterReader) -> ReplayBatch:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
-        around = self._around
-        asked = read_controls(around.store, around.config.pipeline).get(self.table, NOTHING_ASKED)
+        context = self._context
+        asked = read_controls(context.store, context.config.pipeline).get(self.table, NOTHING_ASKED)
         return ReplayBatch(
-            self._around,
+            self._context,
             replace(self._hold, accepted=asked.accepted),
             self._decoding,
             # What is bad still stays where it is, and keeps nothing else back.
@@ -240,8 +240,8 @@ class ReplayTask(TableTask):
         )
 
     def _found(self) -> TopicOffsets:
-        offsets = KafkaOffsets(self._around.config.source.confluent_properties())
-        found = self._around.retry(self.table).call(lambda: offsets.lookup([self.topic])).get(self.topic)
+        offsets = KafkaOffsets(self._context.config.source.confluent_properties())
+        found = self._context.retry(self.table).call(lambda: offsets.lookup([self.topic])).get(self.topic)
         if found is None:
             raise topic_gone(self.topic)
         return found
@@ -278,7 +278,7 @@ class ReplayTask(TableTask):
 
     def _added_after(self, partition: int, found: TopicOffsets) -> frozenset[int]:
         """The partitions that were added when this one was there already: keys may have moved to them."""
-        grown = self._around.topics.grown(found)
+        grown = self._context.topics.grown(found)
         added = [frozenset(found.partitions) - frozenset(ends) for ends in grown if partition in ends]
         return frozenset().union(*added)
 
@@ -368,8 +368,8 @@ class ReplayBatch(Batch):
         if schema_decision.pending:
             raise self._waits(schema_decision.pending[0])
         progress = replace(before, epoch=self._hold.epoch, batch=before.batch + 1)
-        self._around.stop.check()
-        self._around.store.record_progress(progress)
+        self._context.stop.check()
+        self._context.store.record_progress(progress)
         self._hold.table.evolve(kept_shape(schema_decision.given, self._settings))
         result = self._commit(self._reduced_batch(reduction, schema_decision, progress), progress)
         if result.applied + result.stale != reduction.summary.rows:

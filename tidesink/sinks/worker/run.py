@@ -81,8 +81,8 @@ def run(
     """
     flag = stop if stop is not None else StopFlag()
     # Signals are ours until Spark is stopped too: a third Ctrl-C must not cut that off.
-    with signals_kept(), assembled(config, listeners, flag) as around:
-        worker = Worker(around, until=until, batches=batches)
+    with signals_kept(), assembled(config, listeners, flag) as context:
+        worker = Worker(context, until=until, batches=batches)
         stop_on_signals(flag)
         return worker.run()
 
@@ -92,19 +92,19 @@ class Worker:
 
     def __init__(
         self,
-        around: WorkerContext,
+        context: WorkerContext,
         *,
         until: Until | None = None,
         batches: int | None = None,
         offsets: KafkaOffsets | None = None,
     ) -> None:
-        self._around = around
+        self._context = context
         self._ends = until == "drained" or batches is not None
         self._batches = batches
-        self._offsets = offsets or KafkaOffsets(around.config.source.confluent_properties())
-        self._heartbeat = Heartbeat(around.store, around.config.pipeline)
-        self._requests = Requests(around.store, around.config.pipeline)
-        self._table_tasks = TableTasks(around, TABLES_OF[around.config.source.protocol](around))
+        self._offsets = offsets or KafkaOffsets(context.config.source.confluent_properties())
+        self._heartbeat = Heartbeat(context.store, context.config.pipeline)
+        self._requests = Requests(context.store, context.config.pipeline)
+        self._table_tasks = TableTasks(context, TABLES_OF[context.config.source.protocol](context))
         self._busy: dict[Future[None], TableTask] = {}
         self._missed: frozenset[str] = frozenset()
         self._reported_patterns = False
@@ -113,13 +113,13 @@ class Worker:
         """Work to the end; the report says how each table stands."""
         started = time.monotonic()
         try:
-            while not self._around.stop and self._turn():
+            while not self._context.stop and self._turn():
                 pass
         except StopRequestedError:
             _log.debug("stopped while waiting")
         finally:
             self._finish()
-            self._around.topics.release()
+            self._context.topics.release()
             self._heartbeat.end()
         for table_task in self._table_tasks:
             table_task.rest()
@@ -127,12 +127,12 @@ class Worker:
         self._table_tasks.close()
         seconds = time.monotonic() - started
         return RunReport(
-            self._around.config.pipeline, reports, interrupted=bool(self._around.stop), seconds=seconds
+            self._context.config.pipeline, reports, interrupted=bool(self._context.stop), seconds=seconds
         )
 
     def cancel(self) -> None:
         """Cancel the Spark jobs of batches under way; they are abandoned before their commit or after."""
-        cancel_jobs(self._around.spark)
+        cancel_jobs(self._context.spark)
 
     def _turn(self) -> bool:
         """Look once and give out turns; False when the run is over.
@@ -149,7 +149,7 @@ class Worker:
         idle = self._idle()
         self._go_on(idle, seen)
         if self._busy:
-            wait(self._busy, timeout=self._around.config.batch.poll_interval, return_when=FIRST_COMPLETED)
+            wait(self._busy, timeout=self._context.config.batch.poll_interval, return_when=FIRST_COMPLETED)
             return True
         # Kafka's silence stops every topic: another look would find no more.
         if not isinstance(seen, SourceError) and (ended or self._table_tasks.newly_stuck()):
@@ -172,7 +172,7 @@ class Worker:
         for table_task in idle:
             table_task.rest()
         self._tell_idle_patterns()
-        return not self._ends and not self._around.stop.wait(self._around.config.batch.poll_interval)
+        return not self._ends and not self._context.stop.wait(self._context.config.batch.poll_interval)
 
     def _tell_idle_patterns(self) -> None:
         """Say once, when all that was there is read, which patterns of the config fit none of it."""
@@ -182,16 +182,16 @@ class Worker:
         if self._reported_patterns or not tables:
             return
         self._reported_patterns = True
-        for warning in idle_patterns(self._around.config, tables):
+        for warning in idle_patterns(self._context.config, tables):
             _log.warning("pattern fits no table", warning=warning)
 
     def _give_turns(self, idle: list[TableTask], found: Found) -> None:
         for table_task in idle:
             table_task.look(found.get(table_task.topic))
         ready = [table_task for table_task in idle if self._may_work(table_task, found)]
-        for table_task in self._fair(ready)[: self._around.config.batch.max_tables - len(self._busy)]:
+        for table_task in self._fair(ready)[: self._context.config.batch.max_tables - len(self._busy)]:
             work = partial(table_task.work, found.get(table_task.topic))
-            self._busy[start_thread(self._around.spark, work, name=str(table_task.table))] = table_task
+            self._busy[start_thread(self._context.spark, work, name=str(table_task.table))] = table_task
 
     def _idle(self) -> list[TableTask]:
         busy = {id(table_task) for table_task in self._busy.values()}
@@ -200,7 +200,7 @@ class Worker:
     def _look(self) -> Found | SourceError:
         """Where the topics end now, or Kafka's silence: it says of no topic that it is gone."""
         try:
-            return self._around.retry().call(self._look_once)
+            return self._context.retry().call(self._look_once)
         except SourceError as exc:
             if not len(self._table_tasks):
                 raise
@@ -210,7 +210,7 @@ class Worker:
         """As ``_look``; new topics that fit the rule get their tasks."""
         found = self._ends_now()
         if self._table_tasks.missed(found) - self._missed:
-            if self._around.stop.wait(SECOND_LOOK_SECONDS):
+            if self._context.stop.wait(SECOND_LOOK_SECONDS):
                 raise StopRequestedError
             found |= self._ends_now()
         self._missed = self._table_tasks.missed(found)
@@ -218,7 +218,7 @@ class Worker:
         return found
 
     def _ends_now(self) -> Found:
-        return self._offsets.lookup(self._around.config.topics_among(self._offsets.topics()))
+        return self._offsets.lookup(self._context.config.topics_among(self._offsets.topics()))
 
     def _may_work(self, table_task: TableTask, found: Found) -> bool:
         if table_task.topic not in found and table_task.topic not in self._missed:
@@ -248,7 +248,7 @@ class Worker:
         deadline = time.monotonic() + GRACE_SECONDS
         while True:
             _, late = wait(self._busy, timeout=_LOOK_SECONDS)
-            stop = self._around.stop
+            stop = self._context.stop
             if not late or (stop and (stop.hurried or time.monotonic() > deadline)):
                 return late
 

@@ -50,15 +50,15 @@ _TAKEN: Final = "another worker took this table, as its status says, and goes on
 class TableTask:
     """The work of one table."""
 
-    def __init__(self, around: WorkerContext, topic: str, table: TableId) -> None:
+    def __init__(self, context: WorkerContext, topic: str, table: TableId) -> None:
         self.topic = topic
         self.table = table
         self.state: TableState = "IDLE"
         self.batches = 0
-        self.cooldown = Cooldown(around.config.retry.for_)
-        self._around = around
-        self._settings = around.config.table_config(table)
-        self._session = open_reading_session(around.spark)
+        self.cooldown = Cooldown(context.config.retry.for_)
+        self._context = context
+        self._settings = context.config.table_config(table)
+        self._session = open_reading_session(context.spark)
         self._decoding: Decoding | None = None
         self._hold: Hold | None = None
         self._size = RecordSize()
@@ -69,7 +69,7 @@ class TableTask:
         self._refusal: TidesinkError | None = None
         self._pauses = Pauses(table)
         self._lag = 0
-        self._reads = around.topics.reads(topic)
+        self._reads = context.topics.reads(topic)
         if table.schema != UNKNOWN_SCHEMA:
             self._reads.expect(table)
 
@@ -101,11 +101,11 @@ class TableTask:
             self._refused(exc)
         except TidesinkError as exc:
             # What a stop cut off may pass by itself; a law that does not hold is said all the same.
-            if not self._around.stop or not may_pass(exc):
+            if not self._context.stop or not may_pass(exc):
                 self._fail(exc, passes=may_pass(exc))
         except Exception as exc:  # noqa: BLE001
             # A table's unforeseen error must not stop the others; a job cancelled by a stop is none.
-            if not self._around.stop:
+            if not self._context.stop:
                 _log.error("table failed", table=str(self.table), trace=traceback.format_exc())
                 self._fail(exc, passes=False)
         finally:
@@ -157,7 +157,7 @@ class TableTask:
         if self.table.schema == UNKNOWN_SCHEMA:
             return  # nothing to open: its topic is looked at again instead
         if self.state == "FAILING" and self.cooldown.over:
-            self.cooldown = Cooldown(self._around.config.retry.for_)
+            self.cooldown = Cooldown(self._context.config.retry.for_)
             self._begin_again()
 
     def rest(self) -> None:
@@ -197,8 +197,8 @@ class TableTask:
             self._fail(self._refusal, passes=False)
 
     def _work(self, found: TopicOffsets | None) -> None:
-        around = self._around
-        retry = around.retry(self.table)
+        context = self._context
+        retry = context.retry(self.table)
         opens = self._hold is None
         if self._hold is None:
             if found is None:
@@ -218,21 +218,21 @@ class TableTask:
         self._change("RUNNING", None)
         if self.state != "RUNNING":
             return  # the table is another worker's
-        around.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
+        context.listeners.hear(BatchStarted(self.table, self._hold.progress.batch + 1, plan.records))
         self._take(retry.call(lambda: self._batch(plan, reader).run()))
 
     def _open(self, found: TopicOffsets) -> Hold:
         """Know the shape and open the table, which is let go again where it cannot be held."""
-        around = self._around
+        context = self._context
         if self._decoding is None:
-            self._decoding = open_decoding(around, self.topic, self.table, session=self._session)
+            self._decoding = open_decoding(context, self.topic, self.table, session=self._session)
         self._decoding.prepare(found)
         shape = first_shape(self._decoding.columns().shape, self._settings)
-        table = around.target.open_table(
-            shape, pipeline=around.config.pipeline, delete_mode=self._settings.deletes
+        table = context.target.open_table(
+            shape, pipeline=context.config.pipeline, delete_mode=self._settings.deletes
         )
         try:
-            hold, self._tombstones = taken(around, table, self.table, self._tally)
+            hold, self._tombstones = taken(context, table, self.table, self._tally)
         except BaseException:
             table.close()
             raise
@@ -240,9 +240,9 @@ class TableTask:
 
     def _plan(self, found: TopicOffsets) -> tuple[BatchPlan, RecordReader]:
         """The next batch, and who gives its records: Kafka, or what tables at the same offsets share."""
-        batch = self._around.config.batch
+        batch = self._context.config.batch
         known = self._next_offsets()
-        grown = self._around.retry(self.table).call(lambda: self._around.topics.grown(found))
+        grown = self._context.retry(self.table).call(lambda: self._context.topics.grown(found))
         held = held_back(grown, known, found.partitions)
         readable = self._added.readable(known, found.partitions)
         starts = {n: known.get(n, found.partitions[n].earliest) for n in readable}
@@ -256,13 +256,13 @@ class TableTask:
         self._sample(available)
         limits = Limits(batch.max_records, batch.max_bytes, self._size)
         planned = self._reads.plan(self.table, available, found, limits=limits)
-        source = self._around.source
+        source = self._context.source
         reader = source if planned.kept is None else TableRecords(planned.kept, source, self.table)
         return BatchPlan(planned.ranges, planned.found), reader
 
     def _sample(self, available: Sequence[OffsetRange]) -> None:
         """Learn what records weigh, where a guess would cut the first batch of a backlog short."""
-        batch, fetch = self._around.config.batch, self._around.source.fetch
+        batch, fetch = self._context.config.batch, self._context.source.fetch
         waiting = sum(part.records for part in available)
         guessed = budget_of(batch.max_records, batch.max_bytes, self._size)
         if self._size.records or fetch is None or min(waiting, batch.max_records) <= guessed:
@@ -272,7 +272,7 @@ class TableTask:
             found = [one.select(["key", "value"]) for one in fetch(FetchRange(*part))]
             return sum(one.num_rows for one in found), sum(int(one.nbytes) for one in found)
 
-        self._around.retry(self.table).call(lambda: sample_size(self._size, available, weigh))
+        self._context.retry(self.table).call(lambda: sample_size(self._size, available, weigh))
 
     def _settle(self, *, away: bool = False) -> None:
         """Say where the table stands now, so that what is kept for it alone is let go."""
@@ -289,7 +289,7 @@ class TableTask:
         assert self._hold is not None and self._decoding is not None  # noqa: S101, PT018  (opened before)
         fit_shuffle(self._session, plan.records)
         return Batch(
-            self._around,
+            self._context,
             replace(self._hold, accepted=self._pauses.accepted),
             self._decoding,
             settings=self._settings,
@@ -310,7 +310,7 @@ class TableTask:
                 self._hold = replace(self._hold, horizon=self._tombstones.horizon)
             self._size.learn(outcome.read.records, outcome.read.bytes)
             self._tally.add(outcome)
-            self._around.listeners.hear(applied_event(self.table, outcome))
+            self._context.listeners.hear(applied_event(self.table, outcome))
         if outcome.pending:
             self._pauses.wait_for(outcome.pending)
             self._change("PAUSED", self._pauses.reason)
@@ -318,7 +318,7 @@ class TableTask:
             self._change("PAUSED", str(outcome.bad))
         else:
             self._change("RUNNING", None)
-        self._around.failpoints.reach("reported")
+        self._context.failpoints.reach("reported")
 
     def _refused(self, exc: SchemaRefusedError) -> None:
         """Wait before a change of the columns that nothing can hold; fail for what is no such change."""
@@ -331,7 +331,7 @@ class TableTask:
 
     def _fail(self, exc: Exception, *, passes: bool) -> None:
         if isinstance(exc, SourceError):
-            exc.with_context(brokers=self._around.config.source.bootstrap_servers)
+            exc.with_context(brokers=self._context.config.source.bootstrap_servers)
         if passes:
             self.cooldown.start()
         self._change("FAILING", error_text(exc))
@@ -340,25 +340,25 @@ class TableTask:
         self.state, self._error = state, error
         self._pauses.state_is(state)
         if self.table.schema == UNKNOWN_SCHEMA:
-            self._around.listeners.hear(TableChanged(self._status()))
+            self._context.listeners.hear(TableChanged(self._status()))
             return
         # Before the first save: it would put zeros over what earlier runs counted.
-        resumed = self._around.noted(
+        resumed = self._context.noted(
             self.table,
-            lambda: self._tally.resume(self._around, self.table),
+            lambda: self._tally.resume(self._context, self.table),
             unless="counters of earlier runs not read",
         )
         status = self._status()
-        self._around.listeners.hear(TableChanged(status))
+        self._context.listeners.hear(TableChanged(status))
         if not resumed:
             return
-        saved = self._around.noted(self.table, lambda: self._save(status), unless="status not saved")
+        saved = self._context.noted(self.table, lambda: self._save(status), unless="status not saved")
         if saved is False and self._hold is not None and state != "FAILING":
             self._fail(StaleProgressError(_TAKEN, table=str(self.table)), passes=False)
 
     def _save(self, status: TableStatus) -> bool:
         """Have the state store know; False where another worker has the table by now."""
-        saved = self._around.store.save_status(status)
+        saved = self._context.store.save_status(status)
         if saved and self._hold is not None and self._hold.known is not None:
             self._hold.known.keep()
         return saved
@@ -366,7 +366,7 @@ class TableTask:
     def _status(self) -> TableStatus:
         progress = self._hold.progress if self._hold else None
         return TableStatus(
-            self._around.config.pipeline,
+            self._context.config.pipeline,
             self.table,
             self.state,
             error=self._error,
@@ -382,7 +382,7 @@ class TableTask:
                 PLACE: self._tally.place,
                 "lag": self._lag,
                 **passed(progress, self.topic, self._tally.filtered),
-                **shown_goal(self._around.config, self.table),
+                **shown_goal(self._context.config, self.table),
                 **self._tally.forgotten(self._tombstones),
                 **self._pauses.details(),
             },
@@ -394,16 +394,16 @@ class TableTask:
 
 
 def taken(
-    around: WorkerContext, table: TargetTable, name: TableId, tally: Tally
+    context: WorkerContext, table: TargetTable, name: TableId, tally: Tally
 ) -> tuple[Hold, Tombstones | None]:
     """Take a table's epoch, and know what is applied, and which deletes are remembered.
 
     Raises:
         StaleProgressError: another worker took it meanwhile, or it was brought back from a backup.
     """
-    pipeline, settings = around.config.pipeline, around.config.table_config(name)
+    pipeline, settings = context.config.pipeline, context.config.table_config(name)
     # Read before the claim: an epoch that is not above this one's began its count again.
-    before = around.store.status_of(pipeline, name)
+    before = context.store.status_of(pipeline, name)
     claim = table.claim()
     tally.claimed(claim.epoch, before)
     progress = table.committed()
@@ -412,15 +412,15 @@ def taken(
             "progress changed between the claim and the look at it: another worker holds the table",
             table=str(name),
         )
-    place = around.place_of(name)
-    check_not_restored(around.store, progress, place, life=tally.life)
-    tally.resume(around, name)
+    place = context.place_of(name)
+    check_not_restored(context.store, progress, place, life=tally.life)
+    tally.resume(context, name)
     fresh = Progress(name, pipeline, claim.epoch, 0, sequence_by=settings.sequence_by)
     known = progress if progress is not None else fresh
     tally.stands(known, place)
     tombstones = _tombstones(table, settings)
     horizon = tombstones.horizon if tombstones else None
-    columns = KnownColumns(around.store, known, settings.layout)
+    columns = KnownColumns(context.store, known, settings.layout)
     known = replace(known, sequence_by=settings.sequence_by)
     return Hold(table, claim.epoch, known, horizon=horizon, known=columns), tombstones
 
@@ -465,10 +465,10 @@ class Tally:
         self.epoch = epoch
         self._held, self._resumed = True, False
 
-    def resume(self, around: WorkerContext, table: TableId) -> bool:
+    def resume(self, context: WorkerContext, table: TableId) -> bool:
         """Go on from what the state store holds, until the table is held: then nobody else counts."""
         if not self._resumed:
-            status = around.store.status_of(around.config.pipeline, table)
+            status = context.store.status_of(context.config.pipeline, table)
             if status is not None and status.rank > self._known:
                 self._adopt(status)
             self._resumed = self._held
