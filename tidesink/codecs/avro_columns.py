@@ -5,6 +5,9 @@ positions of all records together. A step *proves* a record or rejects it: varin
 ``int`` in 32 bits, the branch of a union, booleans, the index of an enum, UTF-8, decimals within their
 precision, no field past its record's end, and the last field exactly at that end. Rejected records are left
 to the row codec, which alone names faults.
+
+Masks are tested with ``count_nonzero``: it takes a quarter of the time of ``any`` on a thousand records, and
+a wide table tests several masks a column.
 """
 
 from __future__ import annotations
@@ -144,13 +147,13 @@ class AvroDecoder:
         if len(records) and int(records.end[-1]) - int(records.start[0]) > _MOST_BYTES:
             return self._halves(records)
         negative = records.start > records.end
-        start = np.minimum(records.start, records.end) if negative.any() else records.start
+        start = np.minimum(records.start, records.end) if np.count_nonzero(negative) else records.start
         rows = _Rows.of(records, start)
-        if negative.any():
+        if np.count_nonzero(negative):
             rows.reject(negative)
         found, position = self._step.read(rows, start - rows.base, None)
         short = position != rows.end
-        if short.any():
+        if np.count_nonzero(short):
             rows.reject(short)
         return AvroColumns(found, _if_any(rows.unproven))
 
@@ -169,7 +172,7 @@ class AvroDecoder:
 
 
 def _if_any(mask: Mask | None) -> Mask | None:
-    return mask if mask is not None and mask.any() else None
+    return mask if mask is not None and np.count_nonzero(mask) else None
 
 
 class _Rows:
@@ -200,6 +203,11 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.end)
 
+    @cached_property
+    def every_other(self) -> pa.Array:
+        """The indices of the records' values in an array that has what lies between them too."""
+        return pa.array(np.arange(0, 2 * len(self), 2, dtype=np.int32))
+
     def reject(self, rows: Mask) -> None:
         """Leave these records to the row codec."""
         self.unproven = rows if self.unproven is None else self.unproven | rows
@@ -212,7 +220,7 @@ class _Rows:
         """The positions after a value of ``size`` bytes, where there is one."""
         moved: Positions = position + (size if present is None else size * present)
         past = moved > self.end
-        if past.any():
+        if np.count_nonzero(past):
             self.reject(past)
             np.minimum(moved, self.end, out=moved)
         return moved
@@ -248,7 +256,7 @@ def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64],
     is then far past any record's end.
     """
     words = rows.words_at(position)
-    if not (words & _U8(0x80)).any():
+    if not np.bitwise_or.reduce(words) & _U8(0x80):
         return _unzigzag(words & _U8(0x7F)), 1
     stops = ~words & _STOPS
     # All ones up to the first byte without a continuation bit; all 64 where none of the eight is one.
@@ -256,7 +264,7 @@ def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64],
     size = (np.bitwise_count(mask) >> 3).astype(np.int64)
     raw = _gathered(words & mask & _SEVENS)
     longer = stops == 0
-    if longer.any():
+    if np.count_nonzero(longer):
         at = np.flatnonzero(longer)
         raw[at], size[at] = _ninth_and_tenth(rows, position[at], _gathered(words[at] & _SEVENS))
     return _unzigzag(raw), size
@@ -296,7 +304,7 @@ class _Int:
         values, size = _read_long(rows, position)
         narrow = values.astype(np.int32)
         wide = narrow != values
-        if wide.any():
+        if np.count_nonzero(wide):
             rows.reject(_both(wide, present))
         return _array(self.type, narrow, present), rows.advance(position, size, present)
 
@@ -307,7 +315,7 @@ class _Boolean:
     def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
         values = rows.data.take(position)
         other = values > 1
-        if other.any():
+        if np.count_nonzero(other):
             rows.reject(_both(other, present))
         found = [_bitmap(present), _bitmap(values == 1)]
         array = pa.Array.from_buffers(self.type, len(values), found)
@@ -337,7 +345,7 @@ class _Enum:
     def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
         index, size = _read_long(rows, position)
         other = (index < 0) | (index >= len(self.symbols))
-        if other.any():
+        if np.count_nonzero(other):
             rows.reject(_both(other, present))
             index = np.where(other, 0, index)
         labels = pa.array(self.symbols, self.type).take(_array(pa.int64(), index, present))
@@ -361,7 +369,7 @@ def _read_spans(rows: _Rows, position: Positions, present: Mask | None) -> _Span
     if present is not None:
         size = size * present
     outside = (size > rows.end - start) | (size < 0)
-    if outside.any():
+    if np.count_nonzero(outside):
         rows.reject(outside)
         size, start = np.where(outside, 0, size), np.where(outside, rows.end, start)
     return _Spans(start, size, start + size)
@@ -382,8 +390,7 @@ def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2], offsets[1::2] = spans.start, spans.end
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows.data)]
-    every_other = pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
-    found = pa.Array.from_buffers(pa.binary(), max(2 * count - 1, 0), buffers).take(every_other)
+    found = pa.Array.from_buffers(pa.binary(), max(2 * count - 1, 0), buffers).take(rows.every_other)
     if present is None:
         return found
     return pa.Array.from_buffers(pa.binary(), count, [_bitmap(present), *found.buffers()[1:]])
@@ -454,7 +461,7 @@ class _Decimal:
         bad = (spans.size == 0) | (spans.size > 8 * width)
         if self.precision < 19 or longest > 8:
             bad |= self._is_beyond(words)
-        if bad.any():
+        if np.count_nonzero(bad):
             rows.reject(_both(bad, present))
         buffers = [_bitmap(present), pa.py_buffer(words)]
         return pa.Array.from_buffers(self.type, len(position), buffers), spans.end
@@ -516,12 +523,12 @@ class _Nullable:
         branch = rows.data.take(position)
         position = rows.advance(position, 1, present)
         here = branch == 2 - self.null
-        if not here.all():
+        if np.count_nonzero(here) < len(here):
             other = ~here & (branch != self.null)
-            if other.any():
+            if np.count_nonzero(other):
                 rows.reject(_both(other, present))
             present = _both(here, present)
-            if not present.any():
+            if not np.count_nonzero(present):
                 return pa.nulls(len(position), self.type), position
         return self.inner.read(rows, position, present)
 

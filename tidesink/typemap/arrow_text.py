@@ -437,7 +437,7 @@ def _zero_dates(texts: pa.Array) -> Mask | None:
         whole = np.zeros(len(texts), np.bool_)
         whole[_valid(texts)] = zero
         zero = whole
-    return zero if zero.any() else None
+    return zero if np.count_nonzero(zero) else None
 
 
 def _micros(values: pa.Array) -> pa.Array:
