@@ -30,8 +30,8 @@ Words = npt.NDArray[np.uint64]
 
 # Records read together: what numpy writes between two steps stays in the processor's cache.
 CHUNK_RECORDS: Final = 8192
-# Eight bytes are read at any position up to a record's end, and eight more after those.
-_PADDING: Final = 16
+# Eight bytes are read at any position up to one past a record's end, and eight more after those.
+_PADDING: Final = 24
 # Arrow's offsets are int32: more bytes than this are never looked at together.
 _MOST_BYTES: Final = 1 << 30
 
@@ -270,6 +270,15 @@ def _read_long(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64],
     return _unzigzag(raw), size
 
 
+def _read_size(rows: _Rows, position: Positions) -> tuple[npt.NDArray[np.int64], Positions | int]:
+    """As ``_read_long``, of numbers that mostly have one byte."""
+    first = rows.data.take(position)
+    if np.bitwise_or.reduce(first) & 0x80:
+        return _read_long(rows, position)
+    raw = first.astype(np.int64)
+    return (raw >> 1) ^ -(raw & 1), 1
+
+
 def _gathered(raw: Words) -> Words:
     for high, shift, low in _GATHER:
         raw = ((raw & high) >> shift) | (raw & low)
@@ -364,7 +373,7 @@ class _Spans(NamedTuple):
 
 
 def _read_spans(rows: _Rows, position: Positions, present: Mask | None) -> _Spans:
-    size, taken = _read_long(rows, position)
+    size, taken = _read_size(rows, position)
     start = rows.advance(position, taken, present)
     if present is not None:
         size = size * present
@@ -377,7 +386,8 @@ def _read_spans(rows: _Rows, position: Positions, present: Mask | None) -> _Span
 
 def _fixed_spans(rows: _Rows, position: Positions, size: int, present: Mask | None) -> _Spans:
     end = rows.advance(position, size, present)
-    return _Spans(position, end - position, end)
+    start = np.minimum(position, end)  # of a rejected record the position may be past its end
+    return _Spans(start, end - start, end)
 
 
 def _binary(rows: _Rows, spans: _Spans, present: Mask | None) -> pa.Array:
@@ -515,13 +525,21 @@ class _Nullable:
     null: int
     inner: _Step
 
+    @cached_property
+    def _inner_checks(self) -> bool:
+        """Whether the value's own step finds that a record ended with the branch byte, or before it."""
+        return isinstance(self.inner, _Long | _Int | _Boolean | _Float | _Double | _Enum | _Bytes | _Decimal)
+
     @property
     def type(self) -> pa.DataType:
         return self.inner.type
 
     def read(self, rows: _Rows, position: Positions, present: Mask | None) -> tuple[pa.Array, Positions]:
         branch = rows.data.take(position)
-        position = rows.advance(position, 1, present)
+        if self._inner_checks:
+            position = position + (1 if present is None else present)
+        else:
+            position = rows.advance(position, 1, present)
         here = branch == 2 - self.null
         if np.count_nonzero(here) < len(here):
             other = ~here & (branch != self.null)
@@ -529,7 +547,7 @@ class _Nullable:
                 rows.reject(_both(other, present))
             present = _both(here, present)
             if not np.count_nonzero(present):
-                return pa.nulls(len(position), self.type), position
+                return pa.nulls(len(position), self.type), rows.advance(position, 0, None)
         return self.inner.read(rows, position, present)
 
 

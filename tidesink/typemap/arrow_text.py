@@ -71,6 +71,17 @@ class _View(NamedTuple):
     starts: NDArray[np.int32]
     ends: NDArray[np.int32]
 
+    def places(self, *places: int) -> list[NDArray[np.uint8]]:
+        """The byte at each of some places of every text; each text is longer than that."""
+        size = int(self.ends[0] - self.starts[0])
+        if int(self.ends[-1] - self.starts[0]) == size * len(self.starts) and self._one_size(size):
+            table = self.data[self.starts[0] : self.ends[-1]].reshape(-1, size)
+            return [table[:, place] for place in places]
+        return [self.data[self.starts + place] for place in places]
+
+    def _one_size(self, size: int) -> bool:
+        return bool((self.ends - self.starts == size).all())
+
 
 def _view(texts: pa.Array) -> _View:
     offsets = _offsets(texts)
@@ -411,12 +422,8 @@ def _is_clock(view: _View, shortest: int = 19) -> bool:
         return True
     if (view.ends - view.starts).min() < shortest:
         return False
-    data, starts = view.data, view.starts
-    return bool(
-        (data[starts + 10] == _SPACE).all()
-        and (data[starts + 13] == _COLON).all()
-        and (data[starts + 16] == _COLON).all()
-    )
+    space, *colons = view.places(10, 13, 16)
+    return bool((space == _SPACE).all() and all((colon == _COLON).all() for colon in colons))
 
 
 def _is_instant(view: _View) -> bool:
@@ -431,7 +438,7 @@ def _zero_dates(texts: pa.Array) -> Mask | None:
     view = _view(texts)
     if not len(view.starts) or (view.ends - view.starts).min() < 10:
         return None
-    digits = [view.data[view.starts + place] == _ZERO for place in (5, 6, 8, 9)]
+    digits = [bytes_there == _ZERO for bytes_there in view.places(5, 6, 8, 9)]
     zero: Mask = (digits[0] & digits[1]) | (digits[2] & digits[3])
     if texts.null_count:
         whole = np.zeros(len(texts), np.bool_)
