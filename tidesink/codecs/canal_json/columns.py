@@ -1,6 +1,6 @@
 """canal-json records as Arrow tables, many at once: the columnar step of ``CanalJsonCodec.decode_batch``.
 
-``canal_json_scan`` finds the values in the bytes; this module says what the distinct heads and skeletons
+``canal_json.scan`` finds the values in the bytes; this module says what the distinct heads and skeletons
 mean (``_Head``, ``_Body``, parsed once and remembered across batches), finds the ``RowShape`` of their
 rows as the row codec does, and makes columns of the values with ``typemap.arrow.from_text``. Rows of one
 shape make one table, whatever the order of their type words, and whichever columns ``old`` has.

@@ -7,7 +7,7 @@ documentation); TiCDC new architecture (b813e76). One Kafka record is one event 
   Kafka's log compaction) adds nothing and gives no event;
 - a row flattened by ExtractNewRecordState is one too. There the tombstone may be the only sign that a row was
   deleted, so it is a delete; after a row with ``__deleted`` it repeats that delete. It is recognised by its
-  header ``__op``, by flattened rows of that topic seen before, or by ``debezium_unwrapped``;
+  header ``__op``, by flattened rows of that topic seen before, or by ``debezium.unwrapped``;
 - the ends of transactions, heartbeats, logical messages and notifications are messages, schema changes DDL.
   TiCDC writes watermarks as messages (``op`` m) with a ``commit_ts``.
 """
@@ -276,7 +276,7 @@ class DebeziumJsonCodec(DebeziumCodec):
 
     @cached_property
     def _columns(self) -> Columns:
-        from tidesink.codecs.debezium.columns_json import JsonColumns
+        from tidesink.codecs.debezium.json_columns import JsonColumns
 
         return JsonColumns(self._tables, self._is_flattened)
 
@@ -321,7 +321,7 @@ class DebeziumAvroCodec(DebeziumCodec):
 
     @cached_property
     def _columns(self) -> Columns:
-        from tidesink.codecs.debezium.columns_avro import AvroEnvelopes
+        from tidesink.codecs.debezium.avro_columns import AvroEnvelopes
 
         return AvroEnvelopes(self._tables, self._avro, self._is_flattened)
 

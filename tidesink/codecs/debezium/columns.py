@@ -2,7 +2,7 @@
 
 What the columnar steps of ``debezium-json`` and ``debezium-avro`` share. They hand over ``Envelopes``: all
 envelopes of one writer's schema, their images as columns. Here the source block gives the table and the
-positions, and ``debezium_columns_values`` the values. The result is what ``debezium_envelope`` gives for
+positions, and ``value_columns`` the values. The result is what ``envelope`` gives for
 each record, or the record is left to it: rare ops (truncate, messages), MongoDB's documents, images that
 the op does not promise, and values that no column can hold.
 """
@@ -31,7 +31,6 @@ from tidesink.codecs.batch import (
     op_array,
     op_code,
 )
-from tidesink.codecs.debezium.columns_values import ColumnStep, Mask, TypedColumn
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.envelope import (
     MONGODB,
@@ -50,6 +49,7 @@ from tidesink.codecs.debezium.envelope import (
     table_of_source,
 )
 from tidesink.codecs.debezium.unwrapped import OP_HEADER
+from tidesink.codecs.debezium.value_columns import ColumnStep, Mask, TypedColumn
 from tidesink.errors import DecodeError
 from tidesink.events import Column, Op, SchemaIds, TableId, TableSchema
 
@@ -472,7 +472,7 @@ class _Reported:
         return pa.ListArray.from_arrays(places, names, mask=pa.array(sizes == 0))
 
 
-# Postgres' old rows that have their key alone (``debezium_envelope``, REPLICA IDENTITY DEFAULT)
+# Postgres' old rows that have their key alone (``envelope``, REPLICA IDENTITY DEFAULT)
 
 
 def _key_alone(plan: _Plan, some: Envelopes, left: Mask) -> _Cut | None:
@@ -534,7 +534,7 @@ def _blank_each(values: Sequence[Any], default: object) -> tuple[Mask, Mask | No
     return blank, np.array(unsure, np.bool_)
 
 
-# Positions at the source (``debezium_source``)
+# Positions at the source, as ``envelope`` has them
 
 
 def _positions(connector: str, some: Envelopes, left: Mask) -> tuple[pa.Array, pa.Array]:

@@ -125,7 +125,7 @@ class LoneCodec(DebeziumCodec):
 
     @cached_property
     def _columns(self) -> Columns:
-        from tidesink.codecs.debezium.columns_json import JsonColumns
+        from tidesink.codecs.debezium.json_columns import JsonColumns
 
         return JsonColumns(self._tables, self._is_flattened)
 

@@ -2,7 +2,7 @@
 
 Records are grouped by topic and by the five bytes of both Confluent headers. Each group has one pair of
 schemas, so one plan of the row codec holds for it: table, columns and types are the plan's. Watermarks and
-delete markers (value 02 or 03 and eight bytes, ``flat_avro_control``) are read here too. DDL, AWS Glue's
+delete markers (value 02 or 03 and eight bytes, ``flat_avro.framing``) are read here too. DDL, AWS Glue's
 frames, rows with a checksum that is asked for, and whatever is not proven are left to the row codec.
 """
 
