@@ -138,7 +138,7 @@ class CodecOptions:
     ``producer``: ``classic`` (tiflow) or ``new`` (the new architecture), for encoding only.
     ``namespace``: changefeed namespace or keyspace, the first part of Avro record namespaces.
     ``debezium``: the connector's handling modes, for what Debezium's records do not tell themselves.
-    ``debezium.unwrapped``: the topic was flattened by ExtractNewRecordState, so that a null value alone
+    ``debezium_unwrapped``: the topic was flattened by ExtractNewRecordState, so that a null value alone
     is a delete; rows that show it by themselves need no word of it. ``cluster_id`` and the other
     ``debezium_…`` are TiCDC's own, for encoding.
     """

@@ -7,7 +7,7 @@ documentation); TiCDC new architecture (b813e76). One Kafka record is one event 
   Kafka's log compaction) adds nothing and gives no event;
 - a row flattened by ExtractNewRecordState is one too. There the tombstone may be the only sign that a row was
   deleted, so it is a delete; after a row with ``__deleted`` it repeats that delete. It is recognised by its
-  header ``__op``, by flattened rows of that topic seen before, or by ``debezium.unwrapped``;
+  header ``__op``, by flattened rows of that topic seen before, or by ``debezium_unwrapped``;
 - the ends of transactions, heartbeats, logical messages and notifications are messages, schema changes DDL.
   TiCDC writes watermarks as messages (``op`` m) with a ``commit_ts``.
 """
