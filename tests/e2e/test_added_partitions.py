@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, lake_rows, schema_of, shop_config
+from tests.full import FULL
 from tests.servers import add_partitions
 from tidesink.config import load_config
 from tidesink.sinks.worker.observers import RunReport
@@ -25,6 +26,7 @@ def _run(folder: Path, servers: Servers, *, records: int) -> RunReport:
     return run(load_config(shop_config(folder, servers, more)), until="drained")
 
 
+@FULL
 def test_a_table_read_anew_reads_the_old_partitions_first(
     spark: SparkSession, tmp_path: Path, servers: Servers
 ) -> None:

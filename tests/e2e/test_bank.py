@@ -23,7 +23,7 @@ from tests.e2e.forked_worker import ForkedWorker, RandomKills
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.places import Place, place_of
 from tests.e2e.replay import Servers
-from tests.full import FULL, TEST_ALL, quick_on
+from tests.full import FULL, TEST_ALL
 from tidesink.sinks.worker.context import FAILPOINTS
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def test_a_kill_at_each_step(bank_run: Run) -> None:
     bank_run.finish()
 
 
-@quick_on("iceberg")
+@FULL
 @pytest.mark.timeout(1200)
 def test_kills_at_random_moments(bank_run: Run) -> None:
     for _ in range(4 * RANDOM_KILLS):

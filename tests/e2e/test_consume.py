@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 import tidesink
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
+from tests.full import FULL
 from tidesink import ChangeEvent, Op
 from tidesink.consumer import BadRecord, EventConsumer
 from tidesink.errors import (
@@ -233,6 +234,7 @@ def test_stop_between_two_events_commits_what_was_done(
     assert committed(servers, orders.topic) == [6]
 
 
+@FULL
 def test_a_killed_consumer_loses_nothing(tmp_path: Path, servers: Servers) -> None:
     writer = TableWriter(servers, schema_of("orders"), partitions=3)
     for number in range(300):
@@ -335,6 +337,7 @@ def test_a_round_that_fails_is_said_and_the_next_call_goes_on(
         late.cancel()
 
 
+@FULL
 def test_a_broker_that_does_not_answer_is_said(tmp_path: Path, servers: Servers) -> None:
     nowhere = Servers(brokers="127.0.0.1:1", registry_url=servers["registry_url"], prefix="p-")
     with pytest.raises(SourceUnavailableError, match=r"no answer from 127\.0\.0\.1:1"):

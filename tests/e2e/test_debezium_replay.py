@@ -217,6 +217,7 @@ def _ends_as_the_database(capture: Capture, size: int | None, servers: Servers, 
     return report
 
 
+@FULL
 def test_the_lake_ends_as_the_database_held_it(
     spark: SparkSession, tmp_path: Path, capture: Capture, servers: Servers
 ) -> None:

@@ -60,6 +60,7 @@ def run(folder: Path, *command: str, code: int = 0) -> str:
     return done.stdout
 
 
+@FULL
 def test_the_page_does_what_it_says(folder: Path, servers: Servers) -> None:
     config, shell, strict = (here(text, servers) for text in snippets("sh"))
     init, topics = map(shlex.split, config.splitlines())

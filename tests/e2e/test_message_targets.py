@@ -97,7 +97,7 @@ ALL = {"account", "movement", "pair", "wide"}
     ("configuration", "protocol"),
     [
         pytest.param("avro_ext_string", "canal-json", marks=FULL),
-        ("canal", "flat-avro"),
+        pytest.param("canal", "flat-avro", marks=FULL),
         pytest.param("canal_ext", "debezium-avro", marks=FULL),
     ],
 )

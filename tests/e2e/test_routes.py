@@ -13,7 +13,7 @@ from tests.e2e.forked_worker import die_at, drain
 from tests.e2e.killing import failpoints_hit
 from tests.e2e.replay import Servers
 from tests.e2e.writing import TableWriter, schema_of, shop_config
-from tests.full import quick_on
+from tests.full import FULL
 from tidesink.dev.lake_check import open_lake_table
 from tidesink.events import Column, ColumnType, TableId
 from tidesink.sinks.targets.sql.dialect import Connections
@@ -74,7 +74,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict
     connections.close()
 
 
-@quick_on("delta")
+@FULL
 def test_shards_end_as_one_table(
     spark: SparkSession, tmp_path: Path, servers: Servers, place: tuple[dict[str, Any], Read]
 ) -> None:
