@@ -14,9 +14,8 @@ from tidesink.sinks.kafka.fetch import FetchRange
 from tidesink.sinks.kafka.letter_store import DeadLetters
 from tidesink.sinks.state.sql_store import SqlStateStore
 from tidesink.sinks.targets.memory import MemoryTarget
-from tidesink.sinks.worker.context import Failpoints, WorkerContext
+from tidesink.sinks.worker.context import Failpoints, StopFlag, WorkerContext
 from tidesink.sinks.worker.observers import Listener, Listeners
-from tidesink.sinks.worker.retry import StopFlag
 
 if TYPE_CHECKING:
     import pyarrow as pa

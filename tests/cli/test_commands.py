@@ -117,8 +117,8 @@ def test_status_before_the_first_run(tmp_path: Path) -> None:
 
 
 def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: Path) -> None:
+    from tidesink.sinks.state.progress import TableStatus
     from tidesink.sinks.state.sql_store import open_state_store
-    from tidesink.sinks.state.store import TableStatus
 
     file = tmp_path / "t.yaml"
     run("init", str(file))
@@ -145,8 +145,8 @@ def test_status_shows_each_table_and_ends_with_3_where_one_is_unwell(tmp_path: P
 
 
 def test_status_says_whether_somebody_works(tmp_path: Path) -> None:
+    from tidesink.sinks.state.progress import TableStatus
     from tidesink.sinks.state.sql_store import open_state_store
-    from tidesink.sinks.state.store import TableStatus
     from tidesink.sinks.worker.observers import Heartbeat
 
     file = tmp_path / "t.yaml"

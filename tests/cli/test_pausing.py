@@ -14,8 +14,8 @@ from tests.unit.config_samples import FLAT_AVRO, changed
 from tidesink.cli.main import app
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Pending, SchemaChange
+from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.state.store import TableStatus
 from tidesink.sinks.worker.control import TableControl, read_controls
 
 ORDERS = TableId("shop", "orders")

@@ -9,7 +9,7 @@ from tidesink.cli.terminal import ProgressLines
 from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account
-from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.worker.observers import (
     BatchApplied,
     BatchStarted,

@@ -18,9 +18,8 @@ from tests.contracts.targets_bed import TABLE, progress
 from tidesink.config.fields import LONGEST_PIPELINE
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import txn_version
+from tidesink.sinks.state.progress import StateStore, TableState, TableStatus, txn_version
 from tidesink.sinks.state.sql_store import KEPT_BATCHES, SqlStateStore, open_state_store
-from tidesink.sinks.state.store import StateStore, TableState, TableStatus
 from tidesink.sinks.targets.sql.location import Endpoint
 
 

@@ -18,8 +18,8 @@ from tidesink.errors import StateStoreError
 from tidesink.events import TableId, TableSchema
 from tidesink.sinks.batch.shared_reads import Limits
 from tidesink.sinks.kafka.offsets import OffsetRange, RecordSize
+from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.state.store import TableStatus
 from tidesink.sinks.worker.context import Failpoints
 from tidesink.sinks.worker.control import TableControl
 from tidesink.sinks.worker.table_task import TableTask

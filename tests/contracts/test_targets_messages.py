@@ -38,7 +38,7 @@ from tidesink.sinks.targets.stream.kafka import (
 )
 
 if TYPE_CHECKING:
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
 
 SHAPE = shape()
 pytestmark = [pytest.mark.spark, pytest.mark.servers]

@@ -16,8 +16,8 @@ from tests.full import FULL
 from tidesink.config import Config, load_config
 from tidesink.errors import SourceUnavailableError
 from tidesink.sinks.kafka.offsets import KafkaOffsets, PartitionOffsets, TopicOffsets
+from tidesink.sinks.worker.context import LONGEST_PAUSE, StopFlag
 from tidesink.sinks.worker.observers import RunReport
-from tidesink.sinks.worker.retry import LONGEST_PAUSE, StopFlag
 from tidesink.sinks.worker.run import Worker, assembled, run
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.full import TEST_ALL
 from tidesink.errors import ConfigError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.projection_frames import check_condition
-from tidesink.typemap.row_filter import FUNCTIONS, RowFilter, _mentions, _parsed, check_types, java_fault
+from tidesink.typemap.projection import FUNCTIONS, RowFilter, _mentions, _parsed, check_types, java_fault
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.frame_reduction import reduce_frame, rows_to_apply
 from tidesink.sinks.batch.projection_frames import LaidOutColumns
 from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRules
-from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.row_filter import read_filter
+from tidesink.typemap.projection import Layout, laid_out, read_filter
 from tidesink.typemap.target_schema import TableShape, shape_of
 
 if TYPE_CHECKING:

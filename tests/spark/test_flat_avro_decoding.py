@@ -20,8 +20,8 @@ from tidesink.sinks.schema_sources.writer_schemas import (
     WriterSchemas,
     may_lag,
 )
+from tidesink.sinks.worker.context import RetryPolicy
 from tidesink.sinks.worker.observers import StepRetried, WorkerEvent
-from tidesink.sinks.worker.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from tidesink.sinks.batch.tasks import RangeTooLargeError
 from tidesink.sinks.kafka.offsets import OffsetRange, PartitionOffsets, TopicOffsets
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.memory import MemoryTarget
-from tidesink.sinks.worker.retry import StopFlag
+from tidesink.sinks.worker.context import StopFlag
 
 T, P = TableId("s", "t"), Place("t", 0)
 

@@ -30,9 +30,8 @@ from tidesink.sinks.kafka.dead_letters import (
     read_headers,
 )
 from tidesink.sinks.kafka.letter_store import Chosen, dead_letters_of, moment
-from tidesink.sinks.state.progress import Progress
+from tidesink.sinks.state.progress import MOST_EVENTS, Progress, StoredDdl, load_ddl, store_ddl
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.state.store import MOST_EVENTS, StoredDdl, load_ddl, store_ddl
 
 STAMP = LetterStamp("shop", "shop.orders", "topic-id", 3, 7, "tidesink.codecs.flat-avro")
 ROW: dict[str, Any] = {

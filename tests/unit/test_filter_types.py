@@ -10,7 +10,7 @@ from tests.contracts.targets_bed import shape
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
 from tidesink.cli.table_plans import plan_of
 from tidesink.errors import ConfigError
-from tidesink.typemap.row_filter import FUNCTIONS, check_types, java_fault, read_filter
+from tidesink.typemap.projection import FUNCTIONS, check_types, java_fault, read_filter
 
 DEFINITION = "create table shop.t (id bigint primary key, name varchar(9), at datetime, price decimal(9,2))"
 # Spark's functions among those a filter may call whose answer is a truth value.

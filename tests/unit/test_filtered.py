@@ -7,8 +7,7 @@ import json
 from tidesink.cli.status import filtered_lines
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import BatchSummary, Filtered, filtered_of, least_watermark
-from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
-from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 
 ORDERS = TableId("shop", "orders")
 ALTER = {"commit_ts": 5 << 18, "kind": "ALTER", "query": "ALTER TABLE t ADD c int"}

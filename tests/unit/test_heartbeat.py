@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from tidesink.cli.main import app
 from tidesink.errors import StateStoreError
 from tidesink.events import TableId
+from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
-from tidesink.sinks.state.store import TableStatus
 from tidesink.sinks.worker.observers import (
     EVERY_SECONDS,
     Heartbeat,

@@ -14,8 +14,7 @@ from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import FROM_COLUMN, INDEX, OP, TO_COLUMN, UNAVAILABLE
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import OWN_COLUMNS
-from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.row_filter import read_filter
+from tidesink.typemap.projection import Layout, laid_out, read_filter
 from tidesink.typemap.target_schema import default_name, shape_of
 
 ID = Column("Id", ColumnType("bigint"), nullable=False, handle=True, primary_key=True)

@@ -16,8 +16,8 @@ from tidesink.sinks.kafka.offsets import TopicOffsets
 from tidesink.sinks.schema_sources.base import Renamed, SourceColumns
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.memory import CAPABILITIES, MemoryTarget
+from tidesink.sinks.worker.context import StopFlag
 from tidesink.sinks.worker.replay import ReplayBatch
-from tidesink.sinks.worker.retry import StopFlag
 from tidesink.typemap.target_schema import shape_of
 
 TABLE = TableId("shop", "orders")

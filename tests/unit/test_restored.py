@@ -9,8 +9,8 @@ import pytest
 from tests.contracts.targets_bed import TABLE, progress
 from tidesink.errors import ConfigError, StaleProgressError
 from tidesink.events import TableId
+from tidesink.sinks.state.progress import TableStatus
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.state.store import TableStatus
 from tidesink.sinks.worker.control import PLACE, accept_restored, check_not_restored
 
 

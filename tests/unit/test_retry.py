@@ -15,7 +15,7 @@ from tidesink.errors import (
     TidesinkError,
     TransientTargetError,
 )
-from tidesink.sinks.worker.retry import Cooldown, RetryPolicy, StopFlag, StopRequestedError
+from tidesink.sinks.worker.context import Cooldown, RetryPolicy, StopFlag, StopRequestedError
 
 
 class _Flaky:

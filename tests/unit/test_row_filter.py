@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidesink.errors import ConfigError
-from tidesink.typemap.row_filter import read_filter
+from tidesink.typemap.projection import read_filter
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from tidesink.errors import ConfigError, SchemaMismatchError, SchemaRefusedError
 from tidesink.events import ChangeEvent, Column, ColumnType, TableSchema
 from tidesink.schema_registry.memory import MemorySchemaRegistry
 from tidesink.sinks.targets.stream.encoding import prepare
-from tidesink.typemap.projection import Layout, laid_out
-from tidesink.typemap.row_filter import read_filter
+from tidesink.typemap.projection import Layout, laid_out, read_filter
 from tidesink.typemap.target_schema import (
     RowKey,
     merge_shape,

@@ -10,9 +10,8 @@ import pytest
 
 from tests.contracts.targets_bed import ID, NAME, TABLE, shape
 from tidesink.errors import TargetError
-from tidesink.sinks.state.progress import PartitionProgress, Progress, TopicProgress
+from tidesink.sinks.state.progress import PartitionProgress, Progress, TableStatus, TopicProgress
 from tidesink.sinks.state.sql_store import SqlStateStore
-from tidesink.sinks.state.store import TableStatus
 from tidesink.sinks.targets.base import Collected, ReducedBatch, ReducedRow, RowSequence
 from tidesink.sinks.targets.memory import MemoryTable, MemoryTarget
 from tidesink.sinks.worker.table_task import Tally, Tombstones, next_horizon

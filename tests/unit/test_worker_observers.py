@@ -10,8 +10,7 @@ from tidesink.errors import SourceUnavailableError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, Doubt, Place
 from tidesink.sinks.batch.run import BatchOutcome
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.state.store import TableState, TableStatus
+from tidesink.sinks.state.progress import Progress, TableState, TableStatus
 from tidesink.sinks.worker.observers import (
     BatchApplied,
     BatchStarted,

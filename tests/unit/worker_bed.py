@@ -10,10 +10,9 @@ from tidesink.config import Config
 from tidesink.schema_registry import SchemaRegistry
 from tidesink.sinks.batch.shared_reads import Topics
 from tidesink.sinks.batch.source import KafkaSource
-from tidesink.sinks.state.store import StateStore
-from tidesink.sinks.worker.context import Failpoints, WorkerContext
+from tidesink.sinks.state.progress import StateStore
+from tidesink.sinks.worker.context import Failpoints, StopFlag, WorkerContext
 from tidesink.sinks.worker.observers import Listeners
-from tidesink.sinks.worker.retry import StopFlag
 
 
 class _Session:

@@ -359,7 +359,7 @@ def show_event(
 
 def _events(config: Config, chosen: Chosen) -> list[dict[str, Any]]:
     from tidesink.sinks.kafka.letter_store import moment
-    from tidesink.sinks.state.store import load_ddl
+    from tidesink.sinks.state.progress import load_ddl
 
     tables = tables_worked_on(config)
     if not tables:

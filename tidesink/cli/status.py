@@ -33,7 +33,7 @@ from tidesink.events import TableId, physical_ms
 
 if TYPE_CHECKING:
     from tidesink.config.fields import ChangePolicy
-    from tidesink.sinks.state.store import StateStore, TableStatus
+    from tidesink.sinks.state.progress import StateStore, TableStatus
     from tidesink.sinks.worker.control import TableControl
 
 

@@ -185,7 +185,7 @@ def _table_pattern(pattern: str) -> str:
     return _table_name(pattern)
 
 
-# What fits a key beside a table's name in every database: sinks/state/store.py.
+# What fits a key beside a table's name in every database: sinks/state/progress.py.
 LONGEST_PIPELINE: Final = 128
 PipelineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=LONGEST_PIPELINE)]
 TableName = Annotated[str, AfterValidator(_table_name)]

@@ -18,8 +18,7 @@ from tidesink.config.models import Config, HistorySettings, TableConfig, TableDe
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy
-from tidesink.typemap.projection import laid_out
-from tidesink.typemap.row_filter import ALWAYS, read_filter
+from tidesink.typemap.projection import ALWAYS, laid_out, read_filter
 from tidesink.typemap.target_schema import row_keyed, shape_of
 
 ENDS_A_VERSION: Final = (

@@ -1,19 +1,457 @@
-"""What a table's target holds of its source: which columns, under which names, of which rows.
+"""A condition on the rows of a table, in Spark's SQL: parsed and checked before anything runs it.
 
-A layout is the config's word about one table; laid over the source's shape it gives the target's. Names
-are identified without regard to case, as in shapes.
+Spark gets the text as it was written; only its column names are replaced by the row's. So this module
+decides what is refused, and never what the condition means.
+
+It also finds, without Spark and Java, types and patterns that are certainly wrong. Types are sqlglot's;
+where sqlglot knows none, nothing is refused. Of regular expressions only what no version of
+``java.util.regex.Pattern`` accepts is refused: unclosed parts, and repetitions of nothing. Spark and Java
+decide on everything else.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidesink.errors import ConfigError, SchemaRefusedError
-from tidesink.typemap.row_filter import RowFilter, check_types
-from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns
+from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns, quoted
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+
+# What takes no row away, and so no filter's place.
+ALWAYS: Final = "true"
+
+# Spark's own functions of one row's values alone: the same today and tomorrow, here and on any machine.
+_FUNCTIONS: Final = """
+abs acos ascii asin atan atan2 base64 between bin bit_count bit_get bit_length bround btrim cardinality
+cast cbrt ceil ceiling char char_length character_length chr coalesce concat concat_ws contains conv cos
+crc32 date date_add date_diff date_format date_from_unix_date date_part date_sub date_trunc datediff
+dateadd day dayname dayofmonth dayofweek dayofyear decimal decode degrees double elt encode endswith
+equal_null exp extract factorial find_in_set float floor format_number format_string from_unixtime
+get_json_object greatest hash hex hour if ifnull initcap int isnan isnotnull isnull json_array_length
+json_object_keys last_day lcase least left length levenshtein ln locate log log10 log2 lower lpad ltrim
+luhn_check make_date make_timestamp make_timestamp_ntz md5 minute mod month monthname months_between
+next_day nullif nullifzero nvl nvl2 octet_length overlay pmod position pow power quarter radians regexp
+regexp_count regexp_extract regexp_instr regexp_like regexp_replace regexp_substr repeat replace reverse
+right rint rlike round rpad rtrim second sha sha1 sha2 sign signum sin smallint soundex split split_part
+sqrt startswith string substr substring substring_index tan timestamp timestamp_micros timestamp_millis
+timestamp_ntz timestamp_seconds timestampadd timestampdiff tinyint to_binary to_char to_date to_number
+to_timestamp to_timestamp_ntz translate trim trunc try_add try_cast try_divide try_mod try_multiply
+try_subtract try_to_binary try_to_number try_to_timestamp typeof ucase unbase64 unhex unix_date
+unix_micros unix_millis unix_seconds upper url_decode url_encode weekday weekofyear width_bucket
+xxhash64 year zeroifnull bigint boolean binary varchar numeric array_contains array
+"""
+FUNCTIONS: Final = frozenset(_FUNCTIONS.split())
+# Spark takes a text that becomes a date or a timestamp, by a cast or only by what it is compared with, for
+# the time of the query where it begins so, a zone behind it or not (Catalyst's ``SpecialDatetimeValues``).
+# Which texts become one is not known here: no text may.
+_MOMENT: Final = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f]*(now|today|tomorrow|yesterday)([\s\x00-\x1f\x7f-\x9f+-]|$)", re.IGNORECASE
+)
+_AS_TEXT: Final = (
+    "has the text {text!r}, which Spark takes for the time of the query where it becomes a date or a "
+    "timestamp, so that the answer is not the same at another time: give a fixed time, as "
+    "TIMESTAMP'2026-01-01 00:00:00', or compare a column of texts by rlike '^{word}$'"
+)
+# Words that are no function when a parenthesis follows.
+_WORDS: Final = frozenset(
+    {"and", "or", "not", "in", "is", "between", "like", "ilike", "rlike", "regexp", "case", "when", "then"}
+    | {"else", "div", "from", "for"}
+)
+
+
+class _Mention(NamedTuple):
+    """A column in the text: its name, and where it stands, the end excluded."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A vetted condition. ``mentions`` are the columns in it, in the order of the text."""
+
+    text: str
+    mentions: tuple[_Mention, ...]
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it names, as it spells them first, each once whatever its case."""
+        found: dict[str, str] = {}
+        for mention in self.mentions:
+            found.setdefault(mention.name.lower(), mention.name)
+        return tuple(found.values())
+
+    def bound(self, row: str, columns: Mapping[str, str]) -> str:
+        """The text with each column read from the struct ``row``; ``columns``: names by lower-case name."""
+        parts, done = [], 0
+        for mention in self.mentions:
+            parts.append(self.text[done : mention.start])
+            parts.append(f"{quoted(row)}.{quoted(columns[mention.name.lower()])}")
+            done = mention.end
+        return "".join([*parts, self.text[done:]])
+
+
+def read_filter(text: str) -> RowFilter | None:
+    """The condition a text states; None for ``true``, which every row satisfies.
+
+    Raises:
+        ConfigError: sqlglot is not installed, or the text is not one condition on one row's columns: a
+            subquery, an aggregate, a window, a pattern that Java takes for none, or a function that is none
+            of Spark's own, or whose answer depends on more than its arguments.
+    """
+    if text.strip().lower() == ALWAYS:
+        return None
+    tree = _parsed(text)
+    for check in (_refuse_nodes, _refuse_moments, _refuse_no_condition):
+        check(tree)
+    _refuse_functions(text)
+    refuse_types(text, tree, {})
+    refuse_patterns(text)
+    mentions = tuple(sorted(_mentions(tree, text), key=lambda one: one.start))
+    if not mentions:
+        raise ConfigError("names no column: it would keep every row or none")
+    return RowFilter(text, mentions)
+
+
+def check_types(row_filter: RowFilter, shape: TableShape) -> None:
+    """Hold a filter to the types of a table's columns, as far as that can be done without Spark.
+
+    Raises:
+        ConfigError: it, or a part of it, is a value and no condition.
+    """
+    known = {name.lower(): shape.by_name[name.lower()].spark for name in row_filter.columns}
+    try:
+        refuse_types(row_filter.text, _parsed(row_filter.text), known)
+    except ConfigError as error:
+        raise ConfigError(f"filter: {error.message}", table=str(shape.table)) from error
+
+
+def _parsed(text: str) -> exp.Expression:
+    try:
+        import sqlglot
+        from sqlglot.errors import SqlglotError
+    except ImportError as error:
+        raise ConfigError(
+            "needs sqlglot to be read: install it, as with pip install 'tidesink[spark]'"
+        ) from error
+    try:
+        trees: list[Any] = sqlglot.parse(text, dialect="spark")
+    except (SqlglotError, RecursionError, ValueError) as error:  # some calls without arguments raise that
+        first = str(error).splitlines()[0] if str(error) else "too deep"
+        raise ConfigError(f"is not Spark SQL: {first}") from error
+    if len(trees) != 1 or trees[0] is None:
+        raise ConfigError("is not one condition")
+    tree: exp.Expression = trees[0]
+    return tree
+
+
+def _refuse_nodes(tree: exp.Expression) -> None:
+    from sqlglot import exp
+
+    refused: tuple[tuple[tuple[type, ...], str], ...] = (
+        ((exp.Query, exp.Subquery, exp.Exists), "has a subquery"),
+        ((exp.Window,), "has a window"),
+        ((exp.AggFunc,), "has an aggregate"),
+        ((exp.Lambda, exp.Star), "has a lambda or a star"),
+        ((exp.Placeholder, exp.Parameter, exp.SessionParameter), "has a parameter"),
+        ((exp.Command, exp.DDL, exp.DML, exp.Alias), "is a statement and no condition"),
+    )
+    for node in tree.walk():
+        for kinds, what in refused:
+            if isinstance(node, kinds):
+                raise ConfigError(f"{what}: {node.sql(dialect='spark')}")
+        bare = isinstance(node, exp.Func) and not any(True for _ in node.iter_expressions())
+        if bare and not isinstance(node, exp.Array):
+            raise ConfigError(f"has {node.sql(dialect='spark')}, which is not the same at another time")
+        if isinstance(node, exp.Column) and (node.table or not isinstance(node.this, exp.Identifier)):
+            raise ConfigError(f"names {node.sql(dialect='spark')}: give columns by their bare names")
+
+
+def _refuse_moments(tree: exp.Expression) -> None:
+    for text in _texts(tree):
+        moment = _MOMENT.match(text)
+        if moment is not None:
+            raise ConfigError(_AS_TEXT.format(text=text, word=moment[1]))
+
+
+def _texts(tree: exp.Expression) -> Iterator[str]:
+    """The texts in a condition, and those that are put together of texts alone, as 'to' 'day' is."""
+    from sqlglot import exp
+
+    for node in tree.find_all(exp.Literal, exp.RawString, exp.Concat):
+        parts = node.expressions if isinstance(node, exp.Concat) else [node]
+        if all(isinstance(part, exp.RawString) or part.is_string for part in parts):
+            yield "".join(part.name for part in parts)
+
+
+def _refuse_no_condition(tree: exp.Expression) -> None:
+    from sqlglot import exp
+
+    top = tree.unnest()
+    arithmetic = isinstance(top, exp.Binary) and not isinstance(top, exp.Predicate | exp.Connector)
+    if arithmetic or isinstance(top, exp.Literal | exp.Null | exp.Tuple | exp.Neg):
+        raise ConfigError("is a value and no condition")
+
+
+def _refuse_functions(text: str) -> None:
+    """By the words before a parenthesis: what sqlglot makes of a call may have another name."""
+    import sqlglot
+
+    tokens = sqlglot.tokenize(text, dialect="spark")
+    for at, token in enumerate(tokens[1:]):
+        name = tokens[at].text.lower()
+        is_call = token.token_type.name == "L_PAREN" and tokens[at].token_type.name not in (
+            "NUMBER",
+            "STRING",
+        )
+        if not is_call or not name.replace("_", "").isalnum() or name in FUNCTIONS | _WORDS:
+            continue
+        raise ConfigError(
+            f"calls {name}(), which is none of the functions a filter may use: Spark's own of a row's "
+            "values, whose answer never changes"
+        )
+
+
+def _mentions(tree: exp.Expression, text: str) -> Iterator[_Mention]:
+    from sqlglot import exp
+
+    for column in tree.find_all(exp.Column):
+        name, place = column.name, column.this.meta
+        start, end = place.get("start", 0), place.get("end", -1) + 1
+        if text[start:end] not in (name, quoted(name)):
+            raise ConfigError("cannot be read by this version of sqlglot: install a newer one")
+        yield _Mention(name, start, end)
+
+
+# Words before a pattern, and functions whose second argument is one.
+_MATCHING: Final = frozenset({"rlike", "regexp"})
+_CALLS: Final = _MATCHING | {
+    "regexp_like",
+    "regexp_count",
+    "regexp_extract",
+    "regexp_instr",
+    "regexp_replace",
+    "regexp_substr",
+}
+_TEXTS: Final = ("STRING", "RAW_STRING")
+
+
+def refuse_types(text: str, tree: exp.Expression, columns: Mapping[str, str]) -> None:
+    """Refuse what is a value and no condition. ``tree`` is what sqlglot reads of ``text``.
+
+    ``columns``: Spark's types of the columns that are known, by lower-case name.
+
+    Raises:
+        ConfigError: the whole, or a part beside AND, OR or NOT, has a type that is no truth value.
+    """
+    from sqlglot import exp
+
+    typed = _typed(tree, columns)
+    if typed is None:
+        return
+    conditions = [typed, *(part for node in typed.find_all(exp.Connector, exp.Not) for part in _parts(node))]
+    for part in conditions:
+        named = _no_truth(part.unnest().type)
+        # A text beside AND may be cast to a truth value; the whole is not.
+        if named is not None and (part is typed or named != "string"):
+            shown = repr(text) if part is typed else f"a part of {text!r}, beside AND, OR or NOT,"
+            raise ConfigError(f"{shown} is a value of type {named} and no condition")
+
+
+def _parts(node: Any) -> Iterator[exp.Expression]:
+    """What stands beside AND, OR or NOT and has a type for sure: casts, and columns, which are casts here.
+
+    Of calls it is not: sqlglot takes left(1, 2) for a number, which is a text.
+    """
+    from sqlglot import exp
+
+    found = (part for part in node.args.values() if hasattr(part, "unnest"))
+    yield from (part for part in found if isinstance(part.unnest(), exp.Cast))
+
+
+def _typed(tree: exp.Expression, columns: Mapping[str, str]) -> exp.Expression | None:
+    """The tree with sqlglot's types; None where it fails to tell them."""
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+    from sqlglot.optimizer.annotate_types import annotate_types
+
+    def known(node: exp.Expression) -> exp.Expression:
+        found = columns.get(node.name.lower()) if isinstance(node, exp.Column) else None
+        return node if found is None else exp.cast(exp.Null(), found, dialect="spark")
+
+    try:
+        found: exp.Expression = annotate_types(tree.copy().transform(known), dialect="spark")
+    except (SqlglotError, LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        return None  # a filter that is right must not be refused for what only helps
+    return found
+
+
+def _no_truth(found: exp.DataType | None) -> str | None:
+    """The name of a type that is certainly none of truth values."""
+    from sqlglot import exp
+
+    if found is None:
+        return None
+    if found.this in exp.DataType.TEXT_TYPES:
+        return "string"
+    others = exp.DataType.NUMERIC_TYPES | exp.DataType.TEMPORAL_TYPES
+    sure = found.this in others or found.this in (exp.DataType.Type.BINARY, exp.DataType.Type.ARRAY)
+    return found.sql(dialect="spark").lower() if sure else None
+
+
+def refuse_patterns(text: str) -> None:
+    """Refuse a regular expression, given as a text, that Java takes in no version.
+
+    Raises:
+        ConfigError: says which pattern, and what is wrong with it.
+    """
+    import sqlglot
+
+    for pattern in _patterns(sqlglot.tokenize(text, dialect="spark")):
+        fault = java_fault(pattern)
+        if fault is not None:
+            raise ConfigError(f"has the pattern {pattern!r}, which {fault}: no row could be matched by it")
+
+
+def _patterns(tokens: Sequence[Any]) -> Iterator[str]:
+    # Texts side by side are one text: such a pattern is left to Spark.
+    for at, (before, token) in enumerate(pairwise(tokens), start=1):
+        after = tokens[at + 1].token_type.name if at + 1 < len(tokens) else ""
+        if token.token_type.name not in _TEXTS or after in _TEXTS:
+            continue
+        if before.text.lower() in _MATCHING or (
+            before.token_type.name == "COMMA" and _is_second(tokens, at - 1)
+        ):
+            yield token.text
+
+
+def _is_second(tokens: Sequence[Any], comma: int) -> bool:
+    """Whether a comma is the first one of a call that takes a pattern behind it."""
+    depth = 0
+    for at in range(comma - 1, 0, -1):
+        kind = tokens[at].token_type.name
+        depth += {"R_PAREN": 1, "L_PAREN": -1}.get(kind, 0)
+        if depth < 0:
+            return tokens[at - 1].text.lower() in _CALLS
+        if kind == "COMMA" and depth == 0:
+            return False
+    return False
+
+
+_COUNT: Final = re.compile(r"\{[0-9]+(,[0-9]*)?\}")
+_FLAGS: Final = re.compile(r"[a-zA-Z-]*:?")
+# In the comments mode spaces, and all behind a #, are no part of the pattern.
+_COMMENTS: Final = re.compile(r"\(\?[a-zA-Z]*x")
+_QUOTE, _UNQUOTE = r"\Q", r"\E"
+# Escapes that go on in braces, as \p{L} and \x{10FFFF}.
+_BRACED: Final = "pPxkN"
+
+
+class _Step(NamedTuple):
+    """How far a part of the pattern goes, and what is wrong with it."""
+
+    end: int
+    fault: str = ""
+
+
+def java_fault(pattern: str) -> str | None:
+    """Why Java takes no such pattern; None where it may take it."""
+    if _COMMENTS.search(pattern):
+        return None
+    at, depth, repeatable = 0, 0, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char in "*+?{":
+            step = _repetition(pattern, at, repeatable=repeatable)
+            repeatable = char == "{"
+        elif char == "(":
+            step, depth, repeatable = _opening(pattern, at), depth + 1, False
+        elif char == ")" and depth == 0:
+            return "has a ) that no ( opens"
+        else:
+            step = _atom(pattern, at)
+            depth, repeatable = depth - (char == ")"), char != "|"
+        if step.fault:
+            return step.fault
+        at = step.end
+    return "has a ( that no ) closes" if depth else None
+
+
+def _repetition(pattern: str, at: int, *, repeatable: bool) -> _Step:
+    """``*``, ``+``, ``?`` or ``{n,m}``, and the mark behind it that says how it repeats."""
+    end = at + 1
+    if pattern[at] == "{":
+        count = _COUNT.match(pattern, at)
+        if count is None:
+            return _Step(at, "has a { that begins no count: write it as \\\\{")
+        end = count.end()
+    elif not repeatable:
+        return _Step(at, f"has a {pattern[at]} with nothing before it to repeat")
+    return _Step(end + 1 if pattern[end : end + 1] in ("+", "?") else end)
+
+
+def _opening(pattern: str, at: int) -> _Step:
+    """A group's ``(`` and what says its kind; a name or look-behind goes up to its ``<``."""
+    if pattern[at + 1 : at + 2] != "?":
+        return _Step(at + 1)
+    kind = pattern[at + 2 : at + 3]
+    if kind and kind in ":=!>":
+        return _Step(at + 3)
+    if kind == "<":
+        behind = pattern[at + 3 : at + 4]
+        named = pattern.find(">", at + 3)
+        end = at + 4 if behind and behind in "=!" else named + 1
+        return _Step(end or len(pattern))
+    flags = _FLAGS.match(pattern, at + 2)
+    return _Step(flags.end() if flags else at + 2)
+
+
+def _atom(pattern: str, at: int) -> _Step:
+    if pattern[at] == "[":
+        end = _class_end(pattern, at)
+        return _Step(end) if end else _Step(at, "has a [ that no ] closes")
+    if pattern[at] != "\\":
+        return _Step(at + 1)
+    if at + 1 == len(pattern):
+        return _Step(at, "ends in a backslash")
+    return _Step(_escape_end(pattern, at))
+
+
+def _escape_end(pattern: str, at: int) -> int:
+    if pattern.startswith(_QUOTE, at):
+        end = pattern.find(_UNQUOTE, at + 2)
+        return len(pattern) if end < 0 else end + 2
+    if pattern[at + 1] in _BRACED and pattern[at + 2 : at + 3] == "{":
+        return (pattern.find("}", at) + 1) or len(pattern)
+    return at + (3 if pattern[at + 1] == "c" else 2)
+
+
+def _class_end(pattern: str, at: int) -> int:
+    """Behind the ``]`` of a class, which may hold others; 0 where there is none."""
+    depth, empty = 0, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "[":
+            depth, empty = depth + 1, True
+            at += 2 if pattern[at + 1 : at + 2] == "^" else 1
+            continue
+        if char == "]" and not empty:  # the first of a class is a character of it
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        empty = False
+        at = _escape_end(pattern, at) if char == "\\" and at + 1 < len(pattern) else at + 1
+    return 0
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.codecs.base import BinaryHandling, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
-from tidesink.codecs.debezium.encode_avro import AvroControlWriter, AvroRowWriter
-from tidesink.codecs.debezium.encode_json import TicdcWriter
+from tidesink.codecs.debezium.encode import AvroControlWriter, AvroRowWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
     TICDC,
     Change,

@@ -40,8 +40,7 @@ from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets
 from tidesink.sinks.spark.errors import SPARK_ERRORS, Reporting
 from tidesink.sinks.spark.record_frames import RECORD_DDL
 from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.state.store import StoredDdl, store_ddl
+from tidesink.sinks.state.progress import Progress, StoredDdl, store_ddl
 from tidesink.sinks.worker.context import WorkerContext
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from tidesink.sinks.batch.records import BAD, DELETE, NO_RULES, UPSERT, EventRul
 from tidesink.sinks.batch.schema_changes import SchemaDecision
 from tidesink.sinks.batch.target_rows import OutputRows
 from tidesink.sinks.schema_sources.base import ColumnsAround
-from tidesink.typemap.projection import LaidOut, Layout
-from tidesink.typemap.row_filter import RowFilter
+from tidesink.typemap.projection import LaidOut, Layout, RowFilter
 from tidesink.typemap.target_schema import MetadataKind, ShapeColumn, TableShape, metadata_columns, quoted
 
 if TYPE_CHECKING:

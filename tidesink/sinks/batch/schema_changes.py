@@ -12,8 +12,7 @@ from tidesink.config.fields import CHANGE_RULES, ChangeKind, ChangePolicy, Schem
 from tidesink.errors import SchemaRefusedError
 from tidesink.sinks.batch.modes import names_of
 from tidesink.sinks.schema_sources.base import Decoding, Renamed, SourceColumns
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.state.store import StateStore
+from tidesink.sinks.state.progress import Progress, StateStore
 from tidesink.sinks.targets.base import OWN_COLUMNS, Capabilities, SchemaGap
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.render import spark_type

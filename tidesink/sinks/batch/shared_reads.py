@@ -37,7 +37,7 @@ from tidesink.sinks.kafka.offsets import (
 from tidesink.sinks.schema_sources.topic_ddl import TopicDdl, TopicTables
 from tidesink.sinks.spark.record_frames import full_name, named_table, named_tables
 from tidesink.sinks.spark.session import in_session
-from tidesink.sinks.state.store import StateStore
+from tidesink.sinks.state.progress import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from tidesink.config.kafka_properties import open_client
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
-from tidesink.sinks.state.progress import Progress, TopicProgress
-from tidesink.sinks.state.store import StateStore
+from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
 TIMEOUT_SECONDS: Final = 15.0
 _EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]

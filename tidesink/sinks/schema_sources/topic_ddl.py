@@ -23,7 +23,7 @@ from tidesink.events import Column, TableId, TableSchema
 from tidesink.sinks.batch.source import KafkaSource, translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts
 from tidesink.sinks.spark.record_frames import compression_in, marked_ddl, named_tables
-from tidesink.sinks.state.store import StateStore
+from tidesink.sinks.state.progress import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,8 +30,7 @@ from tidesink.sinks.plans.flat_avro import flat_avro_plan, lacks_checksums
 from tidesink.sinks.schema_sources.base import Missed, declared_table
 from tidesink.sinks.schema_sources.open import LoneDecoding
 from tidesink.sinks.spark.record_frames import schema_heads, with_values
-from tidesink.sinks.worker.context import WorkerContext
-from tidesink.sinks.worker.retry import RetryPolicy
+from tidesink.sinks.worker.context import RetryPolicy, WorkerContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

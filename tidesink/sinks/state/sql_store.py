@@ -30,8 +30,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from tidesink.config.fields import LONGEST_PIPELINE, without_secrets
 from tidesink.errors import ConfigError, StateStoreError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import Progress, from_json, to_json
-from tidesink.sinks.state.store import TableStatus
+from tidesink.sinks.state.progress import Progress, TableStatus, from_json, to_json
 
 
 def open_state_store(url: str | Path) -> SqlStateStore:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidesink.config import Config, TargetSettings
     from tidesink.config.fields import ChangeKind
     from tidesink.sinks.batch.modes import HistoryNames
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
     from tidesink.typemap.target_schema import ShapeColumn
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.config import Config, MemorySettings
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
 
 
 class MemoryColumns(ABC):

@@ -12,8 +12,7 @@ import structlog
 from tidesink.errors import ConfigError, StaleProgressError, StateStoreError
 from tidesink.events import TableId
 from tidesink.sinks.batch.schema_changes import Accepted, Pending
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.state.store import StateStore, TableState
+from tidesink.sinks.state.progress import Progress, StateStore, TableState
 
 _log = structlog.get_logger("tidesink.worker")
 _KIND: Final = "table-control"

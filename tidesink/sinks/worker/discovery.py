@@ -13,7 +13,7 @@ from tidesink.events import ChangeEvent, Message, TableId
 from tidesink.sinks.batch.source import translated_read_errors
 from tidesink.sinks.kafka.offsets import OffsetRange, TopicOffsets, growing_parts, topic_gone
 from tidesink.sinks.spark.record_frames import with_values
-from tidesink.sinks.state.store import UNKNOWN_SCHEMA
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.worker.context import WorkerContext
 from tidesink.sinks.worker.preflight import Goals
 from tidesink.sinks.worker.table_task import TableTask

@@ -13,7 +13,7 @@ import structlog
 from tidesink.errors import StateStoreError, TidesinkError
 from tidesink.events import TableId
 from tidesink.sinks.batch.counts import Account, Doubt
-from tidesink.sinks.state.store import StateStore, TableState, TableStatus
+from tidesink.sinks.state.progress import StateStore, TableState, TableStatus
 
 _log = structlog.get_logger("tidesink.worker")
 

@@ -39,10 +39,9 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.state.progress import TopicProgress
 from tidesink.sinks.targets.base import ApplyResult
-from tidesink.sinks.worker.context import WorkerContext
+from tidesink.sinks.worker.context import StopFlag, WorkerContext, signals_kept, stop_on_signals
 from tidesink.sinks.worker.control import NOTHING_ASKED, read_controls
 from tidesink.sinks.worker.observers import Heartbeat, seconds_since_beat
-from tidesink.sinks.worker.retry import StopFlag, signals_kept, stop_on_signals
 from tidesink.sinks.worker.run import assembled
 from tidesink.sinks.worker.table_task import TableTask
 

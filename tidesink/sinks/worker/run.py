@@ -31,20 +31,21 @@ from tidesink.sinks.spark.session import (
     start_thread,
     stop_session,
 )
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA
 from tidesink.sinks.state.sql_store import SqlStateStore, open_state_store
-from tidesink.sinks.state.store import UNKNOWN_SCHEMA
 from tidesink.sinks.targets import target_module
-from tidesink.sinks.worker.context import Failpoints, WorkerContext
-from tidesink.sinks.worker.control import Requests
-from tidesink.sinks.worker.discovery import TABLES_OF, TableTasks
-from tidesink.sinks.worker.observers import Heartbeat, Listener, Listeners, RunReport
-from tidesink.sinks.worker.retry import (
+from tidesink.sinks.worker.context import (
+    Failpoints,
     RetryPolicy,
     StopFlag,
     StopRequestedError,
+    WorkerContext,
     signals_kept,
     stop_on_signals,
 )
+from tidesink.sinks.worker.control import Requests
+from tidesink.sinks.worker.discovery import TABLES_OF, TableTasks
+from tidesink.sinks.worker.observers import Heartbeat, Listener, Listeners, RunReport
 from tidesink.sinks.worker.table_task import TableTask
 
 if TYPE_CHECKING:

@@ -34,14 +34,12 @@ from tidesink.sinks.kafka.offsets import (
 )
 from tidesink.sinks.schema_sources.base import Decoding
 from tidesink.sinks.schema_sources.open import open_decoding
-from tidesink.sinks.state.progress import Progress
-from tidesink.sinks.state.store import UNKNOWN_SCHEMA, Rank, TableState, TableStatus
+from tidesink.sinks.state.progress import UNKNOWN_SCHEMA, Progress, Rank, TableState, TableStatus
 from tidesink.sinks.targets.base import Collected, SequencedTable, TargetTable
-from tidesink.sinks.worker.context import WorkerContext
+from tidesink.sinks.worker.context import Cooldown, StopRequestedError, WorkerContext, may_pass
 from tidesink.sinks.worker.control import PLACE, Pauses, TableControl, check_not_restored
 from tidesink.sinks.worker.observers import BatchApplied, BatchStarted, TableChanged, TableReport
 from tidesink.sinks.worker.preflight import shown_goal
-from tidesink.sinks.worker.retry import Cooldown, StopRequestedError, may_pass
 
 _log = structlog.get_logger("tidesink.worker")
 _TAKEN: Final = "another worker took this table, as its status says, and goes on with it"

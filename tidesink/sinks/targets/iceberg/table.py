@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidesink.config import Config, IcebergSettings
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
 
 
 class IcebergColumns(ABC):

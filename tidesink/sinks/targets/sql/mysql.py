@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from tidesink.config import Config
     from tidesink.config.targets import MysqlSettings
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
 
 
 # For rows that are staged once and read once a table without transactions costs half; the first there is.

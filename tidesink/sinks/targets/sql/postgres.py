@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tidesink.config import Config
     from tidesink.config.targets import PostgresSettings
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
 
 
 # Sent as statements, not as options: poolers pass those on.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tidesink.config import Config
     from tidesink.config.targets import HttpSettings
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
 
 
 CAPABILITIES: Final = Capabilities(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tidesink.config import Config
     from tidesink.events import Row
     from tidesink.schema_registry.base import SchemaRegistry
-    from tidesink.sinks.state.store import StateStore
+    from tidesink.sinks.state.progress import StateStore
 
 
 CAPABILITIES: Final = Capabilities(

@@ -20,8 +20,7 @@ from typing import Any, Final
 
 from tidesink.errors import ProgressError, SchemaRefusedError, StaleProgressError, TransientTargetError
 from tidesink.events import TableId
-from tidesink.sinks.state.progress import Progress, as_document, check_follows, from_document
-from tidesink.sinks.state.store import StateStore
+from tidesink.sinks.state.progress import Progress, StateStore, as_document, check_follows, from_document
 from tidesink.sinks.targets.base import ApplyResult, Claim
 from tidesink.typemap.target_schema import key_change
 
