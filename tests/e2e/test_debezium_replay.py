@@ -50,6 +50,9 @@ _DEFINED: Final = frozenset({"mdb_unwrap", "mdb_precise", "mdb_plain", "mdb_doub
 _DEFINED_IN_POSTGRES: Final = frozenset({"pg_plain", "pg_numeric", "pg_precise"})
 _DECIMAL: Final = re.compile(r"decimal\(\d+,\d+\)( unsigned)?")
 SMALL_BATCH: Final = 7
+# A row of p_toast changes its key, and its delete and its insert share no batch of one record: the insert
+# leaves out values that no other message holds. The table stops there, and no value is made up.
+_KEY_CHANGE_CUT: Final = {("pg_avro", 1), ("pg_plain", 1), ("pg_schema", 1)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -210,9 +213,12 @@ def _cell(capture: Capture, table: str, row: dict[str, str | None], column: str)
 def _ends_as_the_database(capture: Capture, size: int | None, servers: Servers, folder: Path) -> RunReport:
     _replay(capture, servers)
     report = run(load_config(_config(folder, capture, servers, size)), until="drained")
-    assert report.exit_code == 0, [(table.table, table.error) for table in report.tables if table.error]
+    stopped = {table.table.name: table.error.partition(":")[0] for table in report.tables if table.error}
+    cut = (capture.name, size) in _KEY_CHANGE_CUT
+    assert stopped == ({"p_toast": "ValueNotStoredError"} if cut else {}), report
+    assert report.exit_code == (3 if cut else 0)
     wrong = [cell for cell in _wrong_cells(capture, folder / "lake") if excluded_cell(cell) is None]
-    assert wrong == []
+    assert [cell for cell in wrong if cell.split("/")[1] not in stopped] == []
     assert list(_wrong_positions(capture, servers, folder / "lake")) == []
     return report
 
