@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tidesink.config import kafka_properties as client_properties
+from tidesink import kafka_client
 from tidesink.config.load import config_schema
 from tidesink.errors import TidesinkError
 
@@ -39,7 +39,7 @@ def _shown(setting: Any) -> str:
 
 def kafka_properties() -> str:
     """The client properties that are taken."""
-    return "\n".join(f"- `{name}`" for name in client_properties.NAMES)
+    return "\n".join(f"- `{name}`" for name in kafka_client.NAMES)
 
 
 def errors() -> str:

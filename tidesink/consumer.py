@@ -22,7 +22,6 @@ from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec
 from tidesink.config import Config, load_config
 from tidesink.config.checks import keeps_bad_records
-from tidesink.config.kafka_properties import open_client
 from tidesink.config.models import stated_keys, topic_tables
 from tidesink.errors import (
     ConfigError,
@@ -33,6 +32,7 @@ from tidesink.errors import (
     TidesinkError,
 )
 from tidesink.events import Event, Message
+from tidesink.kafka_client import open_client
 
 Place = tuple[str, int]
 Start = Literal["earliest", "latest"]

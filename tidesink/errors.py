@@ -38,12 +38,17 @@ The meanings of ``remedy``: ``fix`` (a person changes something), ``retry`` (wit
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
 
 Remedy = Literal["fix", "retry", "reject", "stop", "re-read progress"]
 ContextValue = str | int | None
 
 
+# What an error names of what is known: all, or of many the nearest.
+_MOST_NAMED: Final = 12
+_NEAREST: Final = 4
 # What the message says in words already.
 _OF_A_CHANGE: Final = frozenset({"change", "before", "after"})
 
@@ -253,3 +258,18 @@ def shown(value: object, most: int = 80) -> str:
         # orjson reads deeper nested values than Python writes.
         text = f"{type(value).__name__} nested too deep to be shown"
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`` (did you mean x?)``, or an empty text where nothing is near."""
+    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def one_of(word: str, known: Iterable[str]) -> str:
+    """What to write instead: all known names, or the nearest of many and where the rest is listed."""
+    names = sorted(known)
+    if len(names) <= _MOST_NAMED:
+        return f"use one of {', '.join(names)}"
+    near = difflib.get_close_matches(word.lower(), names, n=_NEAREST, cutoff=0)
+    return f"use one of {', '.join(near)}, …: docs/configuration.md lists all {len(names)}"

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidesink.config.kafka_properties import (
+from tidesink.errors import ConfigError, SourceUnavailableError
+from tidesink.kafka_client import (
     KERBEROS,
     KNOWN,
     JaasSyntaxError,
@@ -20,7 +21,6 @@ from tidesink.config.kafka_properties import (
     parse_jaas,
     property_problems,
 )
-from tidesink.errors import ConfigError, SourceUnavailableError
 from tidesink.sinks.kafka.fetch import open_consumer
 from tidesink.sinks.kafka.offsets import KafkaOffsets
 

@@ -203,7 +203,7 @@ def test_names_of_the_java_client_are_understood_where_they_mean_the_same(tmp_pa
 def test_every_property_is_one_librdkafka_knows() -> None:
     from confluent_kafka import Consumer, KafkaException
 
-    from tidesink.config.kafka_properties import FILES, NAMES, TOKEN_CALLBACK
+    from tidesink.kafka_client import FILES, NAMES, TOKEN_CALLBACK
 
     for name in set(NAMES) - {TOKEN_CALLBACK, *FILES}:
         try:

@@ -17,7 +17,7 @@ import tidesink.errors
 from tests.unit.config_refusals import CASES
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed
 from tidesink.cli.main import app
-from tidesink.config.kafka_properties import NAMES
+from tidesink.kafka_client import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

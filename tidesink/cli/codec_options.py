@@ -18,9 +18,9 @@ from typer.core import TyperCommand
 
 from tidesink.codecs.base import CodecOptions, DebeziumModes
 from tidesink.codecs.open import DEBEZIUM_ALIASES, RESERVED
-from tidesink.config.fields import Interpolated, nearest
+from tidesink.config.fields import Interpolated
 from tidesink.config.source import PROTOCOL_ALIASES, known_time_zone
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")

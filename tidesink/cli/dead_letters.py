@@ -41,8 +41,8 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.config.fields import PositiveDuration, nearest, without_secrets
-from tidesink.errors import ConfigError, NotKeptError, RegistryError, TidesinkError
+from tidesink.config.fields import PositiveDuration, without_secrets
+from tidesink.errors import ConfigError, NotKeptError, RegistryError, TidesinkError, nearest
 from tidesink.events import Message, TableId
 
 if TYPE_CHECKING:

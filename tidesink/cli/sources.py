@@ -25,7 +25,6 @@ from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
 from tidesink.config import Config, load_config
-from tidesink.config.kafka_properties import open_client
 from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
 from tidesink.consumer import message_of
@@ -34,6 +33,7 @@ from tidesink.dev.processes import find_running
 from tidesink.dev.stack import DIRECTORY, Broker, Registry, StackAddresses
 from tidesink.errors import ConfigError, RegistryError, SourceUnavailableError
 from tidesink.events import Message, TableId, TableSchema
+from tidesink.kafka_client import open_client
 from tidesink.schema_registry import MemorySchemaRegistry, SchemaRegistry, open_registry
 from tidesink.schema_registry.copy import SubjectEntry, entries_of, memory_registry
 from tidesink.schema_registry.glue import AwsGlueSchemas, GlueSchemas, SchemaSource

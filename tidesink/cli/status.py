@@ -27,8 +27,7 @@ from tidesink.cli.terminal import (
     write_json,
 )
 from tidesink.config import Config
-from tidesink.config.fields import nearest
-from tidesink.errors import ConfigError
+from tidesink.errors import ConfigError, nearest
 from tidesink.events import TableId, physical_ms
 
 if TYPE_CHECKING:

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from tidesink.config.fields import Problem, database_url_problems
-from tidesink.config.kafka_properties import KafkaProperties, file_problems, kafka_problems, security_problems
+from tidesink.config.kafka_properties import (
+    KafkaProperties,
+    file_problems,
+    kafka_problems,
+    security_problems,
+)
 from tidesink.config.models import Config, Route, references
 from tidesink.config.source import RegistrySettings, SourceSettings
 from tidesink.config.table_checks import (

@@ -7,7 +7,6 @@ wrong, and what to do.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -29,6 +28,7 @@ from pydantic import (
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import ErrorDetails
 
+from tidesink.errors import nearest, one_of
 from tidesink.errors import shown as cut
 from tidesink.typemap.render import ZeroDate
 from tidesink.typemap.target_schema import MetadataKind, default_name
@@ -255,11 +255,6 @@ class Interpolated:
         self.problems.append(Problem(dotted(place), what, remedy))
 
 
-# More names than this are no help on a terminal.
-_MOST_NAMED: Final = 12
-_NEAREST: Final = 4
-
-
 class Problem(NamedTuple):
     """One wrong setting: where it stands, what is wrong, what to do."""
 
@@ -277,21 +272,6 @@ def dotted(place: Iterable[str | int]) -> str:
     for part in place:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean x?)``, or an empty text where nothing is near."""
-    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return f" (did you mean {found[0]}?)" if found else ""
-
-
-def one_of(word: str, known: Iterable[str]) -> str:
-    """What to write instead: all known names, or the nearest of many and where the rest is listed."""
-    names = sorted(known)
-    if len(names) <= _MOST_NAMED:
-        return f"use one of {', '.join(names)}"
-    near = difflib.get_close_matches(word.lower(), names, n=_NEAREST, cutoff=0)
-    return f"use one of {', '.join(near)}, …: docs/configuration.md lists all {len(names)}"
 
 
 # By pydantic's kinds of errors; its own messages are about Python's types, which a config does not have.

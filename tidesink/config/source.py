@@ -36,13 +36,9 @@ from tidesink.config.fields import (
     Texts,
     beside_config,
 )
-from tidesink.config.kafka_properties import (
-    ClientSettings,
-    KafkaProperties,
-    confluent_properties,
-    normalised_kafka,
-)
+from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.errors import ConfigError
+from tidesink.kafka_client import ClientSettings
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, OAuthClient, TlsOptions
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.schema_registry.client import open_registry

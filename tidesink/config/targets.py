@@ -35,14 +35,10 @@ from tidesink.config.fields import (
     Texts,
     beside_config,
 )
-from tidesink.config.kafka_properties import (
-    ClientSettings,
-    KafkaProperties,
-    confluent_properties,
-    normalised_kafka,
-)
+from tidesink.config.kafka_properties import KafkaProperties, confluent_properties, normalised_kafka
 from tidesink.config.source import Brokers, RegistrySettings, RegistryTls, known_time_zone, registry_section
 from tidesink.errors import ConfigError
+from tidesink.kafka_client import ClientSettings
 from tidesink.schema_registry.auth import Auth, BasicAuth, BearerAuth, NoAuth, TlsOptions
 from tidesink.schema_registry.naming import TopicRule
 from tidesink.typemap.render import DecimalMode, UnsignedMode

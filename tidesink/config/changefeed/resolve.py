@@ -24,8 +24,7 @@ from tidesink.config.changefeed.options import (
     read_given,
     read_options,
 )
-from tidesink.config.fields import nearest
-from tidesink.errors import ConfigError, shown
+from tidesink.errors import ConfigError, nearest, shown
 from tidesink.schema_registry.naming import TopicRule
 
 _STAGES: Final[tuple[Stage, ...]] = (

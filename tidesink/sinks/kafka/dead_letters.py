@@ -41,8 +41,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from tidesink.config.kafka_properties import open_client
 from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.kafka_client import open_client
 from tidesink.sinks.state.progress import Progress
 
 CONNECT: Final = "__connect.errors."

@@ -33,8 +33,8 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tidesink.config.kafka_properties import librdkafka_settings, open_client
 from tidesink.errors import SourceError, SourceUnavailableError
+from tidesink.kafka_client import librdkafka_settings, open_client
 from tidesink.sinks.kafka.offsets import TIMEOUT_SECONDS, translated_kafka_errors
 
 # A worker reads from one cluster; each idle consumer has a few threads and connections.

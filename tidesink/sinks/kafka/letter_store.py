@@ -21,9 +21,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its 
 )
 
 from tidesink.config import Config
-from tidesink.config.kafka_properties import open_client
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
 from tidesink.events import TableId
+from tidesink.kafka_client import open_client
 from tidesink.sinks.kafka.dead_letters import (
     QUIET,
     Identity,

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 
-from tidesink.config.kafka_properties import open_client
 from tidesink.errors import ConfigError, SourceError, SourceUnavailableError
+from tidesink.kafka_client import open_client
 from tidesink.sinks.state.progress import Progress, StateStore, TopicProgress
 
 TIMEOUT_SECONDS: Final = 15.0

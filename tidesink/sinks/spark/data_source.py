@@ -23,11 +23,11 @@ from pyspark.sql.types import StructType
 from tidesink.codecs.base import Codec
 from tidesink.codecs.batch import DecodedBatch, ValueOptions
 from tidesink.codecs.open import DEBEZIUM_ALIASES, open_codec, protocol_named
-from tidesink.config.kafka_properties import client_settings, librdkafka_settings
 from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SourceError
 from tidesink.events import TableId
+from tidesink.kafka_client import client_settings, librdkafka_settings
 from tidesink.schema_registry.base import SchemaRegistry
 from tidesink.sinks.kafka.fetch import FetchRange, fetch
 from tidesink.sinks.kafka.offsets import KafkaOffsets, TopicOffsets

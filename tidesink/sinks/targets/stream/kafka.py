@@ -13,10 +13,10 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in its stubs
 
-from tidesink.config.kafka_properties import open_client
 from tidesink.config.targets import KafkaSettings
 from tidesink.errors import EncodeError, StaleProgressError, TargetError, TransientTargetError
 from tidesink.events import TableId
+from tidesink.kafka_client import open_client
 from tidesink.sinks.state.progress import Progress
 from tidesink.sinks.targets.base import Capabilities, DeleteMode, ReducedBatch
 from tidesink.sinks.targets.stream.encoding import (

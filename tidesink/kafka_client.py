@@ -1,0 +1,484 @@
+"""Kafka client properties: librdkafka's own names, and Java's where they mean exactly the same.
+
+Names and meanings: librdkafka's CONFIGURATION.md; Java's from Apache Kafka's ``SslConfigs`` and
+``SaslConfigs`` (PEM stores: KIP-651; OAuth with a token endpoint: KIP-768). A name of Java's without an
+equivalent is refused, and the error says what to write instead. ``sasl.jaas.config`` is read as Java's
+``StreamTokenizer`` reads it in Apache Kafka's ``JaasConfig``: ``module flag name=value name="value" ... ;``,
+strings in single or double quotes with backslash escapes.
+
+Every value is a secret to pydantic: no error and no repr of a config shows one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from tidesink.errors import ConfigError, SourceUnavailableError, nearest, one_of
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException
+
+
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI")
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+# confluent-kafka's name for the function that returns tokens, here as ``module:function``.
+TOKEN_CALLBACK: Final = "oauth_cb"  # noqa: S105 - a name
+
+_GENERAL: Final = (
+    "bootstrap.servers client.id client.rack client.dns.lookup metadata.max.age.ms "
+    "topic.metadata.refresh.interval.ms topic.metadata.propagation.max.ms reconnect.backoff.ms "
+    "reconnect.backoff.max.ms retry.backoff.ms retry.backoff.max.ms connections.max.idle.ms "
+    "broker.address.ttl broker.address.family socket.timeout.ms socket.keepalive.enable "
+    "socket.nagle.disable socket.max.fails socket.send.buffer.bytes socket.receive.buffer.bytes "
+    "socket.connection.setup.timeout.ms message.max.bytes receive.message.max.bytes api.version.request"
+)
+_FETCH: Final = (
+    "fetch.wait.max.ms fetch.min.bytes fetch.max.bytes fetch.message.max.bytes max.partition.fetch.bytes "
+    "fetch.queue.backoff.ms fetch.error.backoff.ms queued.min.messages queued.max.messages.kbytes check.crcs"
+)
+_TLS: Final = (
+    "security.protocol ssl.ca.location ssl.ca.pem ssl.certificate.location ssl.certificate.pem "
+    "ssl.key.location ssl.key.pem ssl.key.password ssl.keystore.location ssl.keystore.password "
+    "ssl.cipher.suites ssl.curves.list ssl.sigalgs.list ssl.crl.location "
+    "ssl.endpoint.identification.algorithm enable.ssl.certificate.verification"
+)
+_SASL: Final = (
+    "sasl.mechanism sasl.mechanisms sasl.username sasl.password sasl.oauthbearer.config "
+    "sasl.oauthbearer.method sasl.oauthbearer.client.id sasl.oauthbearer.client.secret "
+    "sasl.oauthbearer.scope sasl.oauthbearer.extensions sasl.oauthbearer.token.endpoint.url "
+    "enable.sasl.oauthbearer.unsecure.jwt sasl.kerberos.service.name sasl.kerberos.principal "
+    f"sasl.kerberos.keytab sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin {TOKEN_CALLBACK}"
+)
+KNOWN: Final = frozenset(f"{_GENERAL} {_FETCH} {_TLS} {_SASL}".split())
+# In the order of their names, without the one that a config has a setting for.
+NAMES: Final = tuple(sorted(KNOWN - {"bootstrap.servers"}))
+FILES: Final = (
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.keystore.location",
+    "ssl.crl.location",
+    "sasl.kerberos.keytab",
+)
+_SECRETS: Final = frozenset(
+    {
+        "sasl.password",
+        "sasl.jaas.config",
+        "sasl.oauthbearer.config",
+        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.extensions",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "ssl.keystore.password",
+        "ssl.keystore.key",
+        "ssl.truststore.password",
+    }
+)
+_ALLOWED: Final[Mapping[str, tuple[str, ...]]] = {
+    "security.protocol": PROTOCOLS,
+    "sasl.mechanism": MECHANISMS,
+    "sasl.oauthbearer.method": ("default", "oidc"),
+    "ssl.endpoint.identification.algorithm": ("https", "none"),
+}
+
+# Properties that name a file, under any name that is accepted.
+PATHS: Final = frozenset({*FILES, "ssl.truststore.location"})
+
+# What a read of a range and its progress depend on.
+_OWNED: Final[Mapping[str, str]] = {
+    "group.id": "remove it: progress is stored in the target, not in a consumer group",
+    "auto.offset.reset": "remove it: offsets that Kafka no longer holds are always an error",
+    "isolation.level": "remove it: records are always read with read_committed",
+    "enable.auto.commit": "remove it: nothing is committed to a consumer group",
+    "enable.auto.offset.store": "remove it: nothing is committed to a consumer group",
+    "enable.partition.eof": "remove it: it is always on",
+    "debug": "remove it: librdkafka's debug log may show secrets",
+}
+# Java's names that mean the same under another name.
+_RENAMED: Final[Mapping[str, str]] = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+    "ssl.keystore.certificate.chain": "ssl.certificate.pem",
+    "ssl.keystore.key": "ssl.key.pem",
+}
+_TLS_BY_OPENSSL: Final = "remove it: OpenSSL negotiates TLS; ssl.cipher.suites takes OpenSSL's names"
+_CALLBACK: Final = (
+    f"use {TOKEN_CALLBACK}: module:function, a Python function that returns (token, expiry in seconds "
+    "since 1970), for Amazon MSK with IAM one around aws_msk_iam_sasl_signer"
+)
+# Java's names without an equivalent.
+_REFUSED: Final[Mapping[str, str]] = {
+    "ssl.truststore.password": "remove it: PEM files of certificates have no password",
+    "ssl.protocol": _TLS_BY_OPENSSL,
+    "ssl.enabled.protocols": _TLS_BY_OPENSSL,
+    "ssl.provider": _TLS_BY_OPENSSL,
+    "ssl.trustmanager.algorithm": _TLS_BY_OPENSSL,
+    "ssl.keymanager.algorithm": _TLS_BY_OPENSSL,
+    "ssl.secure.random.implementation": _TLS_BY_OPENSSL,
+    "ssl.engine.factory.class": _TLS_BY_OPENSSL,
+    "sasl.client.callback.handler.class": _CALLBACK,
+    "sasl.login.class": _CALLBACK,
+    "request.timeout.ms": "use socket.timeout.ms",
+    "default.api.timeout.ms": "use socket.timeout.ms",
+    "max.poll.records": "remove it: fetch.max.bytes and queued.max.messages.kbytes bound a read",
+    "max.poll.interval.ms": "remove it: no consumer group is joined",
+    "session.timeout.ms": "remove it: no consumer group is joined",
+}
+_JKS_TRUST: Final = (
+    "librdkafka reads PEM only. Convert it: keytool -importkeystore -srckeystore trust.jks -destkeystore "
+    "trust.p12 -deststoretype PKCS12; openssl pkcs12 -in trust.p12 -nokeys -out ca.pem; then write "
+    "ssl.ca.location: ca.pem"
+)
+_JKS_KEY: Final = (
+    "librdkafka reads PKCS#12 and PEM. Convert it: keytool -importkeystore -srckeystore key.jks "
+    "-destkeystore key.p12 -deststoretype PKCS12; then write ssl.keystore.location: key.p12 and "
+    "ssl.keystore.type: PKCS12"
+)
+KERBEROS: Final = (
+    "this confluent-kafka is built without GSSAPI (Kerberos), as its wheels on PyPI are: install librdkafka "
+    "with libsasl2, and then confluent-kafka built against it (pip install --no-binary confluent-kafka "
+    "confluent-kafka)"
+)
+_LOGIN_HANDLERS: Final = frozenset(
+    {
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler",
+        "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler",
+    }
+)
+
+
+class PropertyProblem(NamedTuple):
+    """A property that is refused: why, and what to write instead. Never holds a value."""
+
+    name: str
+    reason: str
+    remedy: str
+
+
+class ClientSettings(dict[str, Any]):
+    """What confluent-kafka's clients take; its repr hides secrets."""
+
+    def __repr__(self) -> str:
+        return repr(shown(self))
+
+
+def shown(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties for a log or an error, with ``***`` for each secret."""
+    return {name: "***" if name in _SECRETS else value for name, value in properties.items()}
+
+
+def redacted(text: str, properties: Mapping[str, Any]) -> str:
+    """``text`` without the secrets of ``properties``."""
+    for name in _SECRETS & properties.keys():
+        if properties[name]:
+            text = text.replace(str(properties[name]), "***")
+    return text
+
+
+def librdkafka_settings(properties: Mapping[str, str]) -> ClientSettings:
+    """librdkafka's settings for a user's properties, Java's names translated; they can be pickled.
+
+    Raises:
+        ConfigError: the first property that is refused, under ``key``; it never shows a value.
+    """
+    translation = _Translation(properties)
+    for problem in translation.problems:
+        raise ConfigError(f"{problem.name} {problem.reason}: {problem.remedy}", key=problem.name)
+    return ClientSettings(translation.settings)
+
+
+C = TypeVar("C")
+
+
+def open_client(
+    kind: Callable[..., C], properties: Mapping[str, str], own: Mapping[str, Any] | None = None, **more: Any
+) -> C:
+    """A client of confluent-kafka with a user's properties, and with the caller's ``own``, which win.
+
+    ``kind``: ``Consumer``, ``Producer`` or ``AdminClient``. ``more``: what it takes besides.
+
+    Raises:
+        ConfigError: the properties are refused, here or by librdkafka.
+    """
+    from confluent_kafka import KafkaException
+
+    settings = client_settings(properties)
+    try:
+        return kind({**settings, **(own or {})}, **more)
+    except KafkaException as error:
+        # Not chained: librdkafka's text may show a value.
+        raise refused_settings(error, settings) from None
+
+
+def property_problems(properties: Mapping[str, str]) -> list[PropertyProblem]:
+    """Each property that is refused."""
+    return _Translation(properties).problems
+
+
+def client_settings(properties: Mapping[str, str]) -> ClientSettings:
+    """``librdkafka_settings`` for a client of this process: the token callback is imported.
+
+    Raises:
+        ConfigError: as ``librdkafka_settings``, or the callback cannot be imported.
+    """
+    settings = librdkafka_settings(properties)
+    name = settings.get(TOKEN_CALLBACK)
+    if name is not None:
+        settings[TOKEN_CALLBACK] = _token_function(str(name))
+    return settings
+
+
+def _token_function(name: str) -> Callable[[str], Any]:
+    """The function named ``module:function``, whose errors show no token."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{TOKEN_CALLBACK} {name!r} cannot be imported here ({type(error).__name__}): give "
+            "module:function, of a module that workers and executors have",
+            key=TOKEN_CALLBACK,
+        ) from error
+
+    def give(config: str) -> Any:
+        try:
+            return found(config)
+        except Exception as error:  # noqa: BLE001 - it is someone else's code
+            # Whatever a signer raises may hold what it signs with: only the class is shown.
+            raise SourceUnavailableError(f"{name} gave no token: it raised {type(error).__name__}") from None
+
+    return give
+
+
+def refused_settings(error: KafkaException, settings: Mapping[str, Any]) -> ConfigError:
+    """librdkafka's reason for refusing to create a client, without secrets."""
+    from confluent_kafka import KafkaError
+
+    if settings.get("sasl.mechanism") == "GSSAPI" and not _has_gssapi():
+        return ConfigError(KERBEROS, key="sasl.mechanism")
+    reason = error.args[0].str() if error.args and isinstance(error.args[0], KafkaError) else str(error)
+    return ConfigError(f"librdkafka refuses the client properties: {redacted(reason, settings)}")
+
+
+def _has_gssapi() -> bool:
+    """Whether librdkafka was built with it: a client says so when it is created."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        AdminClient({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI", "log_level": 0})
+    except KafkaException:
+        return False
+    return True
+
+
+class _Translation:
+    """A user's properties as librdkafka's, and what is wrong with them."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._given = dict(properties)
+        self.settings: dict[str, Any] = {}
+        self.problems: list[PropertyProblem] = []
+        self._truststore()
+        self._keystore()
+        self._jaas()
+        self._login_handler()
+        for name, value in self._given.items():
+            self._plain(name, value)
+        self._check_values()
+
+    def _refuse(self, name: str, reason: str, remedy: str) -> None:
+        self.problems.append(PropertyProblem(name, reason, remedy))
+
+    def _set(self, name: str, value: str, source: str) -> None:
+        """Set librdkafka's property, once."""
+        if name in self.settings and self.settings[name] != value:
+            self._refuse(source, f"means {name}, which has another value already", "remove one of them")
+        self.settings[name] = value
+
+    def _plain(self, name: str, value: str) -> None:
+        if name in _OWNED:
+            self._refuse(name, "cannot be set", _OWNED[name])
+        elif name in _REFUSED:
+            self._refuse(name, "is a property of the Java client without an equivalent", _REFUSED[name])
+        elif name in _RENAMED or name in KNOWN:
+            if name == "ssl.endpoint.identification.algorithm" and value == "":
+                value = "none"  # how the Java client spells "no check"
+            self._set(_RENAMED.get(name, name), value, name)
+        else:
+            reason = f"is not a client property that tidesink takes{nearest(name, NAMES)}"
+            self._refuse(name, reason, one_of(name, NAMES))
+
+    def _truststore(self) -> None:
+        kind = self._given.pop("ssl.truststore.type", None)
+        location = self._given.pop("ssl.truststore.location", None)
+        if location is not None and _is_pem(kind):
+            self._set("ssl.ca.location", location, "ssl.truststore.location")
+        elif location is not None:
+            what = f"a {kind.upper()} store" if kind else "a Java store, unless ssl.truststore.type is PEM"
+            self._refuse("ssl.truststore.location", f"names {what}", _JKS_TRUST)
+        elif kind is not None and not _is_pem(kind):
+            self._refuse("ssl.truststore.type", f"is {kind}", _JKS_TRUST)
+
+    def _keystore(self) -> None:
+        kind = self._given.pop("ssl.keystore.type", None)
+        location = self._given.get("ssl.keystore.location")
+        if _is_pem(kind):
+            if location is not None:  # one file with the chain and the key
+                del self._given["ssl.keystore.location"]
+                for name in ("ssl.certificate.location", "ssl.key.location"):
+                    self._set(name, location, "ssl.keystore.location")
+        elif (kind or "PKCS12").upper() != "PKCS12":
+            self._refuse("ssl.keystore.type", f"is {kind}", _JKS_KEY)
+        elif kind is None and location is not None and Path(location).suffix.lower() == ".jks":
+            self._refuse("ssl.keystore.location", "names a Java store", _JKS_KEY)
+
+    def _jaas(self) -> None:
+        text = self._given.pop("sasl.jaas.config", None)
+        if text is None:
+            return
+        try:
+            entry = parse_jaas(text)
+        except JaasSyntaxError as error:
+            self._refuse("sasl.jaas.config", f"cannot be read ({error})", "use sasl.username, sasl.password")
+            return
+        mechanism = self._mechanism()
+        expected, names = _LOGIN_MODULES.get(entry.module.rpartition(".")[2], ((), {}))
+        if entry.module.endswith("Krb5LoginModule"):
+            self._refuse("sasl.jaas.config", "is of Kerberos", "use sasl.kerberos.keytab and .principal")
+        elif not expected:
+            self._refuse("sasl.jaas.config", f"names the login module {entry.module}", _CALLBACK)
+        elif mechanism not in expected:
+            self._refuse(
+                "sasl.jaas.config", f"is for {' or '.join(expected)}", f"set sasl.mechanism: {expected[0]}"
+            )
+        else:
+            self._jaas_options(entry, names)
+
+    def _jaas_options(self, entry: JaasEntry, names: Mapping[str, str]) -> None:
+        for option, value in entry.options.items():
+            if option in names:
+                self._set(names[option], value, "sasl.jaas.config")
+            else:
+                self._refuse(
+                    "sasl.jaas.config",
+                    f"has the option {option}, which has no equivalent",
+                    f"remove it; there are {', '.join(names)}",
+                )
+
+    def _login_handler(self) -> None:
+        handler = self._given.pop("sasl.login.callback.handler.class", None)
+        if handler is not None and handler not in _LOGIN_HANDLERS:
+            self._refuse("sasl.login.callback.handler.class", "is a class of Java", _CALLBACK)
+        elif self._mechanism() == "OAUTHBEARER" and "sasl.oauthbearer.token.endpoint.url" in self._given:
+            # Java has no such property: it follows from the token endpoint.
+            self._given.setdefault("sasl.oauthbearer.method", "oidc")
+
+    def _mechanism(self) -> str:
+        return self._given.get("sasl.mechanism") or self._given.get("sasl.mechanisms") or "GSSAPI"
+
+    def _check_values(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            value = self.settings.get(name)
+            if value is not None and value not in allowed:
+                self._refuse(name, "has a value that is not allowed", f"use {' or '.join(allowed)}")
+        suites = str(self.settings.get("ssl.cipher.suites", ""))
+        if "_WITH_" in suites:
+            self._refuse("ssl.cipher.suites", "has Java's names", "give OpenSSL's (openssl ciphers)")
+        callback = self.settings.get(TOKEN_CALLBACK)
+        if callback is not None and not all(str(callback).partition(":")):
+            self._refuse(TOKEN_CALLBACK, "names no function", "give module:function")
+
+
+# Java's login modules: the mechanisms they are for, and what their options mean.
+_PASSWORD_PROPERTIES: Final = {"username": "sasl.username", "password": "sasl.password"}
+_LOGIN_MODULES: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {
+    "PlainLoginModule": (("PLAIN",), _PASSWORD_PROPERTIES),
+    "ScramLoginModule": (("SCRAM-SHA-512", "SCRAM-SHA-256"), _PASSWORD_PROPERTIES),
+    "OAuthBearerLoginModule": (
+        ("OAUTHBEARER",),
+        {
+            "clientId": "sasl.oauthbearer.client.id",
+            "clientSecret": "sasl.oauthbearer.client.secret",
+            "scope": "sasl.oauthbearer.scope",
+        },
+    ),
+}
+
+
+def _is_pem(kind: str | None) -> bool:
+    return kind is not None and kind.upper() == "PEM"
+
+
+_FLAGS: Final = frozenset({"required", "requisite", "sufficient", "optional"})
+_TOKEN: Final = re.compile(
+    r"""\s*(?:"((?:[^"\\\n]|\\.)*)"|'((?:[^'\\\n]|\\.)*)'|([=;])|([^\s"'=;]+))""",
+)
+_ESCAPE: Final = re.compile(r"\\(?:([0-7]{1,3})|(.))", re.DOTALL)
+_CONTROL: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+class JaasSyntaxError(ValueError):
+    """The text is not an entry of JAAS; the message shows nothing of it."""
+
+
+class JaasEntry(NamedTuple):
+    """A login module and its options; ``options`` may hold secrets."""
+
+    module: str
+    options: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"JaasEntry({self.module!r}, options {', '.join(self.options)})"
+
+
+def parse_jaas(text: str) -> JaasEntry:
+    """The one entry of ``text``.
+
+    Raises:
+        JaasSyntaxError: it is not one entry.
+    """
+    tokens = list(_tokens(text))
+    if len(tokens) < 3 or tokens[-1] != (";", True):
+        raise JaasSyntaxError("it must be one login module, a flag, options, and a semicolon")
+    (module, _), (flag, _), *rest = tokens[:-1]
+    if flag.lower() not in _FLAGS:
+        raise JaasSyntaxError("the word after the login module must be 'required'")
+    return JaasEntry(module, dict(_options(rest)))
+
+
+def _tokens(text: str) -> Iterator[tuple[str, bool]]:
+    """Each word with whether it is a sign."""
+    at, text = 0, text.strip()
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise JaasSyntaxError("a quotation mark has no end")
+        double, single, sign, word = found.groups()
+        quoted = double if double is not None else single
+        if quoted is not None:
+            yield _ESCAPE.sub(_character, quoted), False
+        else:
+            yield sign or word, sign is not None
+        at = found.end()
+
+
+def _options(tokens: list[tuple[str, bool]]) -> Iterator[tuple[str, str]]:
+    if len(tokens) % 3:
+        raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
+    for at in range(0, len(tokens), 3):
+        (name, bad), equals, (value, worse) = tokens[at : at + 3]
+        if bad or worse or equals != ("=", True):
+            raise JaasSyntaxError("an option must be name=value; a value with signs needs quotation marks")
+        yield name, value
+
+
+def _character(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 8)) if escape[1] else _CONTROL.get(escape[2], escape[2])
