@@ -199,6 +199,7 @@ SCHEMA: Final = pa.schema(
 
 # Few at a time: the objects of one call then stay in the cache (a third of the CPU of 20,000 at a time).
 _CONSUME_RECORDS: Final = 250
+_BYTES: Final = pa.binary()
 _FIRST_CONSUME: Final = 64
 # How long one call waits for records, which also bounds how late the end of a range is seen.
 _CONSUME_SECONDS: Final = 0.02
@@ -288,19 +289,24 @@ def _check_topic(opened: OpenConsumer, wanted: FetchRange) -> None:
 
 
 class _Chunk:
-    """The records of one batch to be: their parts as Python objects, until they become Arrow columns."""
+    """The records of one batch to be.
+
+    What one call gave becomes Arrow at once, while it is in the processor's cache; the whole is put together
+    at the end.
+    """
 
     def __init__(self, *, timestamps: bool) -> None:
         self.bytes = 0
+        self._count = 0
         self._timestamps = timestamps
         self._offsets: list[Any] = []
         self._stamps: list[Any] = []
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
+        self._keys: list[pa.Array] = []
+        self._values: list[pa.Array] = []
         self._headers: list[Any] = []
 
     def __len__(self) -> int:
-        return len(self._values)
+        return self._count
 
     def add(self, messages: Sequence[Message], size: int) -> None:
         """Add messages, each part read by one call of C a message."""
@@ -311,12 +317,13 @@ class _Chunk:
             self._offsets.append(np.fromiter(map(Message.offset, messages), np.int64, count))
         if self._timestamps:
             self._stamps.append(np.fromiter(map(_SECOND, map(Message.timestamp, messages)), np.int64, count))
-        self._keys.extend(map(Message.key, messages))
-        self._values.extend(map(Message.value, messages))
+        self._keys.append(_binary(list(map(Message.key, messages))))
+        self._values.append(_binary(list(map(Message.value, messages))))
         if any(map(Message.headers, messages)):
             self._headers.extend([None] * (before - len(self._headers)))
             self._headers.extend(map(Message.headers, messages))
         self.bytes += size
+        self._count += count
 
     def record_batch(self, wanted: FetchRange) -> pa.RecordBatch:
         """The records as Arrow columns."""
@@ -327,8 +334,8 @@ class _Chunk:
             pa.array(np.full(count, wanted.partition, np.int32)),
             pa.array(np.concatenate(self._offsets)),
             self._timestamp_column(count),
-            pa.array(self._keys, pa.binary()),
-            pa.array(self._values, pa.binary()),
+            pa.concat_arrays(self._keys),
+            pa.concat_arrays(self._values),
             self._header_column(count),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
@@ -347,6 +354,17 @@ class _Chunk:
             [{"key": name, "value": value} for name, value in one] if one else None for one in self._headers
         ]
         return pa.array([*rows, *[None] * (count - len(rows))], HEADERS)
+
+
+def _binary(parts: Sequence[bytes | None]) -> pa.Array:
+    """A column of bytes; joined at once, which takes half the time of ``pa.array``, where none is null."""
+    try:
+        data = b"".join(parts)  # type: ignore[arg-type]
+    except TypeError:
+        return pa.array(parts, _BYTES)
+    ends = np.zeros(len(parts) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, parts), np.int32, len(parts)), out=ends[1:])  # type: ignore[arg-type]
+    return pa.Array.from_buffers(_BYTES, len(parts), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def _size(messages: Sequence[Message]) -> int:
