@@ -22,7 +22,7 @@ from tests.contracts.coded_changes import (
     sent_again,
 )
 from tests.contracts.coded_lane import config_of, open_table
-from tests.contracts.conftest import MARKS
+from tests.contracts.conftest import BED_NAMES, MARKS
 from tests.contracts.targets_bed import Bed
 from tests.full import FULL
 from tidesink.codecs.base import CodecOptions
@@ -37,7 +37,6 @@ from tidesink.sinks.batch.modes import (
     TO_COLUMN,
     UNAVAILABLE,
 )
-from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SOFT_DELETE_COLUMN
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ ORDER: Final = {
 _ALWAYS: Final = {("delta", "append"), ("iceberg", "history"), ("mysql", "soft-delete")}
 PAIRS: Final = [
     pytest.param(name, mode, marks=[*MARKS.get(name, ()), *(() if (name, mode) in _ALWAYS else (FULL,))])
-    for name in TARGETS
+    for name in BED_NAMES
     for mode in MODES
 ]
 

@@ -23,7 +23,7 @@ SHARDS = {"match": r"shop_(\d+)\.(\w+)", "to": "shop.$2", "shard-column": "shard
 
 
 def config(*routes: dict[str, Any], target: dict[str, Any] | None = None) -> dict[str, Any]:
-    return changed(FLAT_AVRO, routes=list(routes), target=target or {"type": "memory"})
+    return changed(FLAT_AVRO, routes=list(routes), target=target or {"type": "delta", "path": "/lake"})
 
 
 @pytest.mark.parametrize(

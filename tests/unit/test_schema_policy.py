@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.columns import ID
+from tests.memory_target import CAPABILITIES
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
 from tidesink.config.fields import CHANGE_RULES, ChangePolicy, SchemaChanges
 from tidesink.config.table_checks import APPLYING_TARGETS, PASSING_TARGETS, shown_policies, unreported_changes
@@ -25,7 +26,6 @@ from tidesink.sinks.batch.schema_changes import (
 from tidesink.sinks.schema_sources.base import SourceColumns
 from tidesink.sinks.targets import TARGETS
 from tidesink.sinks.targets.base import SchemaGap
-from tidesink.sinks.targets.memory import CAPABILITIES
 from tidesink.typemap.projection import Layout
 from tidesink.typemap.target_schema import TableShape, merge_shape, shape_of
 

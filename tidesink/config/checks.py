@@ -101,7 +101,7 @@ def _kafka_target(config: Config, target: KafkaSettings) -> Iterator[Problem]:
 
 
 # Targets whose tables several source tables can share; held to their capabilities by a test.
-SHARING_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
+SHARING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql"})
 
 
 def route_problems(config: Config) -> Iterator[Problem]:

@@ -128,7 +128,7 @@ def _null_clashes(words: Words, section: Section) -> Iterator[Clash]:
 # What tidesink's own columns begin with; held to them by a test.
 OWN_PREFIX: Final = "_tidesink_"
 # Targets that store rows, whose values can stay; a test compares this with their capabilities.
-KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
+KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql"})
 
 
 def layout_problems(config: Config) -> Iterator[Problem]:
@@ -297,8 +297,8 @@ def _history_columns(place: str, names: HistorySettings, *, used: bool) -> Itera
 # The targets of each mode beside ``upsert``, which all of them have; held to their capabilities by a test.
 MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
     {
-        "append": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-        "history": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
+        "append": frozenset({"delta", "iceberg", "mysql", "postgres"}),
+        "history": frozenset({"delta", "iceberg", "mysql", "postgres"}),
     }
 )
 # Settings that order the rows of one key, and have no effect where each change is a row of its own:
@@ -328,7 +328,7 @@ def mode_problems(config: Config) -> Iterator[Problem]:
 
 
 # Targets that keep each row's position beside it; held to their capabilities by a test.
-SEQUENCED_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
+SEQUENCED_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql"})
 _KAFKA: Final = (
     "use sequence_by: kafka, which is right where a key stays in one partition (TiCDC dispatchers table and "
     "index-value, and Debezium's default)"
@@ -379,8 +379,8 @@ DDL_PROTOCOLS: Final = frozenset({"canal-json"})
 # The targets that can carry a kind out, where not all can; held to their capabilities by a test.
 APPLYING_TARGETS: Final[Mapping[ChangeKind, frozenset[str]]] = MappingProxyType(
     {
-        "drop": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-        "rename": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
+        "drop": frozenset({"delta", "iceberg", "mysql", "postgres"}),
+        "rename": frozenset({"delta", "iceberg", "mysql", "postgres"}),
     }
 )
 _IN_A_LOG: Final = (

@@ -459,13 +459,6 @@ class DeltaSettings(Model):
     Readers find the table under this name; its rows stay at its path."""
 
 
-class MemorySettings(Model):
-    """Tables in the worker's own memory."""
-
-    type: Literal["memory"]
-    """`memory`: tables that end with the process, for experiments."""
-
-
 def _type_of(settings: Any) -> str | None:
     """The type that settings name; Delta if they name none, None if they are not settings."""
     named = settings.get("type", DEFAULT_TYPE) if isinstance(settings, Mapping) else None
@@ -479,8 +472,7 @@ TargetSettings = Annotated[
     | Annotated[KafkaSettings, Tag("kafka")]
     | Annotated[IcebergSettings, Tag("iceberg")]
     | Annotated[PostgresSettings, Tag("postgres")]
-    | Annotated[MysqlSettings, Tag("mysql")]
-    | Annotated[MemorySettings, Tag("memory")],
+    | Annotated[MysqlSettings, Tag("mysql")],
     Discriminator(_type_of),
 ]
 """The settings of a target. A new type is one model and one line here."""

@@ -45,9 +45,9 @@ class Capabilities:
     ``widens``: an integer or decimal column can grow. ``soft_deletes``: rows can be marked deleted.
     ``keeps_rows``: what is stored can be looked at and changed: inserts and updates are identified, values
     left out stay, rows already there get a new column's default. False: changes are passed on as messages.
-    ``durable``: the table outlives the process. ``sequences``: rows keep their position, so that a change
-    older than the one applied never wins (``sequence_by: source``). ``rescales``: a decimal column can take
-    more digits behind the point, and an integer one become decimal. ``nul_in_text``: a text can hold U+0000.
+    ``sequences``: rows keep their position, so that a change older than the one applied never wins
+    (``sequence_by: source``). ``rescales``: a decimal column can take more digits behind the point, and an
+    integer one become decimal. ``nul_in_text``: a text can hold U+0000.
     ``modes``: what its tables can hold. ``shares``: several source tables can keep their rows in one table,
     each with a ledger of its own (``TableShape.shard``). ``drops`` and ``renames``: columns can be.
     ``rereads``: a batch's frame is read several times and must not come from Spark's cache.
@@ -60,7 +60,6 @@ class Capabilities:
     evolves: bool
     widens: bool
     soft_deletes: bool
-    durable: bool
     keeps_rows: bool = True
     sequences: bool = False
     rescales: bool = True
@@ -410,7 +409,6 @@ class TargetModule(Protocol):
 
 
 LimitKind = Literal[
-    "durable",
     "exactly-once",
     "keeps-rows",
     "nul-in-text",

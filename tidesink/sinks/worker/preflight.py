@@ -25,7 +25,6 @@ _NO_ROWS: Final = (
 _ONCE_MORE: Final = (
     "rows are sent at least once: after a crash some come again, under the same idempotency key"
 )
-_GONE: Final = "tables are gone when the worker ends"
 _NO_ADD: Final = "columns cannot be added: the table waits (PAUSED) when one comes at the source"
 _NO_WIDEN: Final = "types cannot get wider: the table waits (PAUSED) when one does at the source"
 _NO_RESCALE: Final = (
@@ -89,8 +88,6 @@ def _preflight(config: Config, shape: TableShape, theirs: Collection[str]) -> Pr
 
 def row_limits(able: Capabilities, shape: TableShape, theirs: Collection[str]) -> Iterator[Limit]:
     """What no row can be, and what becomes of all of them."""
-    if not able.durable:
-        yield Limit("durable", _GONE)
     if not able.exactly_once:
         yield Limit("exactly-once", _ONCE_MORE)
     if not able.keeps_rows:

@@ -126,7 +126,6 @@ CAPABILITIES: Final = Capabilities(
     evolves=True,
     widens=True,
     soft_deletes=True,
-    durable=True,
     sequences=True,
     modes=frozenset({"upsert", "append", "history"}),
     shares=True,

@@ -95,7 +95,6 @@ CAPABILITIES: Final = Capabilities(
     evolves=True,
     widens=True,
     soft_deletes=True,
-    durable=True,
     sequences=True,
     rescales=False,
     modes=frozenset({"upsert", "append", "history"}),

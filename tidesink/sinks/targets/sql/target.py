@@ -39,7 +39,6 @@ def capabilities_of(dialect: Dialect) -> Capabilities:
         evolves=True,
         widens=True,
         soft_deletes=True,
-        durable=True,
         shares=True,
         sequences=True,
         nul_in_text=not dialect.nul_refused,

@@ -53,7 +53,6 @@ CAPABILITIES: Final = Capabilities(
     evolves=True,
     widens=True,
     soft_deletes=False,
-    durable=True,
     keeps_rows=False,
 )
 PREFLIGHT: Final = HttpPreflight()

@@ -56,7 +56,6 @@ CAPABILITIES: Final = Capabilities(
     evolves=True,
     widens=True,
     soft_deletes=False,
-    durable=True,
     keeps_rows=False,
 )
 PREFLIGHT: Final = KafkaPreflight()
