@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from tidesink.config.targets import ALL_FEATURES
 from tidesink.errors import (
     SchemaRefusedError,
     StaleProgressError,
@@ -88,12 +89,7 @@ CAPABILITIES: Final = Capabilities(
     exactly_once=True,
     evolves=True,
     widens=True,
-    soft_deletes=True,
-    sequences=True,
-    modes=frozenset({"upsert", "append", "history"}),
-    shares=True,
-    drops=True,
-    renames=True,
+    features=ALL_FEATURES,
 )
 _Rows = dict[tuple[Any, ...], dict[str, Any]]
 
