@@ -24,14 +24,16 @@ from tidesink.cli.sources import definitions_of, running_stack
 from tidesink.cli.terminal import DEFAULT_CONFIG, Output, OutputFormat, note, show_table, warn, write_json
 from tidesink.codecs.dispatch import Dispatcher
 from tidesink.config import parse_config
-from tidesink.config.changefeed import Changefeed, read_changefeed, read_toml_file
-from tidesink.config.changefeed.pipeline import (
+from tidesink.config.changefeed import (
     CLAIM_CHECK_VARIABLE,
     KAFKA_VARIABLE,
     REGISTRY_VARIABLE,
+    Changefeed,
     key_of,
     lost_order,
     pipeline_draft,
+    read_changefeed,
+    read_toml_file,
 )
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.dev.stack import DIRECTORY, StackAddresses
@@ -174,7 +176,7 @@ def changefeed_of(sink_uri: str | None, file: Path | None, producer: Producer) -
     """The changefeed that a command line describes.
 
     Raises:
-        ConfigError: there is no sink URI, the file cannot be read, or TiCDC refuses the changefeed.
+        ConfigError: there is no sink URI, the file cannot be read, or it cannot be read.
     """
     if sink_uri is None:
         raise ConfigError("a changefeed needs --sink-uri, which has its brokers, topic and protocol")
@@ -245,8 +247,8 @@ def init(
     """Write a commented config to start from, or the config that reads a changefeed.
 
     With --sink-uri (and --changefeed, its TOML) the config names the changefeed's brokers, topics and
-    options. Passwords become references. A changefeed that TiCDC refuses, or whose order would be lost, is
-    refused with every reason.
+    options. Passwords become references. A changefeed that a pipeline cannot read, or whose
+    order would be lost, is refused with the reason. TiCDC itself checks the other options.
 
     Without --sink-uri, --brokers and --schema-registry, the config names the servers that `tidesink dev up`
     started in this folder; if none run, 127.0.0.1:9092 and http://127.0.0.1:8081.
@@ -324,8 +326,8 @@ def topics(
 ) -> None:
     """Show the topic and the partition rule of each table of a changefeed, as TiCDC resolves them.
 
-    Tables are those of --table and of the SQL file. The exit code is 2 if TiCDC refuses the changefeed, or if
-    one row's changes could be in several partitions, which loses their order.
+    Tables are those of --table and of the SQL file. The exit code is 2 if the changefeed cannot be
+    read, or if one row's changes could be in several partitions, which loses their order.
     """
     feed = changefeed_of(sink_uri, changefeed, producer)
     definitions = definitions_of(table_definition, None)
@@ -336,7 +338,7 @@ def topics(
     for text in feed.warnings:
         warn(text)
     if output is OutputFormat.JSON:
-        write_json({"protocol": feed.options["protocol"], "tables": lines, "warnings": list(feed.warnings)})
+        write_json({"protocol": feed.protocol, "tables": lines, "warnings": list(feed.warnings)})
     else:
         _show(lines)
     if any(line["problem"] for line in lines):
@@ -353,7 +355,7 @@ def _table_id(text: str) -> TableId:
 def _line(feed: Changefeed, table: TableId, definitions: TableDefinitions) -> dict[str, Any]:
     dispatcher = feed.router.dispatcher_of(table)
     topic = feed.router.topic_of(table)
-    registered = feed.options["protocol"] in ("avro", "debezium-avro")
+    registered = feed.protocol in ("avro", "debezium-avro")
     fits = any(one is dispatcher for one in feed.router.dispatchers)
     return {
         "table": table._asdict(),
