@@ -7,19 +7,15 @@ in part only. Apicurio 3.0.9 is the last which runs on Java 17 and opens no mana
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import re
-import shutil
 import subprocess
 import tarfile
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, Literal, NamedTuple, Protocol
 
 import requests
@@ -184,7 +180,8 @@ def _status(service: Service) -> ServiceStatus:
 
 
 KAFKA_DAEMON: Final = "kafka"
-_FORMATTING: Final = "formatting-"
+# Always the same: Kafka's tool outlives a killed ``up``, and may meet the next one's.
+_CLUSTER_ID: Final = "tidesinkDevStack000000"
 # Kafka's word that a folder is formatted, and of which cluster.
 _FORMATTED: Final = "meta.properties"
 _CLUSTER: Final = "__cluster_metadata-0"
@@ -247,11 +244,16 @@ class Broker:
         require_free_port(self.port, name="broker", option="--kafka-port")
         require_free_port(self.controller_port, name="broker's controller", option="--controller-port")
         self._data.mkdir(parents=True, exist_ok=True)
-        self._write_properties(self._properties, self._data)
+        self._properties.write_text(
+            _PROPERTIES.format(
+                host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=self._data.resolve()
+            ),
+            encoding="utf-8",
+        )
         if not (self._data / _FORMATTED).is_file():
             _require_no_topics(self._data.resolve())
             progress("kafka: formatting its storage")
-            self._format(jars)
+            _format(jars, self._properties)
 
     def start(self, progress: Progress) -> RunningDaemon:
         """Start the process; it answers some seconds later."""
@@ -270,27 +272,6 @@ class Broker:
     def _properties(self) -> Path:
         return self.directory / "kafka" / "server.properties"
 
-    def _write_properties(self, path: Path, data: Path) -> None:
-        text = _PROPERTIES.format(
-            host=LOOPBACK, port=self.port, controller_port=self.controller_port, data=data.resolve()
-        )
-        path.write_text(text, encoding="utf-8")
-
-    def _format(self, jars: Path) -> None:
-        """Make the storage apart and put it into the data folder.
-
-        Kafka's tool outlives a killed ``up``: in a folder of its own it cannot meet the next one's.
-        """
-        for left in self._data.parent.glob(f"{_FORMATTING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        with TemporaryDirectory(
-            prefix=_FORMATTING, dir=self._data.parent, ignore_cleanup_errors=True
-        ) as folder:
-            properties, data = Path(folder, "server.properties"), Path(folder, "data")
-            self._write_properties(properties, data)
-            _run_format(jars, properties)
-            _put_in_place(data, self._data.resolve())
-
 
 def _require_no_topics(data: Path) -> None:
     """A broker has been at work there where a partition is; formatting leaves one, without segments."""
@@ -302,32 +283,14 @@ def _require_no_topics(data: Path) -> None:
         )
 
 
-def _put_in_place(formatted: Path, data: Path) -> None:
-    """What says that the storage is whole comes last: without it the next ``up`` does all of this again."""
-    try:
-        for child in sorted(formatted.iterdir(), key=lambda child: child.name == _FORMATTED):
-            _move(child, data / child.name)
-    except OSError as exc:
-        raise DevStackError(f"Kafka's new storage cannot be put into {data}: {exc}") from exc
-
-
-def _move(child: Path, place: Path) -> None:
-    """Whole or not at all, to another disk too; what an interrupted ``up`` left there goes."""
-    part = place.with_name(f"{place.name}.part")
-    for left in (part, place):
-        if left.is_dir():
-            shutil.rmtree(left)
-    shutil.move(child, part)
-    part.replace(place)
-
-
 def _java(jars: Path, main: str, *arguments: str | Path) -> list[str]:
     return [str(find_java().path), "-Xmx512m", *_JVM, "-cp", f"{jars}/*", main, *map(str, arguments)]
 
 
-def _run_format(jars: Path, properties: Path, seconds: float = READY_SECONDS) -> None:
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    command = _java(jars, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", properties)
+def _format(jars: Path, properties: Path, seconds: float = READY_SECONDS) -> None:
+    """Format the storage; whatever a killed ``up`` left of it is completed."""
+    command = _java(jars, "kafka.tools.StorageTool", "format", "--ignore-formatted")
+    command += [f"--cluster-id={_CLUSTER_ID}", "-c", str(properties)]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as exc:
