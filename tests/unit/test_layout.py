@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, changed, right, wrong
-from tidesink.config.table_checks import KEEPING_TARGETS, OWN_PREFIX
+from tidesink.config.table_checks import OWN_PREFIX, ROW_TARGETS
 from tidesink.errors import ConfigError, SchemaRefusedError, TidesinkError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import FROM_COLUMN, INDEX, OP, TO_COLUMN, UNAVAILABLE
@@ -219,4 +219,4 @@ def test_a_metadata_column_cannot_have_a_columns_name() -> None:
 
 def test_the_config_and_the_targets_agree() -> None:
     says = {name: import_module(module).CAPABILITIES.keeps_rows for name, module in TARGETS.items()}
-    assert {name for name, keeps in says.items() if keeps} == KEEPING_TARGETS
+    assert {name for name, keeps in says.items() if keeps} == ROW_TARGETS

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.config_samples import FLAT_AVRO, changed, right, wrong
 from tidesink.cli.plan import distinct_targets
 from tidesink.cli.table_plans import TablePlan
-from tidesink.config.checks import SHARING_TARGETS
 from tidesink.config.models import Destination, Route
+from tidesink.config.table_checks import ROW_TARGETS
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import Column, ColumnType, TableId, TableSchema
 from tidesink.sinks.batch.modes import routed_shape
@@ -113,7 +113,7 @@ def test_what_shared_tables_cannot_be_yet_is_refused() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_targets_that_share_tables_are_those_whose_capabilities_say_so(name: str) -> None:
-    assert import_module(TARGETS[name]).CAPABILITIES.shares == (name in SHARING_TARGETS)
+    assert import_module(TARGETS[name]).CAPABILITIES.shares == (name in ROW_TARGETS)
 
 
 def test_a_name_that_becomes_nothing_is_refused() -> None:

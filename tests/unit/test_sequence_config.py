@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.config_samples import CANAL_JSON, FLAT_AVRO, changed, right, wrong
-from tidesink.config.table_checks import SEQUENCED_TARGETS
+from tidesink.config.table_checks import ROW_TARGETS
 from tidesink.events import TableId
 from tidesink.sinks.targets import TARGETS
 
@@ -82,4 +82,4 @@ def test_a_retention_that_forgets_at_once_or_does_nothing_is_refused(
 
 def test_the_config_and_the_targets_agree() -> None:
     says = {name: import_module(module).CAPABILITIES.sequences for name, module in TARGETS.items()}
-    assert {name for name, sequences in says.items() if sequences} == SEQUENCED_TARGETS
+    assert {name for name, sequences in says.items() if sequences} == ROW_TARGETS

@@ -9,8 +9,7 @@ pipeline cannot have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from tidesink.config.fields import CHANGE_RULES, ChangeKind, Problem, SchemaChanges, TableMode
@@ -127,8 +126,10 @@ def _null_clashes(words: Words, section: Section) -> Iterator[Clash]:
 
 # What tidesink's own columns begin with; held to them by a test.
 OWN_PREFIX: Final = "_tidesink_"
-# Targets that store rows, whose values can stay; a test compares this with their capabilities.
-KEEPING_TARGETS: Final = frozenset({"delta", "iceberg", "postgres", "mysql", "memory"})
+# Targets that store rows: in each mode, with their positions, shared by tables, with columns that can change.
+# The others forward rows as messages, each with the columns its row has. Tests compare this with their
+# capabilities.
+ROW_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "mysql", "postgres"})
 
 
 def layout_problems(config: Config) -> Iterator[Problem]:
@@ -207,7 +208,7 @@ def _null_problems(config: Config, place: str, section: TableDefaults | TableOve
     if not section.ignore_null_updates:
         return
     field = f"{place}.ignore_null_updates"
-    if config.target.type not in KEEPING_TARGETS:
+    if config.target.type not in ROW_TARGETS:
         yield Problem(field, f"a {config.target.type} target stores no values that could stay", "remove it")
     if config.source.protocol.startswith("debezium"):
         yield Problem(
@@ -294,13 +295,6 @@ def _history_columns(place: str, names: HistorySettings, *, used: bool) -> Itera
         yield Problem(f"{place}.history", "two columns have one name", "give each a name of its own")
 
 
-# The targets of each mode beside ``upsert``, which all of them have; held to their capabilities by a test.
-MODE_TARGETS: Final[Mapping[TableMode, frozenset[str]]] = MappingProxyType(
-    {
-        "append": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-        "history": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-    }
-)
 # Settings that order the rows of one key, and have no effect where each change is a row of its own:
 # the field, its name in the file, and its default.
 _OF_KEYS: Final = (
@@ -315,7 +309,7 @@ def mode_problems(config: Config) -> Iterator[Problem]:
     yield from history_problems(config)
     for place, section in _sections(config):
         mode = section.mode
-        if mode is not None and mode != "upsert" and config.target.type not in MODE_TARGETS[mode]:
+        if mode not in (None, "upsert") and config.target.type not in ROW_TARGETS:
             yield Problem(
                 f"{place}.mode",
                 f"a target of type {config.target.type} holds no table in mode {mode}",
@@ -327,8 +321,6 @@ def mode_problems(config: Config) -> Iterator[Problem]:
                     yield Problem(f"{place}.{name}", *without_keys(name))
 
 
-# Targets that keep each row's position beside it; held to their capabilities by a test.
-SEQUENCED_TARGETS: Final = frozenset({"delta", "iceberg", "memory", "postgres", "mysql"})
 _KAFKA: Final = (
     "use sequence_by: kafka, which is right where a key stays in one partition (TiCDC dispatchers table and "
     "index-value, and Debezium's default)"
@@ -359,7 +351,7 @@ def _unused_sequence(config: Config) -> Iterator[Problem]:
 
 
 def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
-    if config.target.type not in SEQUENCED_TARGETS:
+    if config.target.type not in ROW_TARGETS:
         yield f"a target of type {config.target.type} does not store the positions of its rows", _KAFKA
     if config.source.protocol.startswith("debezium"):
         # TiCDC's messages have a commit_ts; plan and the worker report others, which have none.
@@ -376,19 +368,10 @@ def _sequence_obstacles(config: Config) -> Iterator[tuple[str, str]]:
 REPORTED_KINDS: Final[tuple[ChangeKind, ...]] = ("drop", "rename", "narrow")
 # The protocols whose topics carry DDL to the worker.
 DDL_PROTOCOLS: Final = frozenset({"canal-json"})
-# The targets that can carry a kind out, where not all can; held to their capabilities by a test.
-APPLYING_TARGETS: Final[Mapping[ChangeKind, frozenset[str]]] = MappingProxyType(
-    {
-        "drop": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-        "rename": frozenset({"delta", "iceberg", "memory", "mysql", "postgres"}),
-    }
-)
 _IN_A_LOG: Final = (
     "has no effect in mode append: logged rows stay as they were, and a renamed column is a new one",
     "remove it",
 )
-# Targets that forward rows as messages, each with the columns its row has.
-PASSING_TARGETS: Final = frozenset({"http", "kafka"})
 
 
 def schema_change_problems(config: Config) -> Iterator[Problem]:
@@ -399,7 +382,7 @@ def schema_change_problems(config: Config) -> Iterator[Problem]:
             continue
         for kind in (kind for kind in REPORTED_KINDS if kind in changes.model_fields_set):
             logs = _is_all_logs(config, section)
-            for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config, kind, changes):
+            for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config):
                 yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
 
 
@@ -411,23 +394,20 @@ def _is_all_logs(config: Config, section: TableDefaults | TableOverride) -> bool
     return named or all(entry.mode in (None, "append") for entry in config.tables)
 
 
-def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iterator[tuple[str, str]]:
+def _policy_obstacles(config: Config) -> Iterator[tuple[str, str]]:
     target, protocol = config.target.type, config.source.protocol
-    if target in PASSING_TARGETS:
+    if target not in ROW_TARGETS:
         yield (
             f"has no effect: a target of type {target} forwards rows with the columns they have",
             "remove it",
         )
     elif protocol not in DDL_PROTOCOLS:
         yield f"has no effect: {protocol} does not report such a change with certainty", "remove it"
-    elif section.policy(kind) == "apply" and target not in APPLYING_TARGETS.get(kind, frozenset({target})):
-        others = " or ".join(policy for policy in CHANGE_RULES[kind].allowed if policy != "apply")
-        yield f"a target of type {target} cannot {kind} a column", f"use {others}"
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
     """The policies that have an effect on a pipeline, as one line; ``logs``: of a table in mode append."""
-    passing = logs or config.target.type in PASSING_TARGETS
+    passing = logs or config.target.type not in ROW_TARGETS
     reported = config.source.protocol in DDL_PROTOCOLS and not passing
     kinds = [kind for kind in CHANGE_RULES if reported or kind not in REPORTED_KINDS]
     return ", ".join(f"{kind} {changes.policy(kind)}" for kind in kinds)
@@ -435,7 +415,7 @@ def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False
 
 def unreported_changes(config: Config) -> Iterator[str]:
     """The changes of tables that the source does not report, or the target cannot do."""
-    if config.target.type in PASSING_TARGETS:
+    if config.target.type not in ROW_TARGETS:
         yield (
             f"a target of type {config.target.type} forwards rows with the columns they have: columns "
             "that are dropped or renamed at the source are so in its messages"
