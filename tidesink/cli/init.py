@@ -7,13 +7,14 @@ table, by its dispatchers.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.resources import files
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any, Final
 
 import typer
@@ -41,9 +42,6 @@ from tidesink.errors import ConfigError
 from tidesink.events import TableId
 from tidesink.schema_registry.naming import subject
 
-# Words, paths and URLs; or addresses such as 127.0.0.1:9092. Anything else is quoted.
-_PLAIN: Final = re.compile(r"[A-Za-z./][\w./:+-]*|\d+(\.\d+){3}:[\w.:,-]+", re.ASCII)
-_WORDS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 # What stands in other places of the template, or is written by lines of its own.
 _ELSEWHERE: Final = ("brokers", "protocol", "topics", "kafka")
 _KAFKA_EXAMPLE: Final = """\
@@ -89,45 +87,32 @@ class PipelineText:
 
 def scalar(value: Any) -> str:
     """A value as YAML on one line; a reference such as ``${env:NAME}`` stays as it is."""
-    if isinstance(value, str):
-        plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not value.endswith(":")
-        if plain or value.startswith("${"):
-            return value
-    return json.dumps(value, ensure_ascii=False)
+    return _yaml(value, flow=True).removesuffix("...\n").rstrip("\n")
+
+
+def _yaml(value: Any, *, flow: bool = False) -> str:
+    found: str = yaml.safe_dump(
+        value, default_flow_style=flow, sort_keys=False, allow_unicode=True, width=math.inf
+    )
+    return found
 
 
 def codec_lines(source: Mapping[str, Any]) -> str:
     """The registry and the codec options of ``source``."""
-    lines = ["  # As in the changefeed:"]
-    for name, value in source.items():
-        if name not in _ELSEWHERE:
-            lines += _lines(name, value, "  ")
-    return "\n".join(lines) + "\n"
-
-
-def _lines(name: str, value: Any, indent: str) -> list[str]:
-    if not isinstance(value, Mapping):
-        return [f"{indent}{name}: {scalar(value)}"]
-    inner = [line for part, found in value.items() for line in _lines(part, found, indent + "  ")]
-    return [f"{indent}{name}:", *inner]
+    options = {name: value for name, value in source.items() if name not in _ELSEWHERE}
+    return indent("# As in the changefeed:\n" + (_yaml(options) if options else ""), "  ")
 
 
 def kafka_lines(properties: Mapping[str, str] | None) -> str:
     """The Kafka client properties, or an example of them."""
     if not properties:
         return _KAFKA_EXAMPLE
-    return "\n".join(["  # Kafka client properties:", *_lines("kafka", properties, "  ")]) + "\n"
+    return indent("# Kafka client properties:\n" + _yaml({"kafka": properties}), "  ")
 
 
 def tables_lines(tables: Sequence[Mapping[str, Any]]) -> str:
     """The tables that have settings of their own, or an example of them."""
-    if not tables:
-        return _TABLES_EXAMPLE
-    lines = ["tables:"]
-    for table in tables:
-        first, *rest = [f"{name}: {scalar(value)}" for name, value in table.items()]
-        lines += [f"  - {first}", *(f"    {line}" for line in rest)]
-    return "\n".join(lines) + "\n"
+    return _yaml({"tables": tables}) if tables else _TABLES_EXAMPLE
 
 
 def checked(text: str) -> str:
