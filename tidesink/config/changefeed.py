@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from tidesink.codecs.base import Producer
 from tidesink.codecs.dispatch import PARTITION_RULES, Dispatcher, Router, TableFilter
 from tidesink.codecs.open import DEBEZIUM_ALIASES
+from tidesink.config.checks import FOREIGN
 from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, nearest, shown
@@ -280,7 +281,7 @@ def _topic_rule(text: str, protocol: str, producer: Producer) -> TopicRule | Non
     return rule
 
 
-# Always written, since a reader of the config wants to see them; the others where they are not the default.
+# Written though they have their default, since a reader of the config wants to see them.
 _ALWAYS: Final = {
     "flat-avro": (
         "enable-tidb-extension",
@@ -288,17 +289,6 @@ _ALWAYS: Final = {
         "avro-bigint-unsigned-handling-mode",
     ),
     "canal-json": ("enable-tidb-extension", "content-compatible"),
-    "debezium-avro": (),
-    "debezium-json": (),
-}
-_WHERE_SET: Final = {
-    "flat-avro": ("avro-enable-watermark", "avro-include-before-value", "output-raw-change-event"),
-    "canal-json": (
-        "only-output-updated-columns",
-        "delete-only-output-handle-key-columns",
-        "output-row-key",
-        "output-raw-change-event",
-    ),
     "debezium-avro": (),
     "debezium-json": (),
 }
@@ -333,8 +323,7 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
         "protocol": protocol,
         "topics": topics[0] if len(topics) == 1 else topics,
         **registry,
-        **_codec(feed, protocol),
-        **dict(_large_messages(feed, protocol, draft.notes)),
+        **dict(_codec(feed, protocol, draft.notes)),
     }
     kafka = dict(_kafka(feed, draft.notes))
     if kafka:
@@ -467,15 +456,30 @@ def _registry(feed: Changefeed, protocol: str, notes: list[str]) -> dict[str, An
     return {"schema-registry": {"url": bare, "auth": auth}}
 
 
-def _codec(feed: Changefeed, protocol: str) -> dict[str, Any]:
-    options, known = feed.options, SourceSettings.model_fields
-    found: dict[str, Any] = {name: options[name] for name in _ALWAYS[protocol]}
-    if protocol == "flat-avro" and options["row-checksum"]:
-        found["checksum"] = "warn"
-    for name in _WHERE_SET[protocol]:
-        if options.get(name) and name.replace("-", "_") in known:
-            found[name] = options[name]
-    return found
+def _codec(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
+    """The options that the protocol has and that are not TiCDC's default."""
+    large = feed.options["large-message-handle-option"]
+    for name, value in feed.options.items():
+        known = name.replace("-", "_") in SourceSettings.model_fields and name not in FOREIGN[protocol]
+        wanted = name in _ALWAYS[protocol] or value not in (False, "", "none")
+        if name.startswith("claim-check") and large != "claim-check":
+            continue
+        # TiCDC takes an unknown word for none.
+        if name == "large-message-handle-option" and large not in ("claim-check", "handle-key-only"):
+            continue
+        if known and wanted and name != "schema-registry":
+            yield name, _storage(value, notes) if name == "claim-check-storage-uri" else value
+    if protocol == "flat-avro" and feed.options["row-checksum"]:
+        yield "checksum", "warn"
+    if protocol == "canal-json" and large == "handle-key-only":
+        notes.append("large rows carry only their key: set upstream-url to TiDB's, which completes them")
+
+
+def _storage(uri: str, notes: list[str]) -> str:
+    if "?" not in uri and "@" not in uri:
+        return uri
+    notes.append(f"set {CLAIM_CHECK_VARIABLE} to the changefeed's claim-check-storage-uri")
+    return f"${{env:{CLAIM_CHECK_VARIABLE}}}"  # an access key may stand in it
 
 
 def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
@@ -497,24 +501,3 @@ def _kafka(feed: Changefeed, notes: list[str]) -> Iterator[tuple[str, str]]:
         if path := setting(name):
             notes.append(f"{place}: {path} is a path on TiCDC's machine: put the file there, or correct it")
             yield place, path
-
-
-def _large_messages(feed: Changefeed, protocol: str, notes: list[str]) -> Iterator[tuple[str, Any]]:
-    """Where the reader finds what a canal-json message leaves out; other protocols have no such messages."""
-    if protocol != "canal-json":
-        return
-    option, compression = (feed.options[f"large-message-handle-{part}"] for part in ("option", "compression"))
-    if option in ("claim-check", "handle-key-only"):
-        yield "large-message-handle-option", option
-    if compression != "none":
-        yield "large-message-handle-compression", compression
-    if option == "claim-check":
-        uri = feed.options["claim-check-storage-uri"]
-        if "?" in uri or "@" in uri:  # an access key may stand in it
-            notes.append(f"set {CLAIM_CHECK_VARIABLE} to the changefeed's claim-check-storage-uri")
-            uri = f"${{env:{CLAIM_CHECK_VARIABLE}}}"
-        yield "claim-check-storage-uri", uri
-        if feed.options["claim-check-raw-value"]:
-            yield "claim-check-raw-value", True
-    if option == "handle-key-only":
-        notes.append("large rows carry only their key: set upstream-url to TiDB's, which completes them")
