@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import ClassVar, Final, Literal, NamedTuple
 
 import requests
 
@@ -61,19 +61,42 @@ class ServiceStatus(NamedTuple):
     detail: str
 
 
-class Service(Protocol):
-    """What the stack asks of a service."""
+@dataclass(frozen=True)
+class Service:
+    """One service of a stack directory: its data has a folder there, its pid and log stand in ``run/``."""
+
+    name: ClassVar[str]
+
+    directory: Path
+    port: int
 
     @property
-    def files(self) -> DaemonFiles: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def address(self) -> str: ...
+    def files(self) -> DaemonFiles:
+        return DaemonFiles(self.name, self.directory / "run")
 
-    def prepare(self, progress: Progress) -> None: ...
-    def start(self, progress: Progress) -> RunningDaemon: ...
-    def answers(self) -> bool: ...
+    @property
+    def address(self) -> str:
+        return f"{LOOPBACK}:{self.port}"
+
+    def start(self, progress: Progress) -> RunningDaemon:
+        """Start the process; it answers some seconds later."""
+        progress(f"{self.name}: starting on {self.address}")
+        return start_daemon(self.files, self.command(), port=self.port)
+
+    def prepare(self, progress: Progress) -> None:
+        """Fetch the jars, check the ports, and make the data folder.
+
+        Raises DevStackError when one of these cannot be done.
+        """
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        """The process to start."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """True when the service does its work, not only when its port is open."""
+        raise NotImplementedError
 
 
 class DevStack:
@@ -179,7 +202,6 @@ def _status(service: Service) -> ServiceStatus:
     return ServiceStatus(name, state, running.pid, running.port, service.address)
 
 
-KAFKA_DAEMON: Final = "kafka"
 # Always the same: Kafka's tool outlives a killed ``up``, and may meet the next one's.
 _CLUSTER_ID: Final = "tidesinkDevStack000000"
 # Kafka's word that a folder is formatted, and of which cluster.
@@ -220,26 +242,14 @@ group.initial.rebalance.delay.ms=0
 
 
 @dataclass(frozen=True)
-class Broker:
-    """The broker of one stack directory: its data stands in ``kafka/``, its pid and log in ``run/``."""
+class Broker(Service):
+    """The broker; its data folder is formatted when it is new."""
 
-    directory: Path
-    port: int
+    name = "kafka"
     controller_port: int
 
-    @property
-    def files(self) -> DaemonFiles:
-        return DaemonFiles(KAFKA_DAEMON, self.directory / "run")
-
-    @property
-    def address(self) -> str:
-        return f"{LOOPBACK}:{self.port}"
-
     def prepare(self, progress: Progress) -> None:
-        """Fetch the jars, check the ports, and format the data folder when it is new.
-
-        Raises DevStackError when one of these cannot be done.
-        """
+        """As ``Service``."""
         jars = broker_jars(progress=progress)
         require_free_port(self.port, name="broker", option="--kafka-port")
         require_free_port(self.controller_port, name="broker's controller", option="--controller-port")
@@ -255,10 +265,9 @@ class Broker:
             progress("kafka: formatting its storage")
             _format(jars, self._properties)
 
-    def start(self, progress: Progress) -> RunningDaemon:
-        """Start the process; it answers some seconds later."""
-        progress(f"kafka: starting on {self.address}")
-        return start_daemon(self.files, _java(broker_jars(), "kafka.Kafka", self._properties), port=self.port)
+    def command(self) -> list[str]:
+        """As ``Service``."""
+        return _java(broker_jars(), "kafka.Kafka", self._properties)
 
     def answers(self) -> bool:
         """True when the broker serves metadata, not only when its port is open."""
@@ -315,39 +324,25 @@ def _serves_metadata(address: str) -> bool:
         return False
 
 
-REGISTRY_DAEMON: Final = "registry"
 API: Final = "/apis/ccompat/v7"
 _HTTP_OK: Final = 200
 
 
 @dataclass(frozen=True)
-class Registry:
-    """The registry of one stack directory: its data stands in ``registry/``, its pid and log in ``run/``."""
+class Registry(Service):
+    """The registry."""
 
-    directory: Path
-    port: int
-
-    @property
-    def files(self) -> DaemonFiles:
-        return DaemonFiles(REGISTRY_DAEMON, self.directory / "run")
+    name = "registry"
 
     @property
     def address(self) -> str:
         return f"http://{LOOPBACK}:{self.port}{API}"
 
     def prepare(self, progress: Progress) -> None:
-        """Fetch the jars and check the port.
-
-        Raises DevStackError when one of these cannot be done.
-        """
+        """As ``Service``."""
         registry_runner(progress=progress)
         require_free_port(self.port, name="registry", option="--registry-port")
         self._data.mkdir(parents=True, exist_ok=True)
-
-    def start(self, progress: Progress) -> RunningDaemon:
-        """Start the process; it answers some seconds later."""
-        progress(f"registry: starting on {self.address}")
-        return start_daemon(self.files, self._command(), port=self.port)
 
     def answers(self) -> bool:
         """True when the Confluent-compatible API lists its subjects."""
@@ -362,7 +357,8 @@ class Registry:
     def _data(self) -> Path:
         return self.directory / "registry"
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
+        """As ``Service``."""
         return [
             str(find_java().path), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
             f"-Dquarkus.http.host={LOOPBACK}", f"-Dquarkus.http.port={self.port}",
