@@ -214,7 +214,7 @@ _ONLY_CANAL_JSON = (
 
 # Of those, what debezium-avro takes; beside them it has a section of its own.
 _DEBEZIUM = ("schema-registry",)
-_FOREIGN = {
+FOREIGN: Final[Mapping[str, tuple[str, ...]]] = {
     "flat-avro": (*_ONLY_CANAL_JSON, "debezium"),
     "canal-json": (*_ONLY_FLAT_AVRO, "debezium"),
     "debezium-avro": (
@@ -246,7 +246,7 @@ def _given(source: SourceSettings, names: tuple[str, ...]) -> Iterator[str]:
 
 def _without_effect(config: Config) -> Iterator[Problem]:
     source = config.source
-    foreign = _FOREIGN[source.protocol]
+    foreign = FOREIGN[source.protocol]
     for name in _given(source, foreign):
         yield Problem(f"source.{name}", f"has no effect with protocol {source.protocol}", "remove it")
     if not source.enable_tidb_extension:

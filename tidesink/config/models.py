@@ -362,14 +362,6 @@ class TableOverride(Model):
         return fnmatchcase(table, (self.match or "").lower())
 
 
-_TOPIC_NAME: Final = "set errors.deadletterqueue.topic.name to the Kafka topic of dead letters"
-_FORMER_DEAD_LETTERS: Final = {
-    "path": f"dead letters go to a Kafka topic, DDL events to the state store; {_TOPIC_NAME}",
-    "topic": _TOPIC_NAME,
-    "errors.deadletterqueue.context.headers.enable": "context headers are always written; remove it",
-}
-
-
 class DeadLetterSettings(Model):
     """The Kafka topic of records that cannot be decoded, under Kafka Connect's names of its settings."""
 
@@ -382,14 +374,6 @@ class DeadLetterSettings(Model):
         default=3, ge=-1, le=1000, alias="errors.deadletterqueue.topic.replication.factor"
     )
     """Replicas of the topic if tidesink creates it; -1 is the brokers' own default."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _moved(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            for name in _FORMER_DEAD_LETTERS.keys() & value.keys():
-                raise ValueError(f"{name} is no longer a setting: {_FORMER_DEAD_LETTERS[name]}")
-        return value
 
 
 class BatchSettings(Model):

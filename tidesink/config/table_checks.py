@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from tidesink.config.fields import CHANGE_RULES, ChangeKind, Problem, SchemaChanges, TableMode
 from tidesink.config.models import Config, HistorySettings, TableConfig, TableDefaults, TableOverride
-from tidesink.config.targets import ALL_FEATURES
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import SequenceBy
@@ -379,7 +378,7 @@ def schema_change_problems(config: Config) -> Iterator[Problem]:
             continue
         for kind in (kind for kind in REPORTED_KINDS if kind in changes.model_fields_set):
             logs = _is_all_logs(config, section)
-            for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config, kind, changes):
+            for reason, remedy in [_IN_A_LOG] if logs else _policy_obstacles(config):
                 yield Problem(f"{place}.schema-changes.{kind}", reason, remedy)
 
 
@@ -391,7 +390,7 @@ def _is_all_logs(config: Config, section: TableDefaults | TableOverride) -> bool
     return named or all(entry.mode in (None, "append") for entry in config.tables)
 
 
-def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) -> Iterator[tuple[str, str]]:
+def _policy_obstacles(config: Config) -> Iterator[tuple[str, str]]:
     target, protocol = config.target.type, config.source.protocol
     if "rows" not in config.target.features:
         yield (
@@ -400,9 +399,6 @@ def _policy_obstacles(config: Config, kind: ChangeKind, section: SchemaChanges) 
         )
     elif protocol not in DDL_PROTOCOLS:
         yield f"has no effect: {protocol} does not report such a change with certainty", "remove it"
-    elif section.policy(kind) == "apply" and kind in ALL_FEATURES - config.target.features:
-        others = " or ".join(policy for policy in CHANGE_RULES[kind].allowed if policy != "apply")
-        yield f"a target of type {target} cannot {kind} a column", f"use {others}"
 
 
 def shown_policies(changes: SchemaChanges, config: Config, *, logs: bool = False) -> str:
