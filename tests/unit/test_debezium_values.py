@@ -21,7 +21,7 @@ from tests.unit.debezium_samples import (
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.errors import DecodeError, SchemaMismatchError, ValueOutOfRangeError
 from tidesink.events import ColumnType
-from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES, SOURCE_TYPES, semantic_type
+from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES, semantic_type
 from tidesink.typemap.parse import text_reader
 from tidesink.typemap.render import spark_type
 from tidesink.typemap.table import find_row
@@ -304,11 +304,3 @@ def test_every_semantic_type_has_a_row_and_is_found() -> None:
         assert all(semantic_type(one.name, wire) is one for wire in one.wire)
     assert all(find_row(name) is not None for name in PLAIN_TYPES.values())
     assert semantic_type(TIME + "Date", "string") is None
-
-
-@pytest.mark.parametrize("source", SOURCE_TYPES, ids=lambda one: f"{one.database}: {one.types}")
-def test_every_source_type_is_a_column(source: Any) -> None:
-    assert source.name is None or semantic_type(source.name, source.wire) is not None
-    parameters = {"length": 8, "scale": 2, "connect.decimal.precision": 12}
-    column = own_column(schema(source.wire, source.name, parameters=parameters))
-    assert spark_type(column.type).ddl
