@@ -19,6 +19,7 @@ and orjson's limits would end that with an error of their own.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -32,7 +33,7 @@ from tidesink.typemap.render import DecimalMode, UnsignedMode, ZeroDate
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
 
 
 DecimalHandling = Literal["precise", "string", "double"]
@@ -210,6 +211,41 @@ class Codec(Protocol):
             EncodeError: the protocol cannot write this event.
             RegistryError: the schema cannot be registered.
         """
+
+
+class BatchDecoder(ABC):
+    """``decode_batch`` of a codec that has ``decode``, and perhaps a columnar step."""
+
+    _options: CodecOptions
+
+    @abstractmethod
+    def decode(self, message: Message) -> tuple[Event, ...]:
+        """As ``Codec``."""
+
+    def columnar(self, options: ValueOptions) -> Columnar | None:  # noqa: ARG002
+        """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""
+        return None
+
+    def decode_batch(
+        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
+    ) -> DecodedBatch:
+        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
+
+        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
+        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
+        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
+        ``time_zone``.
+
+        Raises:
+            SchemaMismatchError: ``records`` lacks a column.
+            RegistryError: a writer's schema cannot be had.
+        """
+        from tidesink.codecs.batch import ValueOptions, decode_in_columns
+
+        options = ValueOptions(zero_date, self._options.time_zone)
+        return decode_in_columns(
+            records, columnar=self.columnar(options), decode=self.decode, options=options
+        )
 
 
 MAGIC: Final = 0

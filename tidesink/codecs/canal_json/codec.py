@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 
-from tidesink.codecs.base import CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import BatchDecoder, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.canal_json.encode import CanalJsonWriter, RowWriter, merged_names
 from tidesink.codecs.canal_json.schema import Keys, RowShape, RowShapes, read_row
 from tidesink.codecs.large_messages import LargeMessages, is_cut_down
@@ -52,13 +52,11 @@ from tidesink.events import (
 from tidesink.typemap.target_schema import ROW_ID, TABLE_ID, RowKey, parse_row_key
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
 
-    from tidesink.codecs.batch import DecodedBatch
+    from tidesink.codecs.batch import Columnar, ValueOptions
     from tidesink.codecs.canal_json.columns import CanalJsonColumns
-    from tidesink.typemap.render import ZeroDate
 
 
 _KEPT_WRITERS = 256
@@ -68,7 +66,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class CanalJsonCodec:
+class CanalJsonCodec(BatchDecoder):
     """Decodes and encodes canal-json.
 
     ``definitions`` grows by the DDL events that pass, in either direction. ``keys`` names the key of
@@ -111,29 +109,13 @@ class CanalJsonCodec:
         """
         return self._reader.events(message)
 
-    def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
-    ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
-
-        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
-        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``.
-
-        Raises:
-            SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema cannot be had.
-        """
-        from tidesink.codecs.batch import ValueOptions, decode_in_columns
+    def columnar(self, options: ValueOptions) -> Columnar:
+        """The columnar step of one batch."""
         from tidesink.codecs.canal_json.columns import CanalJsonColumns
 
-        options = ValueOptions(zero_date, self._options.time_zone)
         if self._columns is None:
             self._columns = CanalJsonColumns(self._shapes, self._large)
-        return decode_in_columns(
-            records, columnar=self._columns.step(options), decode=self.decode, options=options
-        )
+        return self._columns.step(options)
 
     def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
         """The Kafka record of one event; None for a watermark without the TiDB extension.

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.codecs.base import BinaryHandling, CodecOptions, EncodedRecord, kept
+from tidesink.codecs.base import BatchDecoder, BinaryHandling, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
 from tidesink.codecs.debezium.encode import AvroControlWriter, AvroRowWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
@@ -72,18 +72,15 @@ from tidesink.events import (
 from tidesink.schema_registry.base import SchemaRegistry
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
+    from tidesink.codecs.batch import Columnar, ValueOptions
     from tidesink.codecs.debezium.columns import Columns, EnvelopeTables
-    from tidesink.typemap.render import ZeroDate
 
 
 _MOST_TOPICS: Final = 65536
 _MOST_UNREAD: Final = 1000
 
 
-class DebeziumCodec:
+class DebeziumCodec(BatchDecoder):
     """Decodes Debezium's records; what the two codecs have in common.
 
     ``definitions`` gives types, above all to records without a schema. So does the DDL that passes,
@@ -142,27 +139,6 @@ class DebeziumCodec:
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
         return () if event is None else (event,)
-
-    def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
-    ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
-
-        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
-        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``.
-
-        Raises:
-            SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema cannot be had.
-        """
-        from tidesink.codecs.batch import ValueOptions, decode_in_columns
-
-        options = ValueOptions(zero_date, self._options.time_zone)
-        return decode_in_columns(
-            records, columnar=self.columnar(options), decode=self.decode, options=options
-        )
 
     def columnar(self, options: ValueOptions) -> Columnar | None:
         """The columnar step, for ``codecs.batch.decode_in_columns``; None where the codec has none."""

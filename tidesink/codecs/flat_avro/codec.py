@@ -11,7 +11,14 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tidesink.codecs.base import HEADER_SIZE, CodecOptions, EncodedRecord, TableOfTopic, schema_id_of
+from tidesink.codecs.base import (
+    HEADER_SIZE,
+    BatchDecoder,
+    CodecOptions,
+    EncodedRecord,
+    TableOfTopic,
+    schema_id_of,
+)
 from tidesink.codecs.flat_avro.decode import BIT_WIDTH, FULL, DecodePlan, RecordReader
 from tidesink.codecs.flat_avro.encode import RecordWriter, key_row
 from tidesink.codecs.flat_avro.framing import (
@@ -51,11 +58,8 @@ from tidesink.schema_registry.glue import SchemaSource
 from tidesink.schema_registry.naming import SubjectPart, subject
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
+    from tidesink.codecs.batch import Columnar, ValueOptions
     from tidesink.codecs.flat_avro.columns import FlatAvroColumns
-    from tidesink.typemap.render import ZeroDate
 
 
 # Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
@@ -66,7 +70,7 @@ _Place = tuple[str, TableId, SubjectPart, int]
 _log = logging.getLogger(__name__)
 
 
-class FlatAvroCodec:
+class FlatAvroCodec(BatchDecoder):
     """Decodes and encodes flat-avro; one instance may be shared by threads.
 
     ``table_of_topic`` says which table a topic carries; without it, or where it gives None, the table has
@@ -117,27 +121,6 @@ class FlatAvroCodec:
             return (plan.read(message) if plan.sums is None else self._summed(message, plan.sums, plan),)
         except (DecodeError, RegistryError) as error:
             raise _placed(error, message) from error
-
-    def decode_batch(
-        self, records: pa.RecordBatch | pa.Table, *, zero_date: ZeroDate = "null"
-    ) -> DecodedBatch:
-        """The events of many Kafka records as Arrow tables; ``codecs.batch`` says what is in them.
-
-        ``records`` has the columns ``key`` and ``value`` and may have ``topic``, ``partition``, ``offset``,
-        ``timestamp`` and ``headers``, as Spark's Kafka frame names them. A record that cannot be decoded is
-        a fault of the result. Dates no calendar has follow ``zero_date``; TIMESTAMP is read in the options'
-        ``time_zone``.
-
-        Raises:
-            SchemaMismatchError: ``records`` lacks a column.
-            RegistryError: a writer's schema cannot be had.
-        """
-        from tidesink.codecs.batch import ValueOptions, decode_in_columns
-
-        options = ValueOptions(zero_date, self._options.time_zone)
-        return decode_in_columns(
-            records, columnar=self.columnar(options), decode=self.decode, options=options
-        )
 
     def columnar(self, options: ValueOptions) -> Columnar:
         """The columnar step, for ``codecs.batch.decode_in_columns``."""
