@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,3 +306,10 @@ def test_every_semantic_type_has_a_row_and_is_found() -> None:
         assert all(semantic_type(one.name, wire) is one for wire in one.wire)
     assert all(find_row(name) is not None for name in PLAIN_TYPES.values())
     assert semantic_type(TIME + "Date", "string") is None
+
+
+def test_the_page_names_schemas_that_are_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "debezium-values.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|[^|]+\|[^|]+\| (\w+) \| `?([\w.]*)`? \|", page, re.MULTILINE)
+    assert len(rows) > 60
+    assert [(wire, name) for wire, name in rows if name and semantic_type(name, wire) is None] == []
