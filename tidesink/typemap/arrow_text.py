@@ -37,7 +37,6 @@ Converted = tuple[pa.Array, "Mask | None"]
 Convert = Callable[[pa.Array], Converted]
 Look = Callable[["_View"], bool]
 
-_DIGITS: Final = b"0123456789"
 _ZERO, _MINUS, _POINT, _SPACE, _COLON = b"0-. :"
 _INTEGER_DIGITS: Final = 20
 # More than MySQL's DECIMAL has; RE2 counts to a thousand.
@@ -115,8 +114,7 @@ def converter(column_type: ColumnType, target: pa.DataType, time_zone: tzinfo) -
         return _as_is if reader == "text" else _latin1
     if target == pa.string():
         pattern = _text_pattern(column_type)
-        look = _text_look(column_type)
-        return None if pattern is None else partial(_matching, look=look, pattern=pattern)
+        return None if pattern is None else partial(_matching, pattern=pattern)
     bounds = _bounds(column_type)
     if bounds is not None:
         return _integers(*bounds, target)
@@ -186,20 +184,8 @@ _SHAPES: Final[dict[Reader, str]] = {
 }
 
 
-def _text_look(column_type: ColumnType) -> Look | None:
-    reader, precision, scale = row_of(column_type).reader, column_type.precision, column_type.scale
-    if reader == "time":
-        return _is_time
-    if reader == "decimal" and precision is not None and scale is not None and precision > scale:
-        return partial(_is_plain_decimal, whole=precision - scale, scale=scale)
-    return None
-
-
-def _matching(texts: pa.Array, look: Look | None, pattern: str) -> Converted:
-    if look is not None and look(_view(texts)):
-        return texts, None
-    usual = _matches(texts, pattern)
-    left = _valid(texts) & ~usual
+def _matching(texts: pa.Array, pattern: str) -> Converted:
+    left = _valid(texts) & ~_matches(texts, pattern)
     return (texts, left) if left.any() else (texts, None)
 
 
@@ -329,58 +315,6 @@ def _is_padded(view: _View, scale: int) -> bool:
         and bool((view.data[points] == _POINT).all())
         and bool((view.data[points - 1] != _MINUS).all())
     )
-
-
-def _is_plain_decimal(view: _View, whole: int, scale: int) -> bool:
-    """Padded digits, at most ``whole`` of them before the point and no zero too many in front."""
-    if not _is_padded(view, scale):
-        return False
-    if not len(view.starts):
-        return True
-    minus = view.data[view.starts] == _MINUS
-    points = view.ends - (scale + 1) if scale else view.ends
-    first = view.starts + minus
-    if (points - first).max() > whole or (points - first).min() < 1:
-        return False
-    if ((view.data[first] == _ZERO) & (points - first > 1)).any():
-        return False
-    # Each text has its own point and minus: one more of them stands inside some text.
-    data = view.data[view.starts[0] :]
-    count = len(points) if scale else 0
-    points_seen, minus_seen = (int(np.count_nonzero(data == byte)) for byte in (_POINT, _MINUS))
-    return points_seen == count and minus_seen == int(np.count_nonzero(minus))
-
-
-def _is_time(view: _View) -> bool:
-    """Times of one length with two digits of hours and no sign."""
-    rows = _rows(view)
-    if rows is None:
-        return not len(view.starts)
-    length = rows.shape[1]
-    if length not in (8, *range(10, 16)):
-        return False
-    return all(_is_mark(rows[:, place], _MARKS.get(place), place) for place in range(length))
-
-
-_MARKS: Final = {2: _COLON, 5: _COLON, 8: _POINT}
-
-
-def _is_mark(column: NDArray[np.uint8], mark: int | None, place: int) -> bool:
-    """Whether a place of all times has its mark, or a digit; a minute or second has no 60."""
-    if mark is not None:
-        return bool((column == mark).all())
-    return bool((column - _ZERO <= (5 if place in (3, 6) else 9)).all())
-
-
-def _rows(view: _View) -> NDArray[np.uint8] | None:
-    """The texts as rows of bytes; None where they differ in length or do not follow each other."""
-    if not len(view.starts):
-        return None
-    lengths, size = view.ends - view.starts, int(view.ends[0] - view.starts[0])
-    data = view.data[view.starts[0] : view.ends[-1]]
-    if len(data) != size * len(lengths) or not (lengths == size).all():
-        return None
-    return data.reshape(len(lengths), size)
 
 
 def _is_float(view: _View) -> bool:
