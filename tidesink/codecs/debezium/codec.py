@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidesink.codecs.base import BatchDecoder, BinaryHandling, CodecOptions, EncodedRecord, kept
 from tidesink.codecs.debezium.connect_schema import ConnectSchema
-from tidesink.codecs.debezium.encode import AvroControlWriter, AvroRowWriter, TicdcWriter
+from tidesink.codecs.debezium.encode import AvroWriter, JsonWriter, TicdcWriter
 from tidesink.codecs.debezium.envelope import (
     TICDC,
     Change,
@@ -89,6 +89,7 @@ class DebeziumCodec(BatchDecoder):
     """
 
     name: str = "debezium"
+    _writer: TicdcWriter
 
     def __init__(
         self,
@@ -155,6 +156,32 @@ class DebeziumCodec(BatchDecoder):
         from tidesink.codecs.debezium.columns import EnvelopeTables
 
         return EnvelopeTables(self._rows, self._ticdc_rows)
+
+    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
+        """The record TiCDC writes for a row, a DDL or a watermark; in Avro its schemas are registered.
+
+        None for a watermark without the TiDB extension; in Avro for DDL and watermarks without
+        ``enable_tidb_extension`` and ``avro_enable_watermark``.
+
+        Raises:
+            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
+            RegistryError: the schemas cannot be registered.
+        """
+        try:
+            if isinstance(event, ChangeEvent):
+                return self._writer.row(event, topic)
+            if isinstance(event, WatermarkEvent):
+                return self._writer.watermark(event)
+            if isinstance(event, DdlEvent):
+                return self._writer.ddl(event)
+        except EncodeError as error:
+            table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
+            raise error.with_context(topic=topic, table=table) from error
+        raise EncodeError(
+            f"messages ({event.kind}) are a Debezium connector's and not written, for TiCDC has none: "
+            "drop the line",
+            topic=topic,
+        )
 
     def _is_flattened(self, topic: str) -> bool:
         return self._options.debezium_unwrapped or topic in self._flattened_topics
@@ -247,30 +274,13 @@ class DebeziumJsonCodec(DebeziumCodec):
         clock: Callable[[], int] = _now_ms,
     ) -> None:
         super().__init__(JsonParser(), options=options, definitions=definitions)
-        self._writer = TicdcWriter(self._options, clock)
+        self._writer = JsonWriter(self._options, clock)
 
     @cached_property
     def _columns(self) -> Columns:
         from tidesink.codecs.debezium.json_columns import JsonColumns
 
         return JsonColumns(self._tables, self._is_flattened)
-
-    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record TiCDC writes; None for a watermark without the TiDB extension.
-
-        Raises:
-            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
-        """
-        try:
-            if isinstance(event, ChangeEvent):
-                return self._writer.row(event)
-            if isinstance(event, WatermarkEvent):
-                return self._writer.watermark(event)
-            if isinstance(event, DdlEvent):
-                return self._writer.ddl(event)
-        except EncodeError as error:
-            raise error.with_context(topic=topic) from error
-        raise _unwritten(event, topic)
 
 
 class DebeziumAvroCodec(DebeziumCodec):
@@ -291,43 +301,13 @@ class DebeziumAvroCodec(DebeziumCodec):
     ) -> None:
         self._avro = AvroParser(registry)
         super().__init__(self._avro, options=options, definitions=definitions)
-        self._writer = AvroRowWriter(registry, self._options, clock)
-        self._control = AvroControlWriter(registry, self._options, clock)
+        self._writer = AvroWriter(registry, self._options, clock)
 
     @cached_property
     def _columns(self) -> Columns:
         from tidesink.codecs.debezium.avro_columns import AvroEnvelopes
 
         return AvroEnvelopes(self._tables, self._avro, self._is_flattened)
-
-    def encode(self, event: Event, *, topic: str) -> EncodedRecord | None:
-        """The record TiCDC writes for a row, a DDL or a watermark, its schemas registered.
-
-        None for DDL and watermarks without ``enable_tidb_extension`` and ``avro_enable_watermark``.
-
-        Raises:
-            EncodeError: TiCDC's protocol, or what the event lacks, does not allow it; context has the topic.
-            RegistryError: the schemas cannot be registered.
-        """
-        try:
-            if isinstance(event, ChangeEvent):
-                return self._writer.row(event, topic)
-            if isinstance(event, WatermarkEvent):
-                return self._control.watermark(event)
-            if isinstance(event, DdlEvent):
-                return self._control.ddl(event)
-        except EncodeError as error:
-            table = str(event.table) if isinstance(event, ChangeEvent | DdlEvent) else None
-            raise error.with_context(topic=topic, table=table) from error
-        raise _unwritten(event, topic)
-
-
-def _unwritten(event: MessageEvent, topic: str) -> EncodeError:
-    return EncodeError(
-        f"messages ({event.kind}) are a Debezium connector's and not written, for TiCDC has none: "
-        "drop the line",
-        topic=topic,
-    )
 
 
 def _placed(error: TidesinkError, message: Message) -> TidesinkError:

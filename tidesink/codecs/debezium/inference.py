@@ -10,11 +10,10 @@ import json
 from collections.abc import Collection, Container, Iterable
 from dataclasses import asdict, replace
 from decimal import Decimal
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidesink.codecs.base import CodecOptions
-from tidesink.codecs.debezium.codec import DebeziumCodec
+from tidesink.codecs.debezium.codec import DebeziumJsonCodec
 from tidesink.codecs.debezium.formats import JsonParser, Parsed
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import DecodeError
@@ -30,9 +29,6 @@ from tidesink.events import (
     TableSchema,
     Value,
 )
-
-if TYPE_CHECKING:
-    from tidesink.codecs.debezium.columns import Columns
 
 UNTYPED: Final = "nothing tells its type, so it is kept as text; give a table definition"
 # The member of an event's extension that every envelope has, and no flattened row.
@@ -93,21 +89,19 @@ class RowFacts(NamedTuple):
     guessed: frozenset[str] = frozenset()
 
 
-class _Parser:
-    """Reads JSON, and remembers whether the last record came without a schema."""
+class _Parser(JsonParser):
+    """Remembers whether the last record came without a schema."""
 
-    def __init__(self) -> None:
-        self._parser = JsonParser()
-        self.bare = False
+    bare = False
 
     def read(self, message: Message, part: str) -> Parsed | None:
-        found = self._parser.read(message, part)
+        found = super().read(message, part)
         if part == "value" or message.value is None:
             self.bare = found is not None and found.schema is None
         return found
 
 
-class LoneCodec(DebeziumCodec):
+class LoneCodec(DebeziumJsonCodec):
     """The codec without a memory: what a record means depends on no other one.
 
     ``known`` are columns that records without a schema are held to where no definition has them.
@@ -116,18 +110,12 @@ class LoneCodec(DebeziumCodec):
     def __init__(
         self, options: CodecOptions, definition: TableSchema | None, known: TableSchema | None = None
     ) -> None:
-        self._watched = _Parser()
         self._types = {c.name: c.type for one in (known, definition) if one for c in one.columns}
         definitions = TableDefinitions([definition] if definition else [])
-        super().__init__(self._watched, options=options, definitions=definitions)
+        super().__init__(options=options, definitions=definitions)
+        self._parser = self._watched = _Parser()
         if known is not None:
             self._rows.learned.put(known)
-
-    @cached_property
-    def _columns(self) -> Columns:
-        from tidesink.codecs.debezium.json_columns import JsonColumns
-
-        return JsonColumns(self._tables, self._is_flattened)
 
     def _decoded(self, message: Message, keys: Collection[str] | None) -> tuple[Event, ...]:
         self._flattened_topics.clear()
