@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tidesink.typemap.debezium_types import PLAIN_TYPES, SEMANTIC_TYPES
-from tidesink.typemap.table import OTHER_TYPES
+from tidesink.typemap.table import OTHER_TYPES, PLAIN_TYPES, SEMANTIC_TYPES
 
 Table = Callable[[str, Iterable[Sequence[object]]], str]
 

@@ -26,10 +26,9 @@ from tidesink.codecs.debezium.values import placeholders
 from tidesink.errors import DecodeError
 from tidesink.events import Column
 from tidesink.typemap.arrow import arrow_type
-from tidesink.typemap.debezium_types import semantic_type
 from tidesink.typemap.parse import integer_bounds, target_reader
 from tidesink.typemap.render import ZeroDate
-from tidesink.typemap.table import row_of
+from tidesink.typemap.table import row_of, semantic_type
 
 Mask = npt.NDArray[np.bool_]
 # A kernel's arrays: the target's values, and which of the wire's it could not decide (None: none).
