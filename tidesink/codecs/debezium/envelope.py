@@ -253,12 +253,14 @@ def _no_column(_name: str) -> bool:
 class Rows:
     """Reads rows, and keeps what it knows of each schema.
 
-    ``definitions`` are declared, ``learned`` came by DDL events.
+    ``definitions`` are declared, ``learned`` came by DDL events. ``untyped_is_text``: where nothing tells a
+    column's type it is text, and not what its value looks like.
     """
 
     modes: DebeziumModes
     definitions: TableDefinitions
     learned: TableDefinitions = field(default_factory=TableDefinitions)
+    untyped_is_text: bool = False
     _shapes: dict[tuple[int, TableId], Shape] = field(default_factory=dict)
     _readers: dict[int, tuple[Column, ValueReader]] = field(default_factory=dict)
     _inferred: dict[tuple[str, str], Column] = field(default_factory=dict)
@@ -379,10 +381,13 @@ class Rows:
                 return self._declared(learned, raw)
             except DecodeError:
                 pass  # the column was, or will be, of another type
-        return self._looking_like(name, raw), self._plain(name, raw)
+        value = self._plain(name, raw)
+        if self.untyped_is_text and isinstance(value, int | Decimal):
+            value = _as_text(value)
+        return self._looking_like(name, raw), value
 
     def _looking_like(self, name: str, raw: object) -> Column:
-        column = infer_column(name, raw)
+        column = infer_column(name, "" if self.untyped_is_text else raw)
         if len(self._inferred) >= _MOST_SHAPES:
             self._inferred.clear()
         return self._inferred.setdefault((name, column.type.name), column)
@@ -396,6 +401,12 @@ class Rows:
             return inferred_value(raw, modes=self.modes)
         except DecodeError as error:
             raise error.with_context(column=name) from error
+
+
+def _as_text(value: int | Decimal) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return format(value, "f") if isinstance(value, Decimal) else str(value)
 
 
 def _with_schema(raw: Mapping[str, Any], shape: Shape) -> RowRead:
