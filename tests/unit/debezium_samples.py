@@ -20,7 +20,7 @@ CONNECT = "org.apache.kafka.connect.data."
 def schema(kind: Any, name: str | None = None, **more: Any) -> ConnectSchema:
     """A schema whose other members are keyword arguments; ``parameters`` may be numbers."""
     parameters = {key: str(one) for key, one in more.pop("parameters", {}).items()}
-    parts: dict[str, Any] = {"version": 1, "optional": True, "default": None} | more
+    parts: dict[str, Any] = {"optional": True} | more
     return ConnectSchema(kind, name, parameters=parameters, **parts)
 
 

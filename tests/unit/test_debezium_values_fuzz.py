@@ -72,7 +72,7 @@ def schemas(draw: Any, depth: int = 2) -> ConnectSchema:
     inner = schemas(depth - 1) if depth else st.none()
     fields = [ConnectField(key, draw(inner), key) for key in "ab"] if wire == "struct" and depth else []
     items, keys, values = (draw(inner) if wire in kinds else None for kinds in ("array", "map", "map"))
-    return ConnectSchema(wire, name, 1, draw(PARAMETERS), True, draw(RAW), tuple(fields), items, keys, values)
+    return ConnectSchema(wire, name, draw(PARAMETERS), True, draw(RAW), tuple(fields), items, keys, values)
 
 
 MODE = st.builds(

@@ -205,7 +205,7 @@ class _Envelope(NamedTuple):
 
 
 def _unsaid(name: str, kind: ConnectType) -> ConnectField:
-    return ConnectField(name, ConnectSchema(kind, None, None, {}, optional=True, default=None), name)
+    return ConnectField(name, ConnectSchema(kind, optional=True), name)
 
 
 # What TiCDC (b813e76) writes into the source block and not into its schema, without the TiDB extension.

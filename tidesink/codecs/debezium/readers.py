@@ -147,7 +147,7 @@ def implied_schema(column: Column, raw: object, modes: DebeziumModes) -> Connect
 
 
 def _schema(kind: ConnectType, name: str | None = None, **parameters: str) -> ConnectSchema:
-    return ConnectSchema(kind, name, None, parameters or NO_PARAMETERS, optional=True, default=None)
+    return ConnectSchema(kind, name, parameters or NO_PARAMETERS, optional=True)
 
 
 def _nested(column_type: ColumnType, raw: object) -> ConnectSchema:
