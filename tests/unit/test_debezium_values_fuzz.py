@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.debezium_samples import MODES
+from tests.unit.debezium_samples import MODES, value_of_definition
 from tidesink.codecs.base import UNAVAILABLE_PLACEHOLDER, DebeziumModes
 from tidesink.codecs.debezium.connect_schema import (
     ConnectField,
@@ -18,7 +18,7 @@ from tidesink.codecs.debezium.connect_schema import (
     connect_schema_of_avro,
     connect_schema_of_json,
 )
-from tidesink.codecs.debezium.readers import inferred_value, reader_of, value_of_definition
+from tidesink.codecs.debezium.readers import inferred_value, reader_of
 from tidesink.codecs.debezium.values import column_of
 from tidesink.errors import DecodeError, ValueOutOfRangeError
 from tidesink.events import Column, ColumnType
@@ -106,7 +106,7 @@ def _is_value(found: object) -> bool:
 @given(schemas(), RAW, MODE)
 def test_a_schemas_own_column(one: ConnectSchema, raw: Any, modes: DebeziumModes) -> None:
     try:
-        column = column_of(ConnectField("c", one, "c"), modes=modes)
+        column = column_of(ConnectField("c", one, "c"))
         found = reader_of(one, column=column, modes=modes)(raw)
     except DecodeError:
         return

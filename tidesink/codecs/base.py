@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from tidesink.codecs.compression import LARGEST, Compression
 from tidesink.errors import FramingError, SchemaMismatchError
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from tidesink.codecs.batch import Columnar, DecodedBatch, ValueOptions
 
+
+T = TypeVar("T")
 
 DecimalHandling = Literal["precise", "string", "double"]
 UnsignedHandling = Literal["long", "precise", "string"]
@@ -295,9 +297,31 @@ def what_else(data: bytes) -> str:
     return f"starts with {shown}, not with the magic byte 00 of a Confluent header{hint}"
 
 
+class ByIdentity(Generic[T]):
+    """What was made of objects that come again and again, as decoders share one schema among a table's rows.
+
+    It is found by the object's identity, since hashing one is slow, and by what else it was made for. The
+    object is held, so that its id stays its own. All is forgotten when there are too many: a caller may
+    give another object each time.
+    """
+
+    def __init__(self, make: Callable[..., T], most: int) -> None:
+        self._make, self._most = make, most
+        self._known: dict[tuple[Hashable, ...], tuple[object, T]] = {}
+
+    def get(self, one: object, *more: Hashable) -> T:
+        """What ``make`` gave for these; made now where they are new."""
+        place = (id(one), *more)
+        found = self._known.get(place)
+        if found is None:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            found = self._known[place] = (one, self._make(one, *more))
+        return found[1]
+
+
 MOST_LEVELS: Final = 64
 _NESTING: Final = frozenset({dict, list})
-T = TypeVar("T")
 
 
 def is_deep(value: object, *, most: int = MOST_LEVELS) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from tidesink.codecs.base import ByIdentity
 from tidesink.codecs.batch import (
     NAMES_TYPE,
     ChangeTable,
@@ -189,7 +190,7 @@ class CanalJsonColumns:
         self._large = large
         self._heads = _Remembered(read_head)
         self._bodies = _Remembered(read_body)
-        self._types: dict[tuple[int, ValueOptions], tuple[RowShape, RowTypes]] = {}
+        self._types = ByIdentity(_row_types, _MOST_TYPES)
 
     def step(self, options: ValueOptions) -> Callable[[Records], ColumnarResult]:
         """The columnar step for one batch; it scans a chunk once, whatever it is asked for of it."""
@@ -315,14 +316,11 @@ class CanalJsonColumns:
         return shape if not updates or (body.old is not None and known.issuperset(body.old)) else None
 
     def _types_of(self, shape: RowShape, options: ValueOptions) -> RowTypes:
-        found = self._types.get((id(shape), options))
-        if found is None or found[0] is not shape:
-            if len(self._types) >= _MOST_TYPES:
-                self._types.clear()
-            # With the shape, so that its id stays its own.
-            found = shape, RowTypes(shape.schema, shape.key or None, options)
-            self._types[(id(shape), options)] = found
-        return found[1]
+        return self._types.get(shape, options)
+
+
+def _row_types(shape: RowShape, options: ValueOptions) -> RowTypes:
+    return RowTypes(shape.schema, shape.key or None, options)
 
 
 class _Remembered(Generic[T]):

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 import fastavro
 
-from tidesink.codecs.base import CodecOptions, EncodedRecord, header
+from tidesink.codecs.base import ByIdentity, CodecOptions, EncodedRecord, header
 from tidesink.codecs.debezium.encode_values import (
     DDL_KEY,
     Members,
@@ -137,7 +137,7 @@ class AvroWriter(TicdcWriter):
     def __init__(self, registry: SchemaRegistry, options: CodecOptions, clock: Callable[[], int]) -> None:
         super().__init__(options, clock)
         self._registry = registry
-        self._parts: dict[tuple[str, TableId, int], tuple[TableSchema, AvroPart, AvroPart]] = {}
+        self._parts = ByIdentity(self._new_schemas, _MOST_TABLES)
         self._control_parts: dict[str, tuple[AvroPart, AvroPart]] = {}
 
     @property
@@ -176,19 +176,15 @@ class AvroWriter(TicdcWriter):
         return avro_value(column, row[column.name], self._options, self._zone)
 
     def _schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
-        place = (topic, table, id(schema))
-        known = self._parts.get(place)
-        if known is None or known[0] is not schema:
-            if any(column.virtual for column in schema.columns):
-                raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
-            if len(self._parts) >= _MOST_TABLES:
-                self._parts.clear()
-            record = _Records(table, schema, self._options)
-            parts = (record.key(), record.envelope())
-            names = (f"{topic}-key", f"{topic}-value")  # dots stay here, unlike in flat-avro's subjects
-            key, value = (registered(self._registry, *one) for one in zip(names, parts, strict=True))
-            known = self._parts[place] = (schema, key, value)
-        return known[1], known[2]
+        return self._parts.get(schema, table, topic)
+
+    def _new_schemas(self, schema: TableSchema, table: TableId, topic: str) -> tuple[AvroPart, AvroPart]:
+        if any(column.virtual for column in schema.columns):
+            raise EncodeError("TiCDC's debezium-avro protocol cannot write tables with virtual columns")
+        record = _Records(table, schema, self._options)
+        # Dots stay here, unlike in flat-avro's subjects.
+        key = registered(self._registry, f"{topic}-key", record.key())
+        return key, registered(self._registry, f"{topic}-value", record.envelope())
 
     def _control_source(self, place: str) -> Members:
         return avro_source_schema(f"{sanitize_name(self._options.cluster_id)}.{sanitize_name(place)}")
@@ -399,8 +395,7 @@ class JsonWriter(TicdcWriter):
 
     def __init__(self, options: CodecOptions, clock: Callable[[], int]) -> None:
         super().__init__(options, clock)
-        # By identity: decoders share one schema among the rows of a table.
-        self._schemas: dict[int, tuple[TableSchema, str, str]] = {}
+        self._schemas = ByIdentity(self._new_schema_texts, _MOST_TABLES)
 
     @property
     def _sends_watermarks(self) -> bool:
@@ -452,12 +447,7 @@ class JsonWriter(TicdcWriter):
     def _schema_texts(self, schema: TableSchema) -> tuple[str, str]:
         if self._options.debezium_disable_schema:
             return "", ""
-        known = self._schemas.get(id(schema))
-        if known is None or known[0] is not schema:
-            if len(self._schemas) >= _MOST_TABLES:
-                self._schemas.clear()
-            known = self._schemas[id(schema)] = (schema, *self._new_schema_texts(schema))
-        return known[1], known[2]
+        return self._schemas.get(schema)
 
     def _new_schema_texts(self, schema: TableSchema) -> tuple[str, str]:
         extension = self._options.enable_tidb_extension

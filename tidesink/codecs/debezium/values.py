@@ -73,13 +73,12 @@ NOW: Final = "CURRENT_TIMESTAMP"
 _MOST_BITS: Final = 64
 
 
-def column_of(field: ConnectField, *, modes: DebeziumModes) -> Column:
+def column_of(field: ConnectField) -> Column:
     """The column a field of a row stands for.
 
     Its type is what the schema tells; where a table definition tells more, values are read with the
     definition's column instead. Key marks are not on a field: the key's schema has them.
     """
-    del modes  # a schema says all of it
     return Column(
         name=field.name,
         type=column_type(field.schema),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidesink.codecs.base import (
     HEADER_SIZE,
     BatchDecoder,
+    ByIdentity,
     CodecOptions,
     EncodedRecord,
     TableOfTopic,
@@ -31,7 +32,7 @@ from tidesink.codecs.flat_avro.framing import (
     is_glue_framed,
 )
 from tidesink.codecs.flat_avro.record import WriterRecord, parse_record
-from tidesink.codecs.flat_avro.schema import BuiltRecord, includes_before, key_record, value_record
+from tidesink.codecs.flat_avro.schema import includes_before, key_record, value_record
 from tidesink.codecs.row_checksum import CHECKSUM, RowSums
 from tidesink.errors import (
     ChecksumError,
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 # Kafka's own bytes around a record, as TiCDC counts them against max-message-bytes.
 _RECORD_OVERHEAD: Final = 36
 _MOST_WRITERS: Final = 4096
-# Topic, table, part, and the identity of the schema object.
-_Place = tuple[str, TableId, SubjectPart, int]
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +95,7 @@ class FlatAvroCodec(BatchDecoder):
         self._glue = GlueFrames(glue, self._records)
         self._plans: dict[Any, DecodePlan] = {}
         self._columns: dict[ValueOptions, FlatAvroColumns] = {}
-        self._writers: dict[_Place, tuple[TableSchema, RecordWriter | None]] = {}
+        self._writers = ByIdentity(self._new_writer, _MOST_WRITERS)
         self._id_writers: dict[tuple[int, bool], RecordWriter] = {}
 
     def decode(self, message: Message) -> tuple[Event, ...]:
@@ -282,19 +281,15 @@ class FlatAvroCodec(BatchDecoder):
         schema = event.schema
         if schema is None:
             raise EncodeError("the event has no schema, from which its Avro schemas are built")
-        place = (topic, event.table, part, id(schema))
-        known = self._writers.get(place)
-        if known is not None and known[0] is schema:
-            return known[1]
-        build = key_record if part == "key" else value_record
-        built = build(schema, event.table, self._options)
-        writer = None if built is None else self._registered(built, topic, part)
-        if len(self._writers) >= _MOST_WRITERS:
-            self._writers.clear()  # a caller that builds a schema for each event must not fill the memory
-        self._writers[place] = (schema, writer)
-        return writer
+        return self._writers.get(schema, event.table, topic, part)
 
-    def _registered(self, built: BuiltRecord, topic: str, part: SubjectPart) -> RecordWriter:
+    def _new_writer(
+        self, schema: TableSchema, table: TableId, topic: str, part: SubjectPart
+    ) -> RecordWriter | None:
+        build = key_record if part == "key" else value_record
+        built = build(schema, table, self._options)
+        if built is None:
+            return None
         text = built.text
         record = parse_record(text)
         schema_id = self._registry.register(subject(topic, part), text)
