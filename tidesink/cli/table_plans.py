@@ -257,7 +257,7 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
         config.source.protocol, options=options, registry=registry, definitions=stated
     )
     found: ChangeEvent | None = None
-    reported: list[InferredColumn] = []
+    reported: tuple[InferredColumn, ...] = ()
     for message in read_topic(
         config.source.confluent_properties(), topic, start=Start("earliest"), limit=sample
     ):
@@ -268,7 +268,7 @@ def _debezium(config: Config, registry: SchemaRegistry | None, topic: str, sampl
         for event in events:
             if isinstance(event, ChangeEvent) and event.schema and event.op is not Op.TRUNCATE:
                 # The newest says most: a column that was added is in it.
-                found, reported = event, alone.reported(event.schema) if alone else []
+                found, reported = event, alone.reported(event.schema) if alone else ()
     if found is None or found.schema is None:
         return TablePlan(None, topic, warnings=("no row change in the records that were looked at",))
     defined, settings = stated.get(found.table), config.table_config(found.table)

@@ -223,7 +223,6 @@ class ChangeReader:
                 self.registry,
                 options.topic,
                 protocol=options.protocol,
-                modes=options.settings.codec_options().debezium,
                 definitions=definitions,
             )
         found = found or defined_columns(definitions, options.table)
