@@ -24,6 +24,7 @@ from tidesink.cli.json_lines import SchemaFile, json_lines, read_capture, read_s
 from tidesink.cli.terminal import warn
 from tidesink.codecs import open_codec
 from tidesink.codecs.base import Codec, CodecOptions, TableOfTopic
+from tidesink.codecs.open import ALIASES, CODECS
 from tidesink.config import Config, load_config
 from tidesink.config.load import load_registry_settings
 from tidesink.config.models import stated_keys, topic_tables
@@ -43,9 +44,7 @@ Input = Annotated[
 ]
 ProtocolName = Annotated[
     str | None,
-    typer.Option(
-        "--protocol", help="avro (or flat-avro), canal-json, debezium-json (or debezium), debezium-avro."
-    ),
+    typer.Option("--protocol", help=f"{', '.join(ALIASES)}."),
 ]
 Schemas = Annotated[Path | None, typer.Option(help="Schemas by id, JSON Lines; in place of a registry.")]
 RegistryUrl = Annotated[
@@ -183,7 +182,7 @@ def _registry(
         return open_registry(url)
     if config is not None and config.source.schema_registry is not None:
         return config.source.open_registry()
-    if needed in ("flat-avro", "debezium-avro"):
+    if needed is not None and CODECS[needed].registry:
         raise ConfigError(
             f"{needed} needs its schemas: give --schemas FILE, --schema-registry URL or --config"
         )

@@ -8,10 +8,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from tidesink.codecs.dispatch import Dispatcher, TableFilter
-from tidesink.codecs.open import DEBEZIUM_ALIASES
+from tidesink.codecs.open import ALIASES
 from tidesink.config.changefeed.options import Given
 from tidesink.config.changefeed.resolve import Changefeed
-from tidesink.config.source import PROTOCOL_ALIASES, SourceSettings
+from tidesink.config.source import SourceSettings
 from tidesink.ddl.catalog import TableDefinitions
 from tidesink.errors import ConfigError
 from tidesink.events import TableId
@@ -83,7 +83,7 @@ def pipeline_draft(feed: Changefeed, definitions: TableDefinitions | None = None
 
 def _protocol(feed: Changefeed) -> str:
     given = str(feed.options["protocol"])
-    found = {**PROTOCOL_ALIASES, **DEBEZIUM_ALIASES}.get(given, given)
+    found = ALIASES.get(given, given)
     if found not in _ALWAYS:
         raise ConfigError(
             f"the changefeed's protocol is {feed.options['protocol']}, and a pipeline reads "

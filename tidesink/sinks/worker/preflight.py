@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Final, Literal
 
+from tidesink.codecs.open import CODECS
 from tidesink.config import Config, TableConfig
-from tidesink.config.table_checks import DDL_PROTOCOLS
 from tidesink.errors import ConfigError, SchemaRefusedError
 from tidesink.events import TableId
 from tidesink.sinks.targets import target_module
@@ -62,7 +62,7 @@ def preflight_of(config: Config, shape: TableShape, theirs: Collection[str]) -> 
     """
     module, settings = target_module(config.target), config.table_config(shape.source)
     found = _preflight(config, shape, theirs)
-    reported = config.source.protocol in DDL_PROTOCOLS
+    reported = CODECS[config.source.protocol].tells_ddl
     limits = (
         *row_limits(module.CAPABILITIES, shape, theirs),
         *found.limits,
