@@ -36,7 +36,7 @@ from tests.contracts.coded_types import TABLE as EVERY_TYPE
 from tests.contracts.coded_types import EveryType
 from tests.contracts.conftest import BED_NAMES, MARKS
 from tests.contracts.targets_bed import Bed, progress
-from tests.full import FULL, quick_on
+from tests.full import FULL, needs, quick_on
 from tests.memory_target import MemoryTarget
 from tidesink.codecs import open_codec
 from tidesink.ddl.catalog import parse_create_table
@@ -155,13 +155,12 @@ def _key(shape: TableShape, values: tuple[Any, ...]) -> dict[str, Any]:
 
 
 # On Delta: test_targets_sequence.py, by random streams.
+@needs("source-order")
 @quick_on("postgres")
 @pytest.mark.parametrize(("bed", "protocol"), PAIRS, indirect=["bed"])
 def test_in_the_sources_order_the_newest_change_stays_wherever_it_comes(
     bed: Bed, protocol: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    if "source-order" not in bed.target.capabilities.features:
-        pytest.skip(f"{bed.name} keeps no positions, and says so")
     options = carries(protocol).placed
     if options is None:
         pytest.skip(f"{protocol} has no positions")
